@@ -261,12 +261,6 @@ def test_a_timing_cache_of_another_version_is_replaced(trt10, exported, tmp_path
     assert "starting a new one" in caplog.text
 
 
-def test_a_timing_cache_is_not_written_over_what_is_built_from(trt10, exported):
-    artifact = exported(graph())
-    with pytest.raises(UsageError, match="would be written over"):
-        built(artifact, timing_cache=artifact.file)
-
-
 def test_a_broken_engine_is_refused(trt10, exported):
     made, _ = built(exported(graph()))
     made.file.write_bytes(b"not an engine")
@@ -337,12 +331,6 @@ def test_the_type_of_a_product_is_read_from_its_kernel_first(layer, ran):
     row, missing = read_layers(json.dumps(layers), gemms).rows
     assert (row.layer, row.ran) == ("fused", ran)
     assert (missing.layer, missing.ran) == (None, "unknown")
-
-
-def test_an_engine_without_details_has_its_layers_by_name():
-    gemms = inspect_model(graph()).gemms
-    report = read_layers(json.dumps({"Layers": [f"q + {gemms[1].node.name}", "other"]}), gemms)
-    assert [row.layer for row in report.rows] == [None, f"q + {gemms[1].node.name}"] and report.lost == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"Layers": 3}', '{"Layers": [3]}'])

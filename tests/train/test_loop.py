@@ -260,23 +260,6 @@ def test_a_signal_during_the_last_save_is_not_swallowed(job, monkeypatch):
     assert newest(stopped)["position"]["epoch"] == 3
 
 
-def test_a_folder_that_is_moved_away_is_made_again(job, caplog):
-    def move():
-        if len(moved) == 4:
-            made.folder.rename(made.folder.with_name("elsewhere"))
-        moved.append(1)
-
-    moved = []
-    made = job(folder="out", after_step=move)
-    fit(last := job(replace(RECIPE, select="last"), folder="last"))
-    position, _ = fit(made)
-    assert same(weights(last), weights(made))  # the best, of epoch 1, is elsewhere, with a warning
-    assert position.best_epoch == 3 and "epoch 1, the best, are gone: the last ones are kept" in caplog.text
-    rows = [int(row["total"]) for row in read_table(made.folder / "steps.csv")]
-    assert rows == [5, 6, 7, 8, 9] and len(read_table(made.folder.with_name("elsewhere") / "steps.csv")) == 4
-    assert newest(made)["position"]["total"] == 9
-
-
 def test_a_run_depends_on_its_seed_alone_and_checkpointing_changes_no_bit(job):
     runs = [job() for _ in range(4)]
     runs[2].seed = runs[2].batches.seed = 6

@@ -147,19 +147,6 @@ def test_all_shapes_of_a_model_compile(model, precision):
     assert_all_fine(model, precision, capable[turn % len(capable)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, precision, capability",
-    [
-        ("swin_base_patch4_window12_384_finetune", "int8", 86),
-        ("swinv2_small_patch4_window16_256", "int8", 89),
-        (LARGE, "float", 80),
-    ],
-)
-def test_shapes_that_the_script_has_not_compile(model, precision, capability):
-    assert_all_fine(model, precision, capability)
-
-
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
     """One row: Triton makes the number of rows a constant."""
@@ -314,26 +301,10 @@ def test_every_form_compiles(form, spec, capability):
         assert_fine(call, capability)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [86, 100, 120])
-def test_int8_with_a_bfloat16_stream_compiles(capability):
-    """The form that an export recommends for a stream with values beyond float16."""
-    for call in of_each_form(replace(spec_of_model(MODELS[0]), float_type="bfloat16")):
-        assert_fine(call, capability)
-
-
 def test_older_gpus_are_refused_by_name(of_float8):
     call = next(call for call in of_float8 if call.name == "attention")
     with pytest.raises(UsageError, match="attention: float8 needs compute capability 8.9, not 8.6"):
         cross_compile(call, 86)
-
-
-@pytest.mark.slow
-def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
-    spec = replace(spec_of_model(MODELS[1]), exit_factors=True)
-    (call,) = (call for call in kernels_of(program_of(spec, 32).launches) if call.name == "pool")
-    for capability in (86, 100):
-        assert_fine(call, capability)
 
 
 @pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])

@@ -1,10 +1,9 @@
 """The programs that batches run as, callers in several threads, and lack of memory."""
 
-import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -118,51 +117,6 @@ def test_streams_of_the_caller_take_turns(sessions):
     assert sessions.events == ["one waits", "one records", "another waits", "another records"]
 
 
-def test_what_is_captured_waits_for_what_replays_in_its_memory(calibrated, monkeypatch):
-    """It is computed once before, on its own stream; the next caller waits for that, on any stream."""
-    told, current = [], []
-
-    class Stream:
-        def __init__(self, name="its own"):
-            self.name = name
-
-        def wait_stream(self, other):
-            told.append(f"{self.name} waits for {other.name}")
-
-        def wait_event(self, done):
-            told.append(f"{self.name} waits")
-
-    @contextmanager
-    def on(stream):
-        current.append(stream)
-        yield
-        current.pop()
-
-    @contextmanager
-    def capture(graph, stream, capture_error_mode):
-        with on(stream):
-            told.append("capture begins")
-            yield
-
-    done = SimpleNamespace(record=lambda at: told.append(f"{at.name} records"), synchronize=lambda: None)
-    replayed = SimpleNamespace(replay=lambda: told.append("replays"))
-    stand_in = {"device": lambda device: nullcontext(), "current_stream": lambda device=None: current[-1], "stream": on,
-                "Stream": Stream, "Event": lambda: done, "CUDAGraph": lambda: replayed, "graph": capture,
-                "is_current_stream_capturing": lambda: False}  # fmt: skip
-    for name, value in stand_in.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(PatchEmbedKernel, "reference", lambda _: told.append(f"runs on {current[-1].name}"))
-    model = calibrated("swin")
-    session = GraphSession(pack(model, spec_for(model)), torch.device("cpu"), 16)
-    with on(Stream("one")):
-        session(pictures(1))
-    with on(Stream("another")):
-        session(pictures(2))
-    captured = ["{0} waits", "its own waits for {0}", "runs on its own", "{0} waits for its own", "{0} records",
-                "capture begins", "runs on its own", "{0} waits", "replays", "{0} records"]  # fmt: skip
-    assert told == [what.format(name) for name in ("one", "another") for what in captured]
-
-
 def test_memory_is_kept_until_what_replays_is_done(sessions):
     session = sessions.make()
     session(pictures(1))
@@ -170,18 +124,6 @@ def test_memory_is_kept_until_what_replays_is_done(sessions):
     weakref.finalize(session.captured(1), lambda: seen.append(events[-1]))
     del session
     assert seen == ["all is done"]
-
-
-def test_a_session_of_a_gpu_that_failed_ends_without_a_word(sessions, monkeypatch):
-    session, said = sessions.make(), []
-    monkeypatch.setattr(sys, "unraisablehook", said.append)
-
-    def lost():
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-    session._done.synchronize = lost
-    del session
-    assert not said
 
 
 def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions):
@@ -245,13 +187,3 @@ def test_what_a_gpu_cannot_have_fused_runs_apart_and_is_told_of(sessions, monkey
     is_apart_refused = True
     with pytest.raises(SwinQuantError, match="Triton has no kernel of a batch of 2 for it: TritonError: out of"):
         session(pictures(2))
-
-
-def test_of_weights_that_do_not_fit_no_batch_is_blamed(monkeypatch):
-    network = SimpleNamespace(tensors={"w": torch.zeros(2**20, device="meta")})
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 8000 * 2**20))
-    monkeypatch.setattr(torch.Tensor, "to", full)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
-    with pytest.raises(SwinQuantError, match="the weights needs 4 MB, 1 of 8000 MB are free: end what else") as e:
-        GraphSession(network, torch.device("cuda"), 64)
-    assert "batch" not in str(e.value)

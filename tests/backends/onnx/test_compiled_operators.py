@@ -347,35 +347,26 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
     assert f"{times:.2f} times as long" in line
 
 
+LARGE = {"WINDOW_SIZE": 32, "IMG_SIZE": 128}
+
+
 @pytest.mark.parametrize(
-    "kind, keys",
+    "kind, keys, wanted",
     [
-        ("swin", {"WINDOW_SIZE": 32, "IMG_SIZE": 128}),
-        ("swinv2", {"EMBED_DIM": 48}),
-        ("swin", {"OUTPUT_KIND": "features", "WINDOW_SIZE": 32, "IMG_SIZE": 128}),
+        ("swin", LARGE, (False, False)),  # no kernel is made for it
+        ("swin", LARGE | {"OUTPUT_KIND": "features"}, (False, False)),
+        ("swinv2", {"EMBED_DIM": 48}, (False, False)),
+        *(("swin", {"WINDOW_SIZE": window, "IMG_SIZE": 4 * window}, (True, False)) for window in (12, 16, 24)),
+        ("swin", {"OUTPUT_KIND": "features"}, (True, False)),  # with AMX only attention alone was measured
+        ("swin", {"IMG_SIZE": [32, 48]}, (True, False)),
     ],
 )
-def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", None)  # must not be called
-    assert not operators.are_default(portable_config(tiny_config(kind, **keys)))
-
-
-@pytest.mark.parametrize("window", [12, 16, 24])
-def test_the_branch_alone_is_fast_for_large_windows(window, tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", lambda: "there")
-    config = portable_config(tiny_config("swin", WINDOW_SIZE=window, IMG_SIZE=4 * window))
-    for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
-        monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
-        assert operators.are_default(config) is wanted
-
-
-@pytest.mark.parametrize("keys", [{"OUTPUT_KIND": "features"}, {"IMG_SIZE": [32, 48]}], ids=str)
-def test_maps_have_the_branch_where_it_was_measured(keys, tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", lambda: "there")
-    config = portable_config(tiny_config("swin", **keys))
-    for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
-        monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
-        assert operators.are_default(config) is wanted and operators.are_faster_here("swin", "map_branch") is wanted
+def test_operators_are_the_default_where_they_were_measured_to_be_faster(kind, keys, wanted, tiny_config, monkeypatch):
+    monkeypatch.setattr(operators, "library", (lambda: "there") if any(wanted) else None)  # None must not be called
+    config = portable_config(tiny_config(kind, **keys))
+    for cpu, expected in zip(("avx512-vnni", "amx"), wanted, strict=True):
+        monkeypatch.setattr(operators, "cpu_kind", lambda cpu=cpu: cpu)
+        assert operators.are_default(config) is expected
 
 
 def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
@@ -388,17 +379,6 @@ def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
     assert not operators.are_default(config)
     assert not operators.are_faster_here("swin", "attention")
     assert not operators.are_faster_here("swin", "mlp")  # not measured
-
-
-def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):
-    pytest.importorskip("openvino")
-    asked = []
-    monkeypatch.setattr(operators, "compiled", lambda sources, what, built_for: asked.append(built_for) or tmp_path)
-    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
-    monkeypatch.delenv(operators.SWITCH)
-    assert operators._library.__wrapped__() == tmp_path
-    version = operators.installed("openvino", "openvino").__version__
-    assert asked == [{"OPENVINO": version, "ISA": "amx"}]
 
 
 def test_where_tiles_fail_the_library_has_vectors(monkeypatch, tmp_path):

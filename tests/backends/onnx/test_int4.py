@@ -20,7 +20,6 @@ from swin_quant.quant.quantizer import Role
 BLOCKS = "w4a16, blocks"
 V1, V2 = ("swin", "w4a16"), pytest.param("swinv2", "w4a8", marks=pytest.mark.kernels)
 ALL = pytest.mark.parametrize(("kind", "policy"), [V1, V2, ("swin", BLOCKS)])
-BOTH = pytest.mark.parametrize(("kind", "policy"), [V1, V2])
 
 
 def weights(model):

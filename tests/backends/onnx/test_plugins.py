@@ -30,7 +30,6 @@ SPECS = (
     "window_partition=my.domain::Windows",
 )
 ATTENTION = "attention=my::Attention"
-NO_OPERATORS = "its graph has no operators for replace or other plugins"
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
@@ -303,7 +302,6 @@ NOT_ALL_INT8 = "has a float node.*: choose policy qdq or cuda"
 ROUNDS_MORE = "rounds more than the inputs of its linears: choose policy qdq or cuda"
 
 
-FIRST = "layers.0.blocks.0.attn"
 WITH_SCALES = {"rewrites": frozenset({"fusible-attention", "window-order"})}
 FULL = {"target": "tensorrt", "float_type": "float32"}
 

@@ -1,16 +1,13 @@
 """ONNX files as `analyze` counts them: products by hand, shapes by inference."""
 
-import json
-
 import numpy as np
 import pytest
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from swin_quant.backends.onnx_reader.calls import counted, macs_of  # noqa: E402
+from swin_quant.backends.onnx_reader.calls import counted  # noqa: E402
 from swin_quant.base.errors import SwinQuantError, UsageError  # noqa: E402
-from swin_quant.cli import main  # noqa: E402
 from swin_quant.verbs.analyze import analyze_onnx  # noqa: E402
 
 
@@ -66,16 +63,6 @@ def test_what_is_inside_of_a_branch_is_counted(tmp_path):
     assert found.depending == ("If (logits)",)
 
 
-def test_the_command_prints_tables_and_json(network, capsys):
-    assert main(["analyze", str(network), "--batch", "2", "--target", "onnxruntime", "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["macs"] == 2 * (16 * 16 * 27 + 160)
-    assert [one["targets"]["onnxruntime"]["kind"] for one in said["operators"]] == ["supported"] * 5
-    assert main(["analyze", str(network)]) == 0
-    assert "batch: may vary" in capsys.readouterr().out
-    assert main(["analyze", str(network), "--replace", "roll"]) == 2
-
-
 def test_what_depends_on_data_is_named(tmp_path):
     where = file_of(tmp_path, [node("NonZero", ["images"], "there")], {}, "there", kind=TensorProto.FLOAT)
     model = onnx.load(where)
@@ -103,10 +90,6 @@ def test_files_that_cannot_be_counted_are_refused_in_a_line(network, change, fau
     with pytest.raises(SwinQuantError, match=fault) as refused:
         counted(network, 1)
     assert str(network) in str(refused.value)
-
-
-def test_a_product_with_a_scalar_is_none():
-    assert macs_of(node("Gemm", ["a", "b"], "c"), [(), (4, 4)], [(4,)]) == 0
 
 
 def test_a_fixed_batch_is_that_of_the_file(tmp_path):

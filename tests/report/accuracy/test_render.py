@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import re
-import sys
 from functools import partial
 
 import pytest
@@ -18,7 +17,6 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report import table as tables
 from swin_quant.report.accuracy import BLOCK_COLUMNS, FORMATS, SCHEMA, AccuracyTable, render
 from swin_quant.report.table import print_text
 
@@ -89,19 +87,6 @@ def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_
     assert text.count("float32") == 2 and "12.35" in text and "13.50" not in text, "one line, and in the legend"
 
 
-def test_a_simulation_has_no_latency(monkeypatch, capsys):
-    (line,) = [line for line in at(80, [card(FLOAT, INT8)], monkeypatch, capsys).splitlines() if "±0.11" in line]
-    assert line.split()[-1] == "sim." and "[" not in line, "what is said of every row needs no number"
-    beside = at(80, [card(FLOAT, INT8), card(FLOAT, name="other")], monkeypatch, capsys)
-    assert "sim." in beside and "* the latency of torch fake-quant" in beside, "its own cell is the mark"
-
-
-def test_rich_markup_is_only_text_and_colour_only_where_asked():
-    assert "[red]x[/]" in render([card(FLOAT, dataclasses.replace(INT8, policy="[red]x[/]"))])
-    report = AccuracyTable.of(realistic(), ["all"]).report()
-    assert "\x1b[" in tables.terminal(report, 100, color=True) and "\x1b[" not in tables.terminal(report, 100)
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_footnotes_are_in_every_format(form):
     text = " ".join(render([card(FLOAT, INT8)], form).replace("\n", " ").replace("\\", "").split())
@@ -115,14 +100,6 @@ def test_markdown_is_a_table_of_rounded_figures_for_each_block():
     assert len(table) == 8 * (2 + 4) and FIGURES | WIDE <= figures_of(text)
     html = MarkdownIt("commonmark").enable("table").render(text)
     assert html.count("<tr>") == 8 * 5 and html.count("<strong>swin_tiny_patch4_window7_224: ") == 4
-
-
-def test_marks_of_footnotes_are_beside_the_results_they_are_about():
-    other = dataclasses.replace(INT8, policy="qdq", unreadable=0, note=None)
-    lines = render([card(FLOAT, INT8, other), card(FLOAT, name="float")]).splitlines()
-    (number,) = [re.match(r"\* \[(\d)\] 2 unreadable", line)[1] for line in lines if " 2 unreadable" in line]
-    of = {line.split()[1]: re.search(r"\[(.*?)\]", line)[1].split() for line in lines if "±0.11" in line}
-    assert number in of["ft-mode1"] and number not in of["qdq"]
 
 
 @given(policy=TEXTS, dataset=TEXTS, engine=st.text(alphabet="|\\`*_~[]<&\n\r ab=-+@'\"", max_size=20))
@@ -171,46 +148,3 @@ def test_printing_to_a_terminal_of_another_encoding_does_not_fail(monkeypatch):
     print_text("-0.460 ±0.110\n")
     narrow.flush()
     assert narrow.buffer.getvalue() == b"-0.460 ?0.110\n"
-
-
-def unlike_cards(count: int) -> list[RunCard]:
-    """Cards with a heading, an engine's own float and footnotes of their own; baselines of two checkpoints."""
-    cards = []
-    for number in range(count):
-        quantized = dataclasses.replace(FLOAT, precision="int8", policy=f"p{number}", acc1=79.0 - number / 1000)
-        results = (
-            dataclasses.replace(FLOAT, ms_per_picture=12.0 + number),
-            dataclasses.replace(FLOAT, precision="bfloat16"),
-            dataclasses.replace(FLOAT, precision="float16", acc1=79.5),
-            dataclasses.replace(FLOAT, engine="openvino", ms_per_picture=3.0),
-            dataclasses.replace(quantized, engine="torch fake-quant", unreadable=1),
-            dataclasses.replace(quantized, engine="openvino", note=f"remark {number}"),
-        )
-        source = {"file": "x.pth", "sha256": f"{number % 2:064}", "format": "pth"}
-        records = [dataclasses.asdict(result) for result in results]
-        cards.append(RunCard(f"model_{number:04}", {}, {"size": 32}, source=source, results=records))
-    return cards
-
-
-def calls(function, *arguments) -> int:
-    """How many functions are called, Python's own among them."""
-    count = 0
-
-    def one_more(frame, event, argument):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    sys.setprofile(one_more)
-    try:
-        function(*arguments)
-    finally:
-        sys.setprofile(before)
-    return count
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_work_grows_as_the_cards_do(form):
-    render(unlike_cards(2), form)  # what is imported and cached once
-    few, many = (calls(render, unlike_cards(count), form) for count in (30, 60))
-    assert many < 2.2 * few

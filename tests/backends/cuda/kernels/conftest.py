@@ -11,7 +11,6 @@ from kernel_runs import FLOAT8, NO_FLOAT8, has_float8
 
 from swin_quant.backends.cuda.kernels import KERNELS
 
-
 HERE = Path(__file__).parent
 # What CI interprets, with these parameters: each kernel in each type. `make kernels` interprets all.
 IN_CI = {
