@@ -34,12 +34,8 @@ OFF = {1: ALWAYS_OFF, 2: (*ALWAYS_OFF, "[2n]._aftergemm")}
 
 FAMILIES = {  # config: (mode 1, mode 2, qdq): 3 GEMMs for 12 or 24 blocks, and 3 mergings for the last
     "swin_tiny_patch4_window7_224": (201, 186, 12 * 12 + 6),
-    "swin_small_patch4_window7_224": (393, 366, 24 * 12 + 6),
-    "swin_base_patch4_window7_224": (393, 366, 24 * 12 + 6),
     "swin_large_patch4_window7_224_22k": (393, 366, 24 * 12 + 6),
     "swinv2_tiny_patch4_window8_256": (225, 210, 12 * 12 + 6),
-    "swinv2_small_patch4_window8_256": (441, 414, 24 * 12 + 6),
-    "swinv2_base_patch4_window8_256": (441, 414, 24 * 12 + 6),
     "swinv2_large_patch4_window12_192_22k": (441, 414, 24 * 12 + 6),
 }
 

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from nightly import share
 from PIL import Image
 
 from swin_quant.base.distributed import World
@@ -121,7 +122,10 @@ RECIPES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stop"),
-    [*((name, 4) for name in RECIPES), ("adamw", 1), ("adamw", 6), ("sgd, ema, cutmix", 6), ("master weights", 1)],
+    share(
+        [*((name, 4) for name in RECIPES), ("adamw", 1), ("adamw", 6), ("sgd, ema, cutmix", 6), ("master weights", 1)],
+        3,
+    ),
 )
 def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
     recipe = RECIPES[name]
@@ -191,7 +195,7 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["frozen", "reestimated"])
+@pytest.mark.parametrize("mode", share(["reestimated", "frozen"], 2))
 @pytest.mark.parametrize("place", ["validation of the first epoch", "validation of the last epoch"])
 def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, use_policy, mode, place):
     """Validation has three batches; after the very last one, the exit code used to be 0."""
@@ -349,13 +353,16 @@ def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_p
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "kind"),
-    [
-        ("frozen", "swin"),
-        ("learned", "swinv2"),
-        ("learned with zero points", "swin"),
-        ("reestimated", "swin"),
-        ("reestimated", "swinv2"),
-    ],
+    share(
+        [
+            ("learned with zero points", "swin"),
+            ("learned", "swinv2"),
+            ("reestimated", "swinv2"),
+            ("frozen", "swin"),
+            ("reestimated", "swin"),
+        ],
+        2,
+    ),
 )
 def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy, mode, kind):
     recipe = replace(RECIPE, ema=0.9, save_minutes=1e-9)

@@ -116,7 +116,7 @@ print(gemm.gemm.cache_key, norm_gemm.norm_gemm.cache_key)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_names_in_the_cache_do_not_depend_on_what_a_process_compiles_first(cache):
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     orders = (["gemm", "norm_gemm"], ["norm_gemm", "gemm"])

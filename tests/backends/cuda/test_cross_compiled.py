@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
 from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
+from nightly import share
 from tune import tiles_to_try
 
 from swin_quant.backends.cuda.fusions import candidates, with_fusions
@@ -71,7 +72,7 @@ def kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("capability", share(TARGETS, 3))
 def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
     assert {call.name for call in kernels} >= KERNELS
     for call in kernels:
@@ -81,7 +82,7 @@ def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
 LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "model, precision, name, sides, capability",
     [
@@ -138,7 +139,7 @@ SHAPES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model, precision", SHAPES)
 def test_all_shapes_of_a_model_compile(model, precision):
     """Single and fused, for one kind of GPU each: the script compiles for all."""
@@ -155,7 +156,7 @@ def test_the_head_of_one_picture_compiles(capability):
     assert_fine(call, capability)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "model, precision, batch, capability",
     [
@@ -177,7 +178,7 @@ def test_tiles_of_other_batches_compile(model, precision, batch, capability):
             assert_fine(call, capability)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "model, precision, windows, capability",
     [
@@ -242,7 +243,7 @@ def of_float8():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [89, 90, 100, 120])
+@pytest.mark.parametrize("capability", share([90, 89, 100, 120], 4))
 def test_float8_runs_on_its_tensor_cores(of_float8, capability):
     assert {call.name for call in of_float8} == {"gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"}
     for call in of_float8:
@@ -284,7 +285,7 @@ def of_each_form(spec):
     return found.values()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(("form", "spec"), list(forms()))
 def test_every_form_compiles(form, spec, capability):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from compiled_kernels import cross_compile
 from crosscompile import recorded
+from nightly import share
 
 from swin_quant.backends.cuda.kernels.call import without_spills
 
@@ -43,7 +44,7 @@ def test_a_launch_is_recorded_once_for_all_that_the_compiler_is_not_told():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability, instruction", [(80, "IMMA"), (90, "IGMMA"), (120, "IMMA")])
+@pytest.mark.parametrize("capability, instruction", share([(90, "IGMMA"), (80, "IMMA"), (120, "IMMA")], 3))
 def test_int8_products_become_those_of_tensor_cores(capability, instruction):
     with recorded() as calls:
         launch(64)

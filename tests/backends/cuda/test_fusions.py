@@ -217,7 +217,7 @@ for file in sys.argv[2:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "keys"), [("swin", {}), ("swinv2", {}), ("swin", HEADS_OF_24)])
 def test_networks_by_fused_kernels(exported, tmp_path, kind, keys):
     """Interpreted: equal to unfused networks, except sums of norms in another order, which move a tie now and then."""

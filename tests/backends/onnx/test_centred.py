@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import share
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.layers import Linear
@@ -17,7 +18,7 @@ from swin_quant.quant.policy import Policy, Rule, apply_policy, enabled_nodes, l
 from swin_quant.quant.quantizer import State
 
 POLICY = "tensorrt-centred"
-KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
+KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 
 
 @pytest.mark.slow

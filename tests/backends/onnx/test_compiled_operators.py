@@ -115,7 +115,9 @@ KEPT = ["cache", "cache for speed", "cache for size", "saved", "saved again", "e
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plugins", [tuple(OPERATOR), BRANCH, MANY], ids=["attention", "branch", "all"])
+@pytest.mark.parametrize(
+    "plugins", share([(MANY,), (tuple(OPERATOR),), (BRANCH,)], 3), ids=["all", "attention", "branch"]
+)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, calibrated_for, library, tmp_path):
     """Its caches, saved models and exports; float16, as `save_model` rounds where no Q/DQ pair is left, is refused."""

@@ -16,7 +16,7 @@ from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
 
 E4M3 = ml_dtypes.float8_e4m3fn
-KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.slow)])
+KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 
 
 @pytest.mark.kernels
@@ -49,7 +49,7 @@ def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, asse
 @KINDS
 @pytest.mark.parametrize(
     ("options", "floats"),
-    [({}, np.float32), pytest.param({"target": "tensorrt"}, np.float16, marks=pytest.mark.slow)],
+    [({}, np.float32), ({"target": "tensorrt"}, np.float16)],
 )
 def test_values_are_float8_and_scales_of_the_graphs_type(kind, options, floats, graph):
     found = graph(kind, "tensorrt-fp8", **options)

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
+from nightly import share
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_reader.file import open_onnx
@@ -18,8 +19,7 @@ from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_poli
 from swin_quant.quant.quantizer import Role
 
 BLOCKS = "w4a16, blocks"
-V1, V2 = ("swin", "w4a16"), pytest.param("swinv2", "w4a8", marks=pytest.mark.kernels)
-ALL = pytest.mark.parametrize(("kind", "policy"), [V1, V2, ("swin", BLOCKS)])
+ALL = pytest.mark.parametrize(("kind", "policy"), share([("swin", "w4a16"), ("swinv2", "w4a8"), ("swin", BLOCKS)], 2))
 
 
 def weights(model):

@@ -206,7 +206,7 @@ def test_attention_as_one_operator_on_int8(attending, run, request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 32])
-@pytest.mark.parametrize("length, rounds", [(16, 1), (49, 4), (64, 1), (256, 1)])
+@pytest.mark.parametrize("length, rounds", share([(49, 4), (16, 1), (64, 1), (256, 1)], 4))
 @pytest.mark.parametrize("of_softmax", [[1 / 127], [], [0.0]], ids=["rounded", "not rounded", "not rounded, before"])
 def test_compiled_attention(width, length, rounds, of_softmax, library):
     """Levels are the definition's, except for values between two levels.

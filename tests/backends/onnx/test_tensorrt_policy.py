@@ -4,8 +4,9 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
+from nightly import share
 
-KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
+KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 
 
 class Graph:
@@ -33,7 +34,7 @@ def trt(graph):
     return lambda kind, policy="tensorrt", **options: Graph(graph(kind, policy, target="tensorrt", **options))
 
 
-FORMATS = pytest.mark.parametrize("policy", ["tensorrt", pytest.param("tensorrt-fp8", marks=pytest.mark.slow)])
+FORMATS = pytest.mark.parametrize("policy", share(["tensorrt", "tensorrt-fp8"], 2))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.backends.onnx.export import export
 from swin_quant.backends.registry import engines
@@ -13,7 +14,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.score.options import EngineOptions
 
-KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
+KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 POLICY = "zero points"
 
 

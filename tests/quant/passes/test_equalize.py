@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from nightly import share
 from torch import nn
 
 import swin_quant as sq
@@ -115,7 +116,7 @@ def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, make_conte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, where", PLACES)
+@pytest.mark.parametrize("kind, where", share(PLACES, 3))
 def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, make_context, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")
     expected = logits(model, images)

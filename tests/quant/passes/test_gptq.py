@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import share
 from pass_contexts import logits
 
 from swin_quant.checkpoint import load_calibrated, save_calibrated
@@ -45,7 +46,7 @@ def on_grid(layer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-@pytest.mark.parametrize("policy, weights, activations", FORMATS)
+@pytest.mark.parametrize("policy, weights, activations", share(FORMATS, 4))
 def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
