@@ -261,6 +261,12 @@ def test_a_timing_cache_of_another_version_is_replaced(trt10, exported, tmp_path
     assert "starting a new one" in caplog.text
 
 
+def test_a_timing_cache_is_not_written_over_what_is_built_from(trt10, exported):
+    artifact = exported(graph())
+    with pytest.raises(UsageError, match="would be written over"):
+        built(artifact, timing_cache=artifact.file)
+
+
 def test_a_broken_engine_is_refused(trt10, exported):
     made, _ = built(exported(graph()))
     made.file.write_bytes(b"not an engine")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.loader import UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
@@ -157,6 +157,12 @@ def test_a_run_with_no_readable_picture_fails_whatever_the_limit():
     limit.count([])
     with pytest.raises(SwinQuantError, match="no picture is left"):
         limit.count(["a", "b"])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_limit_that_is_no_share_is_refused(share):
+    with pytest.raises(UsageError, match="max_unreadable"):
+        UnreadableLimit(10, share)
 
 
 @pytest.mark.slow

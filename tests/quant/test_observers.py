@@ -74,6 +74,10 @@ def test_a_subset_leaves_out_no_channel_and_no_token(shape):
         assert limit / 2 < statistics.counts.sum() <= limit
 
 
+def test_small_tensors_are_counted_whole():
+    assert observed(torch.randn(4, 100), [2, 2], limit=100).statistics().counts.sum() == 400
+
+
 @pytest.mark.parametrize("view", [lambda x: x.transpose(1, 2), lambda x: x[:, :, ::2], lambda x: x.double()])
 def test_views_and_types_are_seen_as_their_values(view):
     x = torch.randn(4, 8, 6)

@@ -142,6 +142,14 @@ def test_heads_of_other_widths_and_positions(exported, channels, heads):
         assert (load(artifact)(pictures(2)) - expected).abs().mean() < 2 * noise
 
 
+def test_what_it_says_of_itself(exported):
+    engine = load(exported()[0])
+    assert engine.name == "cuda (emulated)" and engine.precision == "int8" and engine.policy == "cuda"
+    assert engine.max_batch == 256 and engine.device == "cpu"
+    assert engine.details["int8_gemms"] == 3 * 5 + 1 and engine.details["all_gemms"] == 3 * 6 + 1 + 2
+    assert "references" in engine.details["library"]
+
+
 def test_pictures_of_another_size(exported):
     with pytest.raises(UsageError, match="takes pictures of 3 x 8 x 8, not 3 x 16 x 16"):
         load(exported()[0])(pictures(1, 16))
@@ -232,6 +240,13 @@ def test_a_batch_that_kernels_cannot_address(exported, h100):
     artifact.record["options"]["batch"] = 2**20
     with pytest.raises(UsageError, match="^batch 1048576: kernels address 2147483648 values .* at most 1048575 here$"):
         load(artifact, EngineOptions(device="cuda"))
+
+
+def test_it_stays_on_the_gpu_that_was_current(exported, h100, monkeypatch):
+    """Another GPU may be current at the call."""
+    monkeypatch.setattr(f"{load.__module__}.GraphSession", lambda network, device, *_: SimpleNamespace(device=device))
+    loaded = load(exported()[0], EngineOptions(device="cuda"))
+    assert loaded.run.device == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +115,51 @@ def test_streams_of_the_caller_take_turns(sessions):
         sessions.stream.name = name
         session(pictures(1))
     assert sessions.events == ["one waits", "one records", "another waits", "another records"]
+
+
+def test_what_is_captured_waits_for_what_replays_in_its_memory(calibrated, monkeypatch):
+    """It is computed once before, on its own stream; the next caller waits for that, on any stream."""
+    told, current = [], []
+
+    class Stream:
+        def __init__(self, name="its own"):
+            self.name = name
+
+        def wait_stream(self, other):
+            told.append(f"{self.name} waits for {other.name}")
+
+        def wait_event(self, done):
+            told.append(f"{self.name} waits")
+
+    @contextmanager
+    def on(stream):
+        current.append(stream)
+        yield
+        current.pop()
+
+    @contextmanager
+    def capture(graph, stream, capture_error_mode):
+        with on(stream):
+            told.append("capture begins")
+            yield
+
+    done = SimpleNamespace(record=lambda at: told.append(f"{at.name} records"), synchronize=lambda: None)
+    replayed = SimpleNamespace(replay=lambda: told.append("replays"))
+    stand_in = {"device": lambda device: nullcontext(), "current_stream": lambda device=None: current[-1], "stream": on,
+                "Stream": Stream, "Event": lambda: done, "CUDAGraph": lambda: replayed, "graph": capture,
+                "is_current_stream_capturing": lambda: False}  # fmt: skip
+    for name, value in stand_in.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(PatchEmbedKernel, "reference", lambda _: told.append(f"runs on {current[-1].name}"))
+    model = calibrated("swin")
+    session = GraphSession(pack(model, spec_for(model)), torch.device("cpu"), 16)
+    with on(Stream("one")):
+        session(pictures(1))
+    with on(Stream("another")):
+        session(pictures(2))
+    captured = ["{0} waits", "its own waits for {0}", "runs on its own", "{0} waits for its own", "{0} records",
+                "capture begins", "runs on its own", "{0} waits", "replays", "{0} records"]  # fmt: skip
+    assert told == [what.format(name) for name in ("one", "another") for what in captured]
 
 
 def test_memory_is_kept_until_what_replays_is_done(sessions):

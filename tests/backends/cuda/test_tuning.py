@@ -8,7 +8,7 @@ import pytest
 import torch
 import tune
 from crosscompile import kernels_of, recorded
-from tune import tiles_to_try
+from tune import BATCHES, tiles_to_try
 
 from swin_quant.backends.cuda import binding, tuning
 from swin_quant.backends.cuda.binding import bind
@@ -45,6 +45,15 @@ def test_tiles_serve_the_launch_and_batches_near_that_which_was_timed(written, l
     found = {batch: table.tiles_for(launches(batch)[2], batch) for batch in (1, 2, 3, 8, 32, 33)}
     assert found == {1: None, 2: BEST, 3: BEST, 8: BEST, 32: BEST, 33: None}
     assert table.tiles_for(launches(8)[3], 8) is None
+
+
+def test_every_batch_between_those_that_tune_times_takes_the_nearer_one(launches):
+    launch = launches(1)[2]
+    table = tuning.TileTable({shape_of(launch): {batch: (Tiles(batch), float(batch)) for batch in BATCHES}})
+    taken = {batch: table.tiles_for(launch, batch).rows for batch in range(1, 65)}
+    assert {batch for batch in taken if taken[batch] == 1} == {1, 2}  # 3 is 3 times 1, and 8 is 2.7 times 3
+    assert {batch for batch in taken if taken[batch] == 8} == set(range(3, 16))
+    assert {table.times_of([launch], batch)[shape_of(launch)] for batch in (1, 3, 64)} == {1.0, 8.0, 32.0}
 
 
 def test_the_shape_of_a_launch_is_the_same_in_every_block_and_batch(launches):
@@ -158,6 +167,17 @@ def test_the_first_file_that_holds_here_is_taken(written, launches, caplog):
         good.unlink()
     assert tiles_beside(artifact, HERE, launches(8)).known == {}
     assert "was tuned for other kernels" in caplog.text and len(caplog.records) == 1
+
+
+def test_the_hash_is_that_of_all_kernels(tmp_path, monkeypatch):
+    before = tuning.kernels_hash()
+    assert before == tuning.kernels_hash() and len(before) == 64
+    (tmp_path / "kernels" / "jit").mkdir(parents=True)
+    (tmp_path / "kernels" / "jit" / "one.py").write_text("x = 1")
+    monkeypatch.setattr(tuning, "__file__", str(tmp_path / "tuning.py"))
+    one = tuning.kernels_hash()
+    (tmp_path / "kernels" / "jit" / "one.py").write_text("x = 2")
+    assert len({before, one, tuning.kernels_hash()}) == 3
 
 
 @pytest.mark.parametrize(("wrong", "is_taken"), [(0.5, False), (0.01, True)])

@@ -383,6 +383,17 @@ def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
     assert not operators.are_faster_here("swin", "mlp")  # not measured
 
 
+def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):
+    pytest.importorskip("openvino")
+    asked = []
+    monkeypatch.setattr(operators, "compiled", lambda sources, what, built_for: asked.append(built_for) or tmp_path)
+    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
+    monkeypatch.delenv(operators.SWITCH)
+    assert operators._library.__wrapped__() == tmp_path
+    version = operators.installed("openvino", "openvino").__version__
+    assert asked == [{"OPENVINO": version, "ISA": "amx"}]
+
+
 def test_where_tiles_fail_the_library_has_vectors(monkeypatch, tmp_path):
     pytest.importorskip("openvino")
 

@@ -97,6 +97,13 @@ def test_a_small_row_of_q_leaves_its_layer_float16(largest, calibrated, caplog):
     torch.testing.assert_close(values[:, 3], expected[:, 3], rtol=2.0**-11, atol=2.0**-23)
 
 
+@pytest.mark.slow
+def test_the_name_tells_it_from_int8(exported):
+    files = [exported("swin", policy, target="tensorrt").file.name for policy in ("tensorrt", "tensorrt-fp8")]
+    assert files == ["swin_tiny_int8_tensorrt.onnx", "swin_tiny_fp8_tensorrt.onnx"]
+    assert exported("swin", "tensorrt-fp8").record["precision"] == "fp8"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

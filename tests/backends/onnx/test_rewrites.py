@@ -87,6 +87,15 @@ def test_onnx_runtime_transposes_keys_inside_their_product(kind, exported, count
     assert own == 1 + 3 * 2 < portable  # patches; in a block, q, k and v together, and the result
 
 
+@pytest.mark.slow
+@KINDS
+def test_norms_gelus_and_softmaxes_stay_single(kind, graph, count):
+    found = count(graph(kind))
+    assert (found["LayerNormalization"], found["Erf"], found["Softmax"]) == (3 * 2 + 3, 3, 3)
+    assert found["MatMul"] == 1 + 3 * 6 + 1 + 1  # patches; blocks; merging; head
+    assert not {"ReduceMax", "Exp", "Sqrt", "Pow", "Relu", "Sigmoid", "Where", "Range"} & set(found)
+
+
 @pytest.mark.parametrize(("side", "window", "shift"), [(8, 4, 0), (8, 4, 2), (14, 7, 3), (6, 6, 0)])
 def test_orders_are_those_of_windows(side, window, shift):
     values = torch.randn(1, side, side, 2)

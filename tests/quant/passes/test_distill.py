@@ -122,3 +122,10 @@ def test_what_is_no_better_or_not_finite_stays_what_it_was(make_context, monkeyp
         assert message in run(context, options)
         assert same(context.model.state_dict(), before)
         assert all(node.state is State.OFF for node in named_nodes(context.model).values())
+
+
+def test_variations_are_pictures_of_the_same_shape_and_within_the_same_values():
+    x = torch.rand(16, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+    found = varied(x, torch.Generator().manual_seed(1))
+    assert found.shape == x.shape and found.min() >= x.min() and found.max() <= x.max()
+    assert not any(torch.equal(one, other) for one, other in zip(x, found, strict=True))

@@ -71,6 +71,11 @@ def test_a_channel_of_zeros_keeps_its_size():
     assert factors(torch.zeros(3), torch.ones(3), 0.5).tolist() == [1, 1, 1]
 
 
+def test_last_bits_of_a_measurement_do_not_matter():
+    size = torch.rand(64) + 0.1
+    assert torch.equal(factors(size, None, 0.7), factors(size * (1 + 2**-22), None, 0.7))
+
+
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
     model = shallow(kind)

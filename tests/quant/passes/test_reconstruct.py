@@ -14,8 +14,12 @@ from swin_quant.quant.passes import reconstruct
 from swin_quant.quant.passes.reconstruct import (
     ReconstructOptions,
     Rounding,
+    random_mask,
     rounding_of,
     run,
+    undecided,
+    variable_of,
+    with_mirrored,
 )
 from swin_quant.quant.passes.trial import state_of
 from swin_quant.quant.policy import enabled_nodes
@@ -45,6 +49,16 @@ def test_errors_that_add_up_count_too(kind, make_context, images):
     other = make_context(kind, bits=3, pictures=24)
     run(other, ReconstructOptions(iterations=30, batch=8))
     assert any(not torch.equal(x, y) for x, y in zip(context.model.parameters(), other.model.parameters(), strict=True))
+
+
+def test_a_picture_and_its_mirror_image_teach_both_or_judge_both():
+    images = torch.randn(24, 3, 4, 4)
+    batches = with_mirrored(images.split(8))
+    rows = torch.cat(batches)
+    assert [len(batch) for batch in batches] == [8] * 6
+    assert torch.equal(rows[::2], images) and torch.equal(rows[1::2].flip(3), images)
+    teaching, judging = rows[:-12], rows[-12:]
+    assert not any(torch.equal(x.flip(-1), y) for x in teaching for y in judging)
 
 
 @pytest.mark.parametrize("pictures", [2, 6, 10])
@@ -119,6 +133,13 @@ def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(make_context, monkey
     assert same(context.model.state_dict(), before)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.95])
+def test_coins_fall_as_often_as_they_should(share):
+    generator = torch.Generator().manual_seed(0)
+    mask = random_mask(torch.Size((50, 401)), share, generator)
+    assert mask.shape == (50, 401) and mask.double().mean().item() == pytest.approx(share, abs=0.02)
+
+
 SEEDS, BITS = st.integers(0, 10_000), st.integers(2, 8)
 
 
@@ -155,6 +176,17 @@ def test_untouched_it_rounds_to_the_nearest_level(seed, bits):
     weight = weight_of(seed)
     amax, ends = weight.abs().max(), grid(bits)
     assert torch.allclose(Rounding.of(weight, amax, *ends).hard(), quantize_dequantize(weight, amax, *ends), atol=1e-6)
+
+
+def test_the_pull_is_nothing_at_levels_and_reaches_farther_the_less_steep_it_is():
+    assert undecided(variable_of(torch.tensor([0.0, 1.0, 1.0])), 4.0).item() == pytest.approx(0, abs=1e-4)
+    assert undecided(variable_of(torch.tensor([0.5, 0.5])), 4.0).item() == pytest.approx(2)
+    slopes = []
+    for steepness in (20.0, 2.0):
+        variable = variable_of(torch.tensor([0.6])).requires_grad_()
+        undecided(variable, steepness).backward()
+        slopes.append(-variable.grad.item())
+    assert 0 <= slopes[0] < 1e-6 < slopes[1]
 
 
 def test_a_range_that_was_chosen_with_the_weight_stays():
