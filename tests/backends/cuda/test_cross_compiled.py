@@ -148,6 +148,7 @@ def test_all_shapes_of_a_model_compile(model, precision):
     assert_all_fine(model, precision, capable[turn % len(capable)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
     """One row: Triton makes the number of rows a constant."""
@@ -206,6 +207,7 @@ def test_several_windows_a_program_compile(model, precision, windows, capability
         assert_fine(call, capability, is_tried=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "sides", "again"),
     [
@@ -225,6 +227,7 @@ def test_no_two_warps_compute_the_same(op, sides, again):
     assert cross_compile(twice, 80).repeated == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
     """Rows of 49 halves start at any address: each value was one load, 25 a thread."""
@@ -308,6 +311,7 @@ def test_older_gpus_are_refused_by_name(of_float8):
         cross_compile(call, 86)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])
 def test_a_picture_is_pooled_in_few_steps(model, most):
     """Each step waits for the one before, in a program that has a multiprocessor to itself: there were 13 and 72."""
