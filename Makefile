@@ -58,7 +58,6 @@ releases: $(STAMP)  ## our files on the releases of ONNX Runtime and OpenVINO of
 fuzz: CASES ?= 5000
 fuzz: $(STAMP)  ## CASES damaged files for every parser (docs/results/reliability.md); half an hour
 	OMP_NUM_THREADS=1 $(BIN)/python tests/nightly/fuzz/run.py --cases $(CASES) --table docs/results/reliability.md
-	! $(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python tests/nightly/fuzz/guided.py --seconds 60
 
 test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short: a minute of it, FORM=demo: the demo
 	WORKERS=$(WORKERS) $(BIN)/python tests/nightly/cpus.py $(FORM)

@@ -47,7 +47,7 @@ SHORT = [
 
 
 # pytest's fault handler would replace the stand-in's
-PYTEST = ["pytest", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-m", "not slow"]
+PYTEST = ["pytest", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-m", "not slow and not nightly"]
 
 
 def run(name: str, command: list[str], library: str | None) -> tuple[bool, str]:
