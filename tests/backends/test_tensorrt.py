@@ -339,6 +339,12 @@ def test_the_type_of_a_product_is_read_from_its_kernel_first(layer, ran):
     assert (missing.layer, missing.ran) == (None, "unknown")
 
 
+def test_an_engine_without_details_has_its_layers_by_name():
+    gemms = inspect_model(graph()).gemms
+    report = read_layers(json.dumps({"Layers": [f"q + {gemms[1].node.name}", "other"]}), gemms)
+    assert [row.layer for row in report.rows] == [None, f"q + {gemms[1].node.name}"] and report.lost == []
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"Layers": 3}', '{"Layers": [3]}'])
 def test_something_else_than_layers_is_one_error(text):
     with pytest.raises(SwinQuantError, match="wrote something else than layers"):

@@ -56,6 +56,15 @@ def test_folding_loses_no_character(text, width):
     assert "".join(lines).replace(" ", "") == text.replace(" ", "") and max(map(cell_len, lines)) <= width
 
 
+def test_a_name_that_is_too_long_is_broken_behind_a_mark():
+    assert folded("layers.0.downsample.norm", 21) == ["layers.0.downsample.", "norm"]
+    assert folded("a/very/long/n01484850_great_white_shark.JPEG", 25) == [
+        "a/very/long/n01484850_",
+        "great_white_shark.JPEG",
+    ]
+    assert folded("abcdefghij.k", 4) == ["abcd", "efgh", "ij.k"]
+
+
 def test_colours_are_off_in_a_pipe_and_where_the_user_wants_none(monkeypatch):
     assert not has_colors()
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)

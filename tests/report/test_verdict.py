@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import shlex
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,16 @@ def test_three_lines_at_80_columns_with_the_same_engine_s_float():
     assert parsed(last.removeprefix("next:").strip())["artifact"] == str(FILE)
     assert verdict.speedup == 2.0 and json.loads(json.dumps(verdict.to_dict()))["delta_acc1_se"] == 0.1
     assert all(text in verdict._repr_html_() for text in (FILE.name, "2.0 times", "swin-quant serve"))
+
+
+def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():
+    checkpoint = Path("my own folder of runs", "swin_tiny_patch4_window7_224_calib.pth")
+    much = of_artifact(card_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0)), FILE, checkpoint, "a --b")
+    assert max(map(len, much.text(80).splitlines())) <= 80
+    _, command = much.text(80).split("next:   ")
+    assert len(command.splitlines()) > 1
+    joined = subprocess.run(["sh", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
+    assert joined.stdout.splitlines() == shlex.split(much.next)
 
 
 def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():

@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -72,3 +74,12 @@ def test_loss_scaling_is_for_float16_gradients_of_float32_weights():
         for half in ("bfloat16", "float16"):
             needs = half == "float16" and level in ("O1", "O2")
             assert precision(level, half).scaler().is_enabled() is needs
+
+
+def test_a_processor_without_bfloat16_is_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+    with caplog.at_level(logging.WARNING, "swin_quant"):
+        Precision.choose("O0", "auto", CPU)
+        assert caplog.text == ""
+        Precision.choose("O1", "auto", CPU)
+    assert "no bfloat16" in caplog.text

@@ -64,6 +64,14 @@ def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, polic
 
 
 @pytest.mark.slow
+def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
+    artifact, _ = written(policy="w4a8")
+    assert artifact.record["precision"] == load(artifact).precision == "W4A8"
+    files = [written(precision="float", OUTPUT_KIND=kind)[0].file.name for kind in ("logits", "embedding")]
+    assert files == ["swin_fp32.torchscript.pt", "swin_embedding_fp32.torchscript.pt"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 3, 64, 64), (1, 3, 32, 64), (3, 1, 32, 32), (3, 32, 32, 3)])
 def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
     """The number of windows gives the batch: two pictures of 64 pixels would be answered as eight of 32."""

@@ -39,7 +39,9 @@ SAID = {
         card(with_(FLOAT, dataset=ELSEWHERE), with_(INT8, dataset=ELSEWHERE)),
     ],
     "no standard error": [card(FLOAT, with_(INT8, delta_acc1=-0.5, delta_acc1_se=0.1))],
-    "4 dead nodes": [card(FLOAT, INT8, dead_nodes=["a", "b", "c", "d"])],
+    "4 dead nodes (only zeros seen in calibration): a, b, c and 1 more": [
+        card(FLOAT, INT8, dead_nodes=["a", "b", "c", "d"])
+    ],
     "80.000 / 98.000 and 80.500 / 98.000": [card(FLOAT, INT8), AGAIN],
 }
 UNSAID = {

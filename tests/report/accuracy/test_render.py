@@ -17,7 +17,8 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy import BLOCK_COLUMNS, FORMATS, SCHEMA, AccuracyTable, render
+from swin_quant.report import table as tables
+from swin_quant.report.accuracy import BLOCK_COLUMNS, FORMATS, SCHEMA, AccuracyTable, as_html, render
 from swin_quant.report.table import print_text
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
@@ -85,6 +86,26 @@ def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_
     other = dataclasses.replace(INT8, policy="qdq")
     text = at(80, [card(slower, INT8), card(FLOAT, other)], monkeypatch, capsys)
     assert text.count("float32") == 2 and "12.35" in text and "13.50" not in text, "one line, and in the legend"
+
+
+def test_a_simulation_has_no_latency(monkeypatch, capsys):
+    (line,) = [line for line in at(80, [card(FLOAT, INT8)], monkeypatch, capsys).splitlines() if "±0.11" in line]
+    assert line.split()[-1] == "sim." and "[" not in line, "what is said of every row needs no number"
+    beside = at(80, [card(FLOAT, INT8), card(FLOAT, name="other")], monkeypatch, capsys)
+    assert "sim." in beside and "* the latency of torch fake-quant" in beside, "its own cell is the mark"
+
+
+def test_a_notebook_and_the_page_have_a_table_for_each_block_and_one_list_of_remarks():
+    html = as_html(realistic()[:2])
+    assert html.count("<table>") == 2 and html.count("<ul>") == 1 and html.count("70.34") == 2
+    for title in ("engine", "Δ acc@1", "agree", "ms"):
+        assert html.count(f">{title}</th>") == 2
+
+
+def test_rich_markup_is_only_text_and_colour_only_where_asked():
+    assert "[red]x[/]" in render([card(FLOAT, dataclasses.replace(INT8, policy="[red]x[/]"))])
+    report = AccuracyTable.of(realistic(), ["all"]).report()
+    assert "\x1b[" in tables.terminal(report, 100, color=True) and "\x1b[" not in tables.terminal(report, 100)
 
 
 @pytest.mark.parametrize("form", FORMATS)
