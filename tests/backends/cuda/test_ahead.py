@@ -1,10 +1,5 @@
 """Kernels compiled ahead are found by the launch."""
 
-import multiprocessing
-import os
-import subprocess
-import sys
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -103,32 +98,6 @@ def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkey
     assert calls == kernels_of(program.launches)
 
 
-NAMES = """
-import sys
-from crosscompile import compile_one
-from crosscompile import KernelCall
-from swin_quant.backends.cuda.kernels.jit import gemm, norm_gemm
-
-for name in sys.argv[1:]:
-    kernel = getattr({"gemm": gemm, "norm_gemm": norm_gemm}[name], name)
-    assert compile_one(KernelCall(kernel, (), (), (), ()), 90)  # it has no types, which is told
-print(gemm.gemm.cache_key, norm_gemm.norm_gemm.cache_key)
-"""
-
-
-@pytest.mark.nightly
-def test_the_names_in_the_cache_do_not_depend_on_what_a_process_compiles_first(cache):
-    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    orders = (["gemm", "norm_gemm"], ["norm_gemm", "gemm"])
-    one, other = (
-        subprocess.run(
-            [sys.executable, "-c", NAMES, *order], check=True, capture_output=True, text=True, env=paths
-        ).stdout
-        for order in orders
-    )
-    assert one == other
-
-
 @pytest.mark.slow
 def test_processes_compile_and_what_is_refused_is_told(program, cache):
     pool, gemm = launch_of(program, "pool"), launch_of(program, "gemm")
@@ -136,17 +105,3 @@ def test_processes_compile_and_what_is_refused_is_told(program, cache):
     report = crosscompile.compile_ahead([(pool, None), (pool, None), (gemm, odd)], 80, 120, processes=2)
     assert (report.done, report.left) == (1, 0) and len(report.refused) == 1 and report.refused[0].startswith("gemm: ")
     assert list(cache.rglob("*.cubin"))
-
-
-def of_a_minute(job, capability):
-    time.sleep(60)
-
-
-def test_no_process_compiles_on_when_the_time_is_over(program, cache, monkeypatch):
-    monkeypatch.setattr(crosscompile, "compile_one", of_a_minute)
-    before = set(multiprocessing.active_children())
-    report = crosscompile.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.5, processes=1)
-    workers = set(multiprocessing.active_children()) - before
-    for worker in workers:
-        worker.join(10)
-    assert report.left == 1 and not any(worker.is_alive() for worker in workers)

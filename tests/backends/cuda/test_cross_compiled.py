@@ -11,7 +11,6 @@ import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
 from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
 from nightly import share
-from tune import tiles_to_try
 
 from swin_quant.backends.cuda.fusions import candidates, with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -82,49 +81,6 @@ def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
 LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "model, precision, name, sides, capability",
-    [
-        (LARGE, "int8", "attention_norm", {"N": 192}, 100),
-        ("swinv2_base_patch4_window8_256", "int8", "attention_norm", {"N": 512}, 90),
-        (MODELS[0], "fp8", "attention_norm", {"N": 384}, 90),
-        ("swinv2_tiny_patch4_window16_256", "int8", "attention_norm", {"N": 192}, 120),
-        (MODELS[0], "int8", "norm_gemm", {"N": 1152, "K": 384}, 100),
-        (LARGE, "int8", "norm_gemm", {"N": 3072, "K": 768}, 100),
-        (MODELS[1], "int8", "norm_gemm", {"N": 288, "K": 96}, 86),
-        (MODELS[0], "fp8", "norm_gemm", {"N": 3072, "K": 768}, 120),
-        ("swin_large_patch4_window12_384_22kto1k_finetune", "fp8", "norm_gemm", {"N": 4608, "K": 1536}, 100),
-        (MODELS[0], "int8", "attention_norm", {"N": 96, "SHIFT": 0}, 120),
-        (MODELS[0], "fp8", "attention_norm", {"N": 96, "SHIFT": 3}, 120),
-        (MODELS[1], "fp8", "attention", {"HEADS": 3, "SHIFT": 0}, 100),
-        ("swinv2_base_patch4_window8_256", "float", "attention", {"HEADS": 16, "SHIFT": 4}, 100),
-        ("swinv2_tiny_patch4_window16_256", "float", "attention", {"HEADS": 3, "SHIFT": 0}, 100),
-        ("swinv2_base_patch4_window16_256", "fp8", "attention", {"HEADS": 8, "SHIFT": 0}, 100),
-        (MODELS[1], "fp8", "norm_gemm", {"N": 1152, "K": 384}, 100),
-        (MODELS[1], "int8", "gemm_norm", {"N": 192, "K": 192}, 100),
-        (LARGE, "float", "norm_gemm", {"N": 6144, "K": 1536}, 100),
-        (MODELS[1], "float", "norm_gemm", {"N": 192, "K": 384}, 100),
-        (MODELS[0], "float", "norm_gemm", {"N": 192, "K": 384}, 90),
-        ("swinv2_large_patch4_window12to24_192to384_22kto1k_ft", "float", "norm_gemm", {"N": 4608, "K": 1536}, 86),
-        (MODELS[0], "float", "mlp", {"C": 384}, 120),
-        ("swinv2_base_patch4_window8_256", "float", "mlp", {"C": 256}, 80),
-        ("swin_base_patch4_window7_224", "fp8", "mlp", {"C": 256}, 90),
-        ("swinv2_base_patch4_window8_256", "fp8", "mlp", {"C": 256}, 100),
-        ("swin_base_patch4_window7_224", "fp8", "gemm", {"N": 128, "K": 128}, 100),
-    ],
-)
-def test_what_once_spilled_does_not(model, precision, name, sides, capability):
-    """Kernels that spilled once: after attention 64 rows of 192 and 384 channels, parts of 128 of 512, two stages of 64
-    keys; 4 warps for normalised rows of 384 and 768 channels, 32 of these of 1536, and 64 columns of 288; seven by the
-    compiler's own choice of registers; 64 rows with 4 warps. In half precision the widest, two of which exceed a
-    program's shared memory with 32 rows and the next weights fetched ahead. In float8 64 rows of 256 channels in parts
-    of 64 or with V2's norm, and steps of 128 in a projection."""
-    found = [call for call in kernels_of(with_fusions(launches_of(model, precision))) if call.name == name]
-    *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one by default
-    assert_fine(call, capability)
-
-
 SHAPES = (
     ("swin_small_patch4_window7_224", "int8"),
     ("swin_base_patch4_window7_224", "int8"),
@@ -155,56 +111,6 @@ def test_the_head_of_one_picture_compiles(capability):
     call = kernels_of(launches_of(MODELS[0], batch=1))[-1]
     assert dict(call.constants)["rows_in_all"] == 1
     assert_fine(call, capability)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "model, precision, batch, capability",
-    [
-        (MODELS[0], "int8", 1, 80),
-        (MODELS[0], "float", 1, 90),
-        (LARGE, "int8", 1, 90),
-        (MODELS[1], "int8", 1, 100),
-        (MODELS[0], "int8", 8, 120),
-        (LARGE, "int8", 64, 86),
-    ],
-)
-def test_tiles_of_other_batches_compile(model, precision, batch, capability):
-    """Single and fused: with few rows, tiles are smaller, so that there are enough programs. Batch 32 is compiled
-    elsewhere."""
-    usual, others = (kernels_of(with_fusions(launches_of(model, precision, n))) for n in (32, batch))
-    known = {(call.types, call.constants, call.options) for call in usual}
-    for call in others:
-        if (call.types, call.constants, call.options) not in known:
-            assert_fine(call, capability)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "model, precision, windows, capability",
-    [
-        ("swin_tiny_patch4_window7_224", "int8", 2, 80),
-        ("swin_base_patch4_window7_224", "int8", 4, 86),
-        ("swinv2_tiny_patch4_window8_256", "fp8", 8, 89),
-        ("swinv2_base_patch4_window8_256", "int8", 2, 90),
-        (LARGE, "int8", 4, 100),
-        ("swinv2_tiny_patch4_window8_256", "fp8", 2, 100),
-        ("swinv2_small_patch4_window8_256", "float", 8, 120),
-        ("swin_tiny_patch4_window7_224", "fp8", 4, 120),
-        ("swin_tiny_patch4_window7_224", "ft-mode1", 2, 100),
-        ("swin_tiny_patch4_window7_224", "ft-mode1", 4, 120),
-    ],
-)
-def test_several_windows_a_program_compile(model, precision, windows, capability):
-    """As the tuner tries them, with and without a shift. A candidate that spilled would have to be left out there."""
-    tried = {}
-    for launch in (one for one in launches_of(model, precision) if one.op == "attention"):
-        for tiles in tiles_to_try(launch):
-            if tiles.windows == windows:
-                tried[launch.arguments["windows"].shift > 0, tiles.warps, tiles.stages] = launch, tiles
-    assert len(tried) == 8
-    for call in kernels_with_tiles(tried.values()):
-        assert_fine(call, capability, is_tried=True)
 
 
 @pytest.mark.slow
