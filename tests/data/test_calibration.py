@@ -41,12 +41,6 @@ def test_n_batches_of_b_pictures_and_not_one_more_is_opened():
     assert limit.names == []
 
 
-def test_a_number_that_batches_do_not_divide_leaves_a_shorter_one():
-    found = list(DrawnBatches(Numbered(40), PREPROCESS, Sampling(13, "val", 5, 8)))
-    assert [(number, len(batch.images)) for number, batch in found] == [(0, 8), (1, 5)]
-    assert [index for _, batch in found for index in batch.indices] == sample(40, 13, 5)
-
-
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_ranks_share_the_batches(world):
     whole = dict(batches(Numbered(40), 3, 4)[0])

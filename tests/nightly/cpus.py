@@ -1,4 +1,4 @@
-"""The arithmetic tests on imitated CPUs, each in a process of its own: `python tests/cpus.py [short|demo]`.
+"""The arithmetic tests on imitated CPUs, each in a process of its own: `python tests/nightly/cpus.py [short|demo]`.
 
 Libraries choose their kernels by the CPU, and kernels differ in their last bits and in saturation. A variable without
 meaning for this machine changes nothing; a CPU that cannot be imitated here is named and skipped. `demo`: `swin-quant
@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 STANDIN = TESTS / "standin" / "older_cpu.c"
 NOT_HERE = 77  # the stand-in's exit code if CPUID cannot be trapped
 
@@ -47,7 +47,7 @@ SHORT = [
 
 
 # pytest's fault handler would replace the stand-in's
-PYTEST = ["pytest", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-m", "not slow"]
+PYTEST = ["pytest", "-p", "no:faulthandler", "-p", "no:cacheprovider", "-m", "not slow and not nightly"]
 
 
 def run(name: str, command: list[str], library: str | None) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""The attack from the command line: `python tests/fuzz/run.py --cases 5000 --table docs/results/reliability.md`.
+"""The attack as a command: `python tests/nightly/fuzz/run.py --cases 5000 --table docs/results/reliability.md`.
 
 `--parser NAME --case NUMBER --keep FOLDER` writes the files of one case, to look at.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line, before torch is imported
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 import torch
 from pages import read_table, save

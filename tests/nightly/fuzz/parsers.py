@@ -79,7 +79,7 @@ from swin_quant.verbs.align_sides import read_arrays
 from swin_quant.verbs.analyze import analyze_onnx
 
 Files = dict[str, bytes]
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 MICRO = {"EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}
 NODES = ["layers.0.a_quantizer", "layers.0.b_quantizer"]
 has_pyarrow = importlib.util.find_spec("pyarrow") is not None

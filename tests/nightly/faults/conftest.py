@@ -122,7 +122,7 @@ def pytest_sessionfinish():
             f"{'' if row.lines is None else row.lines} | {row.lost} |\n"
             for fault, row in sorted(ROWS.items())
         ]
-        sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+        sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
         from pages import save
 
         save(Path(file), HEAD + "".join(shown))
