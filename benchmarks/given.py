@@ -3,8 +3,9 @@
     python benchmarks/given.py --data-path DIR [--before CHECKOUT] [--case NAME ...] [--work W]
 
 DIR is CIFAR-10 as zip files and maps; 320 of its training and 500 of its validation pictures are put into folders of
-classes. Each case (benchmarks/given_modules/given_cases.py) runs in a process and a folder of its own, by the package of this
-checkout, and with `--before` by that of another one, of an older commit. Warnings count as said: a case shows the last.
+classes. Each case (benchmarks/given_modules/given_cases.py) runs in a process and a folder of its own, by the package
+of this checkout, and with `--before` by that of another one, of an older commit. Warnings count as said: a case shows
+the last.
 """
 
 import json

@@ -51,8 +51,8 @@ ROUNDS, SECONDS = 5, 0.2  # of timing, for each file
 _ALONE = 16  # pictures on which each layer is measured alone
 _CHOOSING = 4  # one picture in so many chooses, the others confirm
 _LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
-# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on the hard
-# models that were hard to quantize, under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
+# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on models
+# that were hard to quantize, 1.0 to 2.0 times as many val as training pictures changed class under eight policies.
 _UNSEEN = 2.0
 _LEAST = 1e-6  # of all layers' milliseconds: counts as the saving of a layer that saves nothing
 

@@ -178,7 +178,9 @@ def sensitivity(model: Model | nn.Module | str | Path, pictures: Source, policy:
     def bar(groups: Iterable[int], total: int) -> Iterable[int]:
         return track(groups, f"measuring nodes, batch {next(started)} of {len(sample.batches)}", total, "groups")
 
-    found = measuring.sensitivity(module, (one.to(model.device) for one in sample.batches), blocks, stages, bar, model.original)
+    found = measuring.sensitivity(
+        module, (one.to(model.device) for one in sample.batches), blocks, stages, bar, model.original
+    )
     groups = [
         GroupRecord(
             kind=group.kind,
