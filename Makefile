@@ -32,25 +32,24 @@ demo: $(STAMP)  ## train, calibrate and score a micro Swin on handwritten digits
 test: $(STAMP)  ## lint, and every test but slow ones: a few minutes
 	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
 
-test-all: $(STAMP)  ## lint, and every test: what CI runs
+test-all: $(STAMP)  ## lint, and every test but nightly ones: what CI runs
 	@$(MAKE) --no-print-directory --jobs 2 lint all-tests
 
 quick-tests:
-	$(PYTEST) -m "not slow and not kernels"
+	$(PYTEST) -m "not slow and not kernels and not nightly"
 
 all-tests:
-	$(PYTEST)
+	$(PYTEST) -m "not nightly"
 
-kernels: $(STAMP)  ## every test of the CUDA engine's kernels: after a change of them; CI then runs a sample
-	KERNELS=all $(PYTEST) tests/backends/cuda
-	$(BIN)/python tests/helpers/kernels_green.py
+kernels: $(STAMP)  ## every test of the CUDA engine, its kernels with more random operands: after a change of them
+	KERNEL_DRAWS=10 $(PYTEST) tests/backends/cuda
 
-dry-run: $(STAMP)  ## every step of scripts/gpu_check.sh without a GPU, a quarter of an hour; CI takes a share of them
+dry-run: $(STAMP)  ## every step of scripts/gpu_check.sh without a GPU, a quarter of an hour
 	PYTHON=$(BIN)/python scripts/gpu_check.sh --device cpu --seconds 1700
 
 faults: CASES ?= 96
 faults: $(STAMP)  ## CASES random faults of ranks under every launcher, and of disks (docs/results/faults.md); an hour
-	OMP_NUM_THREADS=1 FAULT_CASES=$(CASES) FAULT_TABLE=docs/results/faults.md $(BIN)/python -m pytest tests/faults
+	OMP_NUM_THREADS=1 FAULT_CASES=$(CASES) FAULT_TABLE=docs/results/faults.md $(BIN)/python -m pytest tests/nightly/faults
 
 releases: FORM ?= whole
 releases: $(STAMP)  ## our files on the releases of ONNX Runtime and OpenVINO of three years, an hour; FORM=short: oldest, middle, newest
@@ -58,11 +57,10 @@ releases: $(STAMP)  ## our files on the releases of ONNX Runtime and OpenVINO of
 
 fuzz: CASES ?= 5000
 fuzz: $(STAMP)  ## CASES damaged files for every parser (docs/results/reliability.md); half an hour
-	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --cases $(CASES) --table docs/results/reliability.md
-	! $(BIN)/python -c 'import atheris' 2> /dev/null || $(BIN)/python tests/fuzz/guided.py --seconds 60
+	OMP_NUM_THREADS=1 $(BIN)/python tests/nightly/fuzz/run.py --cases $(CASES) --table docs/results/reliability.md
 
 test-cpus: $(STAMP)  ## the arithmetic tests on imitated CPUs: other makers, older ones; FORM=short: a minute of it, FORM=demo: the demo
-	WORKERS=$(WORKERS) $(BIN)/python tests/cpus.py $(FORM)
+	WORKERS=$(WORKERS) $(BIN)/python tests/nightly/cpus.py $(FORM)
 
 lint: $(STAMP)  ## ruff: style and format; mypy: types
 	$(BIN)/ruff check .
@@ -99,9 +97,11 @@ $(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
 	rm -rf $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests  # model-index's, which hide ours
 	touch $@
 
-nightly: $(STAMP)  ## what is too slow for CI, or needs what CI does not install (ray)
+nightly: $(STAMP)  ## what is too slow for CI (faults, damaged files, other CPUs, all kernels), or needs ray
 	$(PIP) --quiet --no-build-isolation --editable '.[ray]'
 	$(PYTEST) tests/nightly
+	$(PYTEST) -m nightly
+	@$(MAKE) --no-print-directory kernels test-cpus releases FORM=short
 
 dist: $(STAMP)  ## sdist and wheel, checked, in dist/
 	$(PIP) --quiet --no-build-isolation --editable '.[release]'

@@ -1,8 +1,8 @@
 """Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
-        [--rounds 5] [--operators [--size 224 320]] [--int4] [--without-amx] [--passes fast]
-        [--no-torch] [--output TABLE.md] [--record]
+        [--rounds 5] [--operators [--size 224 320]] [--without-amx] [--passes fast]
+        [--no-torch] [--output docs/results/any_model.md] [--record]
 
 Weights are random and seeded, with one-dimensional parameters disturbed so that nothing folds away. Calibration and
 comparison run on seeded noise: latency is real, and agreement shows what the arithmetic loses. Every other tool's
@@ -11,8 +11,8 @@ nncf`). Files in the working folder are not made again.
 
 --operators: instead, our file without compiled operators, with attention, and with the MLP, too; for pictures of
 another --size, height and width, with both branches, then the rest: one that windows do not fill is padded.
---int4: weights of 4 bits instead, stored as int8 and as INT4, beside float and our int8 files. --without-amx: as on a
-CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from every library.
+--without-amx: as on a CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from
+every library.
 ONEDNN_MAX_CPU_ISA=AVX2 or AVX2_VNNI in front: as on a CPU with vectors of 256 bits, for OpenVINO and our operators.
 --passes: passes after our files' calibration, since NNCF's default has some; they cost calibration, not latency.
 --no-torch: without torch.jit.trace and torch.compile, whose compilation takes minutes a row.
@@ -24,7 +24,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -33,17 +32,17 @@ from pathlib import Path
 import torch
 from cpu_page import OPERATORS, Run, record
 from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
-from pages import older_cpu, script_parser
+from pages import HEADING, cpu, older_cpu, place, script_parser
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.openvino.engine import float_types
-from swin_quant.backends.openvino.operators import LIMIT, are_faster_here, sources
+from swin_quant.backends.openvino.operators import LIMIT, are_faster_here
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import INT8_PRODUCTS, reproducible, usable_cores, within
-from swin_quant.base.files import atomic_write_bytes, sha256_of
+from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import set_up
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_calibrated
@@ -53,7 +52,6 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import Swin
-from swin_quant.operators.trace import trace
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import QuantConv2d, weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
@@ -70,9 +68,6 @@ BRANCHES = ("attention_branch=swin_quant::AttentionBranch", PLUGINS[1])
 MERGING = (*BRANCHES, "patch_merging=swin_quant::PatchMerging")
 ALL = (*MERGING, "patch_embedding=swin_quant::PatchEmbedding")
 ON_MAPS = ("map_branch=swin_quant::MapBranch", PLUGINS[1])
-INT4_ROWS = [(engine, policy, small) for engine in ("openvino", "onnxruntime") for policy in ("w4a16", "w4a8")
-             for small in (False, True)]  # fmt: skip
-PEAK = Path(__file__).with_name("branch_peak.cpp")
 COMPILED = (
     ("cpu-operators", "bfloat16", ALL),
     ("cpu-operators", "bfloat16", MERGING),
@@ -115,14 +110,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--threads", type=int, default=usable_cores())
-    parser.add_argument("--int4", action="store_true", help="weights of 4 bits, beside float and int8 of ours")
     parser.add_argument("--operators", action="store_true", help="our files with more and more compiled operators")
     parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the pictures, with --operators")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
     parser.add_argument("--no-torch", action="store_true", help="without PyTorch's own ways")
     parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
     parser.add_argument("--note", default="", help="a sentence for the page: what ran beside")
-    parser.add_argument("--output", type=Path, help="this run's table, as Markdown")
+    parser.add_argument("--output", type=Path, help="a page for a section with this run's table")
     parser.add_argument("--record", action="store_true", help="into docs/results/cpu_engines.json and its page")
     args = parser.parse_args()
     set_up()
@@ -138,10 +132,7 @@ def main() -> None:
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=rewrites))
     reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
     better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
-    if args.int4:
-        candidates = [reference, on("openvino", plain, "openvino float32"),
-                      on("onnxruntime", plain, "onnxruntime float32"), *int4(better, card, folder)]  # fmt: skip
-    elif args.operators:
+    if args.operators:
         candidates = [
             reference,
             on("openvino", plain, "openvino float32"),
@@ -164,10 +155,10 @@ def main() -> None:
         report = replace(report, **left)
     print_table(bench_table(report))
     if args.output:
-        atomic_write_bytes(args.output, (heading(args) + bench_markdown(report)).encode())
+        title = f"Latency of {args.model} on {cpu()}{', without AMX' if args.without_amx else ''}"
+        place(args.output, HEADING, title, f"{bench_markdown(report)}\n* Written by `{command(args)}`.")
     if args.record:
-        macs = sum(call.macs for call in trace(model, (1, *model.input_shape)))
-        record(run_of(args, report) | {"gmacs": macs / 1e9, "peak_gmacs": int8_peak(args.work, report.int8_features)})
+        record(run_of(args, report))
 
 
 def hide_amx(folder: Path) -> None:
@@ -180,19 +171,6 @@ def hide_amx(folder: Path) -> None:
         raise SystemExit(f"--without-amx: CPUID cannot be changed here: {error}") from error
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.argv], hidden)
-
-
-def int8_peak(folder: Path, features: Sequence[str]) -> float | None:
-    """GMAC/s of a core by a loop of products in tiles, or in VNNI instructions; None without VNNI or a compiler."""
-    program, kind = (folder / "branch_peak").resolve(), "AMX" if "amx_int8" in features else "AVX512_VNNI"
-    build = ["g++", "-O2", "-std=c++17", f"-DSWIN_QUANT_{kind}", f"-I{sources()}", str(PEAK), "-o", str(program)]
-    if "avx512_vnni" not in features:
-        return None
-    try:
-        subprocess.run(build, check=True)
-        return float(subprocess.run([program, "peak"], check=True, capture_output=True, text=True).stdout)
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[BenchCandidate]:
@@ -248,18 +226,6 @@ def one_by_one(model: Classifier, card: RunCard, folder: Path, on_maps: bool) ->
     return candidates
 
 
-def int4(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
-    """Files with weights of 4 bits, each stored as int8 and as INT4, and files with 8 bits."""
-    candidates = [
-        on(target, under(policy, model, card, folder, OnnxOptions(target=target)), f"{target} int8 {policy}, ours")
-        for target, policy in (("openvino", "cpu"), ("onnxruntime", "onnxruntime"))
-    ]
-    for target, policy, small in INT4_ROWS:
-        artifact = under(policy, model, card, folder, OnnxOptions(target=target, int4_weights=small))
-        candidates.append(on(target, artifact, f"{target} {policy} in {'INT4' if small else 'int8'}, ours"))
-    return candidates
-
-
 def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
     """The export under a policy, in a folder with its name."""
     return exported(model, replace(card, policy=load_policy(policy).to_dict()), folder / policy, options)
@@ -293,25 +259,13 @@ def command(args: argparse.Namespace) -> str:
     given = {"--model": (args.model, MODEL), "--batch": (args.batch, BATCHES), "--rounds": (args.rounds, ROUNDS),
              "--seconds": (args.seconds, SECONDS)}  # fmt: skip
     flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
-    flags += [flag for flag, given in (("--int4", args.int4), ("--operators", args.operators),
+    flags += [flag for flag, given in (("--operators", args.operators),
                                        ("--without-amx", args.without_amx), ("--no-torch", args.no_torch))
               if given]  # fmt: skip
     flags += [f"--passes {args.passes}"] if args.passes else []
     flags += [f"--size {_words(args.size)}"] if args.size else []
     limit = [f"{LIMIT}={os.environ[LIMIT]}"] if LIMIT in os.environ else []
     return " ".join([*limit, "python benchmarks/cpu_engines.py", *flags])
-
-
-def heading(args: argparse.Namespace) -> str:
-    """The title and the circumstances of the run's table."""
-    hidden = " AMX is hidden from every library (tests/standin/older_cpu.c)." if args.without_amx else ""
-    return (
-        f"# {args.model} on CPU engines{', without AMX' if args.without_amx else ''}"
-        f"{', weights of 4 bits' if args.int4 else ''}\n\n"
-        f"Random weights, seeded noise: latencies are real, accuracies would mean nothing.{hidden} "
-        f"{f'Our files have the passes `{args.passes}` behind their calibration. ' if args.passes else ''}"
-        f"Written by `{command(args)}`.{args.note and f' {args.note}'}\n\n"
-    )
 
 
 def _words(value: object) -> str:
@@ -350,7 +304,7 @@ def is_convolutional(model: Classifier) -> bool:
 
 def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
     """The export in `folder`, made now if it is missing."""
-    file = folder / f"{card.name}_{options.suffix('int4' if options.int4_weights else 'int8')}.onnx"
+    file = folder / f"{card.name}_{options.suffix('int8')}.onnx"
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
 
 

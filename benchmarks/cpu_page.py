@@ -70,8 +70,7 @@ def page(runs: list[Run]) -> str:
         "would mean nothing; SQNR says what the arithmetic loses. [cpu_engines.json](cpu_engines.json) has peak "
         "memory, file sizes and the 90th percentile, too.\n\n"
         "*ms*: the median of a batch. *x*: how many times as fast as the faster of NNCF's two files in the same run. "
-        "*% of peak*: the products of the model in that time, as a share of what a loop of VNNI or AMX instructions "
-        "makes on all threads. *dB*: the least SQNR of the logits on these machines, relative to the float model.\n"
+        "*dB*: the least SQNR of the logits on these machines, relative to the float model.\n"
     ]
     whole = [run for run in runs if not _is_of_operators(run)]
     for model in dict.fromkeys(run["model"] for run in whole):
@@ -154,27 +153,16 @@ def _table(runs: list[Run], batch: int) -> str:
     bars = [
         min((row["p50_ms"] for name, row in rows.items() if name.startswith(NNCF)), default=None) for rows in by_run
     ]
-    head = ["file", *(title for run in runs for title in (f"{_machine(run)}: ms", "x", *_peak_title(run))), "dB"]
+    head = ["file", *(title for run in runs for title in (f"{_machine(run)}: ms", "x")), "dB"]
     lines = [line_of(head), "|---" + "|---:" * (len(head) - 1) + "|"]
     for name in dict.fromkeys(name for rows in by_run for name in rows):
         cells = [name]
-        for run, rows, bar in zip(runs, by_run, bars, strict=True):
+        for rows, bar in zip(by_run, bars, strict=True):
             ms = rows[name]["p50_ms"] if name in rows else None
             cells += [f"{ms:.1f}" if ms else "-", f"{bar / ms:.2f}" if ms and bar else "-"]
-            cells += [f"{_share(run, batch, ms):.0f}" if ms else "-" for _ in _peak_title(run)]
         decibels = [rows[name]["sqnr_db"] for rows in by_run if name in rows and rows[name]["sqnr_db"]]
         lines.append("| " + " | ".join([*cells, f"{min(decibels):.1f}" if decibels else "-"]) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _peak_title(run: Run) -> list[str]:
-    """The title of the column with shares of the int8 peak, for a run that has measured it."""
-    return ["% of peak"] if run.get("peak_gmacs") else []
-
-
-def _share(run: Run, batch: int, ms: float) -> float:
-    """Percent of what all threads would multiply in int8 in the time of a batch."""
-    return 100 * batch * run["gmacs"] / (run["peak_gmacs"] * run["threads"] * ms / 1e3)
 
 
 def _machine(run: Run) -> str:

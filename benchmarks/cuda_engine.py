@@ -1,252 +1,433 @@
-"""Time the CUDA engine on this GPU, beside torch, torchao and TensorRT with the same networks.
+"""Time the CUDA engine on this GPU, beside torch and TensorRT with the same networks.
 
     python benchmarks/cuda_engine.py [--models ...] [--batch 32 1 8 64] [--seconds 480] [--tiles FILE] [--output FOLDER]
     python benchmarks/cuda_engine.py --only-compile [--models ...] [--batch ...] [--seconds 480]
 
 Random weights and ranges from noise cost as much as real ones. Times are the median over replays of a CUDA graph, with
-pictures taking turns. `--seconds` limits the whole run: jobs for the goals come first, and jobs not reached are
-listed. The same command goes on from cuda_engine.json if GPU, driver, versions, sources and tiles are still the same;
-delete it to measure everything again.
+pictures taking turns. Our kernels are compiled first, in as many processes as there are cores. Everything else runs in
+another process, which is replaced after a candidate that hangs, dies, or corrupts the GPU: that candidate is listed as
+failed. Our engine fails too if its logits are not its references': wrong kernels are not timed. Tiles come from
+`--tiles`, a file of `python tools/cuda/tune.py`. `--seconds` limits the whole run; jobs that were not reached are
+listed. Writes cuda_engine.md after each result.
 
-Our kernels are compiled first, in as many processes as there are cores; `--only-compile` then ends, and also compiles
-kernels for other fusions. Everything else runs in another process, which is replaced after a candidate that hangs,
-dies, or corrupts the GPU: that candidate is listed as failed, and comes last in the next run. Our engine fails too if
-its logits are not its references': wrong kernels are not timed. Tiles come from `--tiles`, a file of `python
-tools/cuda/tune.py`, or from cuda_engine.tiles.json in the output folder.
-
-Writes cuda_engine.md and cuda_engine.json after each result. `--device cpu` is a dry run of this script with micro
-models: it measures no GPU. The candidates are in cuda_candidates.py.
+`--device cpu` is a dry run of this script with micro models: it measures no GPU. `trace` is torch.jit.trace of
+Microsoft's network, FasterTransformer's own baseline. eager, compile and max-autotune (of torch.compile) run timm's
+network; Swin V1 attends there by torch's scaled_dot_product_attention, which timm has off by default. TensorRT runs the
+ONNX file of `export --for tensorrt`.
 """
 
-import hashlib
+import gc
 import importlib.util
 import os
+import re
+import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
-from cuda_candidates import INPUTS, LAUNCHES, OURS, Job, Place, Timed, measure
-from cuda_report import COMPILED, TUNED, Report, Row, named, sources_hash
-from cuda_timing import REPLAYS
-from cuda_tools import compile_ahead, floor_us
-from pages import script_parser, versions_here
+from pages import ROOT, line_of, script_parser, versions_here
+from torch import Tensor, nn
 
+from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
-from swin_quant.backends.cuda.engine import capability_here
-from swin_quant.backends.cuda.fusions import candidates
+from swin_quant.backends.cuda.engine import capability_here, machine_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.program import Launch, Program
+from swin_quant.backends.cuda.network import Network, pack
+from swin_quant.backends.cuda.program import Launch
+from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.spec import spec_of_config
-from swin_quant.backends.cuda.tuning import SUFFIX, TileTable, here, read_tiles
+from swin_quant.backends.cuda.spec_from_policy import spec_for
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
+from swin_quant.backends.open_artifact import open_artifact
+from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import atomic_write_bytes
+from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
-from swin_quant.config.load import find_config
+from swin_quant.config.load import find_config, portable_config
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.models import build_model
 from swin_quant.operators.roofline import Machine
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.distance import decibels, noise
+from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.jobs import JobFailed, JobProcess
 
 V1 = [f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base")]
 V1.append("swin_large_patch4_window7_224_22kto1k_finetune")
-MODELS = (
-    *V1,
-    *(f"swinv2_{size}_patch4_window8_256" for size in ("tiny", "small", "base")),
-    "swin_base_patch4_window12_384_finetune",
-    "swin_large_patch4_window12_384_22kto1k_finetune",
-    *(f"swinv2_{size}_patch4_window16_256" for size in ("tiny", "small", "base")),
-)
-FIRST = 4  # the first models, at two batches, come before everything else
-QUICK = ("int8", "fp16", "trace fp16", "eager fp16")
+MODELS = (*V1, *(f"swinv2_{size}_patch4_window8_256" for size in ("tiny", "small", "base")))
+QUICK = ("int8", "fp16", "trace fp16", "eager fp16", "compile fp16")
+COSTLY = {"max-autotune fp16": "torch", "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt"}  # and its package
 ON_CPU = QUICK[:3]
-COSTLY = {
-    COMPILED: None, TUNED: None, "max-autotune bf16": None, "torchao int8": "torchao", "torchao fp8": "torchao",
-    "tensorrt int8": "tensorrt", "tensorrt fp16": "tensorrt",
-}  # fmt: skip
-APART_FOR = (0, 2)  # models whose launches are timed one by one
-WIDER = ("eager tf32", "eager fp32")
-LONGEST = dict.fromkeys(COSTLY, 150.0)  # seconds; USUAL for all others
-USUAL = 60.0
+TORCH = ("max-autotune fp16", "compile fp16", "trace fp16", "eager fp16")
+USUAL, LONGEST = 60.0, 150.0  # seconds of a quick and of a costly job
 COMPILING = 0.3  # the largest share of the time
-PRECISIONS = ("int8", "float")
 LEAST = 5.0  # seconds; a job with less is not started
-PACKAGES = ("torch", "triton", "timm", "torchao", "tensorrt")  # times depend on their versions
+INPUTS, REPLAYS, WARM_UP, WARM_S = 4, 40, 5, 0.1
+CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared, and the margin: see `Expected`
+
+Run = Callable[[Tensor], object]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where candidates run: device "cuda" or "cpu", and a file of tiles."""
+
+    device: str
+    tiles: Path | None = None
+
+    @property
+    def machine(self) -> Machine | None:
+        return None if self.device == "cpu" else machine_here()
+
+    @property
+    def tuned(self) -> TileTable:
+        return read_tiles(self.tiles, here()) if self.tiles and self.device == "cuda" else NO_TILES
+
+
+@dataclass(frozen=True)
+class Job:
+    """`candidate` is a name in `CONTENDERS`."""
+
+    candidate: str
+    model: str
+    batch: int
+
+    def __str__(self) -> str:
+        return f"{self.candidate}, {self.model}, batch {self.batch}"
 
 
 def main() -> None:
-    started = time.monotonic()
+    end = time.monotonic()
     parser = script_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 1, 8, 64])
     parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--gpu", help="the GPU whose peaks give floors and fusions (default: this one, by its name)")
     parser.add_argument("--tiles", type=Path, help="timed tiles for our kernels")
     parser.add_argument("--only-compile", action="store_true", help="compile our kernels, and measure nothing")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=Path("out/cuda_engine"))
     args = parser.parse_args()
+    end += args.seconds
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("cuda_engine.py: torch finds no GPU here: nothing was measured")
-    if args.device == "cuda":
-        os.environ.pop("TRITON_INTERPRET", None)  # else kernels are interpreted on the GPU's tensors
-    end = started + args.seconds
-    place = Place(args.device, args.gpu, args.tiles or (found_tiles(args.output) if args.device == "cuda" else None))
+    place = Place(args.device, args.tiles)
     try:
-        machine, tuned = place.machine, place.tuned
+        place.tuned, place.machine  # noqa: B018
     except SwinQuantError as error:
         sys.exit(f"cuda_engine.py: {error}")
-    jobs = list(dict.fromkeys(wanted(args.models, args.batch, args.device)))
-    rows = {(job.model, job.batch): Row(job.model, job.batch) for job in jobs}
-    report = Report(heading(place, machine), rows, made_with(place, machine))
-    for row in rows.values():
-        plan(row, program(row, "int8", machine, tuned), machine)
-    if not args.only_compile:
-        print(report.go_on(args.output), flush=True)
-        jobs = report.open(jobs)
+    notes = []
     if args.device == "cuda":
-        ours = {(job.model, job.batch): rows[job.model, job.batch] for job in jobs if job.candidate in OURS}
-        launches, share = needed(ours.values(), machine, tuned), COMPILING
-        if args.only_compile:
-            launches, share = chain(launches, apart(rows.values())), 1.0
-        report.notes["kernels of the last run"] = compile_all(launches, share * args.seconds)
-        print(report.notes["kernels of the last run"], flush=True)
+        os.environ.pop("TRITON_INTERPRET", None)  # else kernels are interpreted on the GPU's tensors
+        share = 1.0 if args.only_compile else COMPILING
+        notes.append(compile_all(args.models, args.batch, place, share * args.seconds))
+        print(notes[0], flush=True)
     if args.only_compile:
         return
+    jobs = list(dict.fromkeys(wanted(args.models, args.batch, args.device)))
     process = JobProcess(partial(measure, place))
     try:
-        left = run(jobs, process, report, args.output, end)
+        times = run(jobs, process, partial(write, args.output, place, notes), end)
     finally:
         process.close()
-    print(report.write(args.output, left))
-    if not any("int8" in row.ms for row in rows.values()):
+    print((args.output / "cuda_engine.md").read_text(encoding="utf-8"))
+    if not any(job.candidate == "int8" for job in times):
         sys.exit("cuda_engine.py: our engine ran on none of them: see what failed")
 
 
-def made_with(place: Place, machine: Machine | None) -> dict[str, str]:
-    """All that a time depends on: times under other conditions belong to another table."""
-    return {
-        "gpu": torch.cuda.get_device_name() if place.device == "cuda" else "none",
-        "driver": versions_here().partition(",")[0],
-        "cuda": str(torch.version.cuda),
-        **{package: installed(package) for package in PACKAGES},
-        "sources": sources_hash(),
-        "plan": machine.description if machine else "none",
-        "tiles": hashlib.sha256(place.tiles.read_bytes()).hexdigest() if place.tiles else "by default",
-    }
-
-
-def installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
-def found_tiles(folder: Path) -> Path | None:
-    """The file of tiles, if it was made for this GPU and these kernels."""
-    file = folder / f"cuda_engine{SUFFIX}"
-    try:
-        return file if file.is_file() and read_tiles(file, here()) else None
-    except SwinQuantError as error:
-        print(f"{error}; the default tiles are used", flush=True)
-        return None
-
-
 def wanted(models: Sequence[str], batches: Sequence[int], device: str) -> Iterator[Job]:
-    """All jobs, by importance: first the goals' comparisons, then their explanation, then the rest."""
-    if device == "cpu":
-        yield from (Job(name, model, batch) for batch in batches for model in models for name in ON_CPU)
-        yield from (Job(name, models[0], batches[0]) for name in LAUNCHES)
-        return
-    first, later = batches[:1], batches[1:2]
-    yield from (Job(name, model, batch) for batch in batches[:2] for model in models[:FIRST] for name in QUICK)
-    yield from (Job(name, models[0], batch) for batch in first for name in LAUNCHES)
-    # torch's best needs torch.compile: one job each, in its fast-compiling mode, comes first.
-    yield from (Job(COMPILED, model, batch) for batch in first for model in models[:FIRST])
-    there = [name for name, package in COSTLY.items() if package is None or importlib.util.find_spec(package)]
-    yield from (Job(name, models[0], batch) for batch in first for name in there)
-    yield from (Job(name, model, batch) for batch in batches for model in models for name in QUICK)
-    apart_for = [models[number] for number in APART_FOR if number < len(models)]
-    yield from (Job(name, model, batch) for batch in batches[:2] for model in apart_for for name in LAUNCHES)
-    yield from (Job(TUNED, model, batch) for batch in first for model in models[:FIRST])
-    yield from (Job(name, models[0], batch) for batch in later for name in there)
-    # Minutes each: the next run does those that this one does not reach.
-    yield from (Job(name, model, batch) for batch in batches for model in models for name in (*there, *WIDER))
+    """All jobs, by importance: first the quick ones, which hold what README's goals compare."""
+    quick = ON_CPU if device == "cpu" else QUICK
+    yield from (Job(name, model, batch) for batch in batches for model in models for name in quick)
+    if device == "cuda":
+        there = [name for name, package in COSTLY.items() if importlib.util.find_spec(package)]
+        yield from (Job(name, model, batch) for batch in batches for model in models for name in there)
 
 
-def run(jobs: list[Job], process: JobProcess, report: Report, folder: Path, end: float) -> list[Job]:
-    """Run the jobs and return those that were not reached; a failing job is a line in the table."""
+def run(jobs: list[Job], process: Any, write: Callable[..., None], end: float) -> dict[Job, float]:
+    """Run the jobs and return their milliseconds; a failing job is a line on the page."""
+    times: dict[Job, float] = {}
+    failed: dict[Job, str] = {}
     for number, job in enumerate(jobs):
         left = end - time.monotonic()
         if left < LEAST:
-            return jobs[number:]
+            write(times, failed, jobs[number:])
+            break
         try:
-            timed: Timed = process.do(job, min(LONGEST.get(job.candidate, USUAL), left))
+            times[job], note = process.do(job, min(LONGEST if job.candidate in COSTLY else USUAL, left))
+            print(f"{job}: {times[job]:.3f} ms {note}", flush=True)
         except JobFailed as error:
-            if time.monotonic() >= end:  # it had less than its time
-                return jobs[number:]
-            report.failed[named(job)] = str(error)
-            print(f"{named(job)}: {error}", flush=True)
-        else:
-            report.add(job, timed)
-            if not timed.lines:
-                print(f"{named(job)}: {timed.ms:.3f} ms {timed.note}", flush=True)
-        report.write(folder, jobs[number + 1 :])
-    return []
+            failed[job] = str(error)
+            print(f"{job}: {error}", flush=True)
+        write(times, failed, jobs[number + 1 :])
+    return times
 
 
-def program(row: Row, precision: str, machine: Machine | None, tuned: TileTable) -> Program:
-    """The launches of our engine."""
-    return fused_program(spec_of_config(load_config(find_config(row.model)), precision), row.batch, machine, tuned)
-
-
-def needed(rows: Iterable[Row], machine: Machine | None, tuned: TileTable) -> Iterator[tuple[Launch, Tiles | None]]:
-    """All launches in our engine's rows, with their tiles."""
-    for row in rows:
-        for precision in PRECISIONS:
-            for one in program(row, precision, machine, tuned).launches:
-                yield one, tuned.tiles_for(one, row.batch)
-
-
-def apart(rows: Iterable[Row]) -> Iterator[tuple[Launch, Tiles | None]]:
-    """The launches of rows with one kernel a step, and all fused launches that could replace them."""
-    for row in rows:
-        for precision in PRECISIONS:
-            launches = program_of(spec_of_config(load_config(find_config(row.model)), precision), row.batch).launches
-            yield from ((one, None) for one in (*launches, *candidates(launches)))
-
-
-def compile_all(launches: Iterable[tuple[Launch, Tiles | None]], seconds: float) -> str:
-    """Compile our kernels within some seconds; returns a note."""
-    started = time.monotonic()
-    made = compile_ahead(launches, capability_here(), seconds)
-    took = time.monotonic() - started
-    said = "".join(f"; {one}" for one in made.refused[:5])
-    return f"{made.done} kernels compiled in {took:.0f} s, {len(made.refused)} refused, {made.left} left{said}"
-
-
-def plan(row: Row, program: Program, machine: Machine | None) -> None:
-    """The int8 list's bytes and operations, and the sum of its floors."""
-    row.bytes, row.operations = program.bytes_moved, program.operations
-    if machine:
-        row.floor_ms = sum(floor_us(one, machine) for one in program.launches) / 1000
-
-
-def heading(place: Place, machine: Machine | None) -> list[str]:
+def write(
+    folder: Path, place: Place, notes: list[str], times: dict[Job, float], failed: dict[Job, str], left: list[Job]
+) -> None:
+    """Write the page: a line for each network and batch, what failed, and what was not reached."""
     on_gpu = place.device == "cuda"
     where = torch.cuda.get_device_name() if on_gpu else "DRY RUN ON A CPU: no GPU was used, times mean nothing"
-    peaks = f"floors by {machine.description}" if machine else "no GPU: no floors, no fusions"
     tiles = f"tiles of {place.tiles.name}" if place.tiles else "tiles by default"
-    return [
-        f"# CUDA engine: {where}",
-        "",
-        f"{versions_here()}; {peaks}; {tiles}. ms: median of {REPLAYS} replays of a CUDA graph, {INPUTS} batches of "
-        "pictures in turn; random weights. int8, fp16: ours.",
-        "",
-    ]
+    about = f"ms: median of {REPLAYS} replays of a CUDA graph, {INPUTS} batches of pictures in turn; random weights."
+    page = [f"# CUDA engine: {where}", "", f"{versions_here()}; {tiles}. {about} int8, fp16: ours.", *notes, ""]
+    page += [*table(times), ""]
+    page += ["## Failed", "", *(f"* {job}: {why}" for job, why in failed.items()), ""] if failed else []
+    page += ["## Not reached in time", "", *(f"* {job}" for job in left), ""] if left else []
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write_bytes(folder / "cuda_engine.md", "\n".join(page).encode())
+
+
+def table(times: dict[Job, float]) -> Iterator[str]:
+    names = list(dict.fromkeys(job.candidate for job in times))
+    yield line_of(["model", "batch", *(f"{name} ms" for name in names), "x best torch", "x trace"])
+    yield "|---|" + "---:|" * (len(names) + 3)
+    for model, batch in dict.fromkeys((job.model, job.batch) for job in times):
+        ms = {job.candidate: taken for job, taken in times.items() if (job.model, job.batch) == (model, batch)}
+        trace = f"{ms['trace fp16'] / ms['int8']:.2f}" if {"int8", "trace fp16"} <= set(ms) else "-"
+        yield line_of([model, batch, *(f"{ms[name]:.3f}" if name in ms else "-" for name in names), best(ms), trace])
+
+
+def best(ms: dict[str, float]) -> str:
+    """The speedup over the best of torch, and its name; nothing without torch.compile, the one to beat."""
+    if "int8" not in ms:
+        return "-"
+    if not ms.keys() & set(TORCH[:2]):
+        return "not measured"
+    name = min((name for name in TORCH if name in ms), key=ms.__getitem__)
+    return f"{ms[name] / ms['int8']:.2f} ({name.removesuffix(' fp16')})"
+
+
+def compile_all(models: Sequence[str], batches: Sequence[int], place: Place, seconds: float) -> str:
+    """Compile our kernels within some seconds; returns a note."""
+    sys.path.append(str(ROOT / "tools" / "cuda"))
+    from crosscompile import compile_ahead
+
+    def launches() -> Iterator[tuple[Launch, Tiles | None]]:
+        tuned = place.tuned
+        for name, batch in ((model, batch) for batch in batches for model in models):
+            for precision in ("int8", "float"):
+                spec = spec_of_config(load_config(find_config(name)), precision)
+                for one in fused_program(spec, batch, place.machine, tuned).launches:
+                    yield one, tuned.tiles_for(one, batch)
+
+    started = time.monotonic()
+    made = compile_ahead(launches(), capability_here(), seconds)
+    took, said = time.monotonic() - started, "".join(f"; {one}" for one in made.refused[:5])
+    return f"{made.done} kernels compiled in {took:.0f} s, {len(made.refused)} refused, {made.left} left{said}."
+
+
+def measure(place: Place, job: Job) -> tuple[float, str]:
+    """Build and time one candidate, on the CPU first and then moved. Returns milliseconds and a note."""
+    try:
+        run = CONTENDERS[job.candidate](job.model, job.batch, place)
+        return milliseconds(run, torch.randn(INPUTS, job.batch, *shape_of(job.model), device=place.device))
+    finally:
+        run = None  # or an error's frame would keep it
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+@torch.inference_mode()
+def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
+    """images [INPUTS, B, ...] take turns. Returns the median over replays of a CUDA graph, without the copy into it.
+
+    If a graph cannot be captured, the median of plain calls, and a note. Replays are queued back to back, so that time
+    in which the GPU waits for the next launch does not count.
+    """
+    if not images.is_cuda:
+        start = time.perf_counter()
+        run(images[0])
+        return 1000 * (time.perf_counter() - start), ""
+    static, note = images[0].clone(), ""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            run(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    replay: Callable[[], object]
+    try:
+        graph = torch.cuda.CUDAGraph()
+        # Puts the stream back if it fails
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+            run(static)
+        replay = graph.replay
+    except RuntimeError as error:  # it synchronizes, or allocates memory
+        torch.cuda.synchronize()
+        replay, note = partial(run, static), f"no CUDA graph, plain calls: {' '.join(str(error).split())[:120]}"
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_S:  # the clock rises under load
+        replay()
+        torch.cuda.synchronize()
+    events = []
+    for number in range(REPLAYS):
+        static.copy_(images[number % len(images)])
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        replay()
+        last.record()
+        events.append((first, last))
+    torch.cuda.synchronize()
+    return statistics.median(first.elapsed_time(last) for first, last in events), note
+
+
+def engine(name: str, batch: int, place: Place, precision: str) -> Run:
+    """Our engine: a program bound to memory; `milliseconds` captures the graph. SwinQuantError for wrong logits."""
+    network, device = packed(name, precision), torch.device(place.device)
+    tensors = {key: tensor.to(device) for key, tensor in network.tensors.items()}
+    tuned = place.tuned
+    bound = bind(fused_program(network.spec, batch, place.machine, tuned), tensors, network.scalars, device, tuned)
+    check_logits(bound, expected(name, precision))
+
+    def run(images: Tensor) -> None:
+        bound.images.copy_(images)
+        bound()
+
+    return run
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The references' logits for a few pictures, and the least SQNR in dB that right logits have to them.
+
+    Two right results differ in how values on ties are rounded: at worst in everything. If both are equally far from the
+    float network, with independent errors, they differ by 3 dB more than one from float. MARGIN is twice that. In
+    random networks attention is even, and logits hardly depend on q and k: kernels are also tested one by one.
+    """
+
+    images: Tensor
+    logits: Tensor
+    floor_db: float
+
+
+@cache
+def expected(name: str, precision: str) -> Expected:
+    network = packed(name, precision)
+    images = torch.randn(CHECKED, *shape_of(name), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        before, logits = calibrated(name, "cuda")(images), HostSession(network)(images)
+    return Expected(images, logits, sqnr_db(before, logits) - MARGIN_DB)
+
+
+def check_logits(bound: Bound, right: Expected) -> None:
+    """SwinQuantError unless a program gives these logits, at any place in the batch."""
+    which = torch.arange(len(bound.images)) % len(right.images)
+    bound.images.copy_(right.images[which])
+    bound()
+    found = sqnr_db(right.logits[which], bound.logits.cpu())
+    if not found >= right.floor_db:  # also true for NaN
+        raise SwinQuantError(
+            f"wrong logits, whose time is none: SQNR {found:.1f} dB to the references', {right.floor_db:.1f} at least"
+        )
+
+
+def sqnr_db(signal: Tensor, other: Tensor) -> float:
+    return decibels(*noise(other.double(), signal.double()))
+
+
+def traced(name: str, batch: int, place: Place) -> Run:
+    """torch.jit.trace in half precision: FasterTransformer's own baseline."""
+    model = build_model(load_config(find_config(name))).eval()
+    apply_policy(model, load_policy("float"))
+    dtype = torch.float16 if place.device == "cuda" else torch.bfloat16
+    model = model.to(place.device, dtype).requires_grad_(False)
+    example = torch.randn(batch, *shape_of(name)).to(place.device, dtype)
+    # A module itself would be inspected
+    function = torch.jit.trace(lambda images: model(images), example, check_trace=False)
+    return lambda images: function(images.to(dtype))
+
+
+def eager(name: str, batch: int, place: Place) -> Run:
+    """timm's network in eager mode, in half precision."""
+    network = half_of_timm(name, place)
+    return lambda images: network(images.half())
+
+
+def compiled(name: str, batch: int, place: Place, mode: str) -> Run:
+    """torch.compile of timm's network in half precision; `milliseconds` captures the graph."""
+    torch._dynamo.reset()
+    function = torch.compile(half_of_timm(name, place), mode=mode, dynamic=False)
+    return lambda images: function(images.half())
+
+
+def by_tensorrt(name: str, batch: int, place: Place, precision: str) -> Run:
+    """A TensorRT engine of our own ONNX export for this batch; the rest is float16."""
+    from swin_quant.backends.onnx.export import OnnxOptions, export
+    from swin_quant.backends.tensorrt import host
+    from swin_quant.backends.tensorrt.build import build
+    from swin_quant.backends.tensorrt.engine import open_session
+    from swin_quant.backends.tensorrt.plan import BuildOptions, default_output, make_plan
+
+    trt, gpu = host.tensorrt(), host.find_gpu()
+    cfg, policy = load_config(find_config(name)), load_policy("tensorrt").to_dict() if precision == "int8" else None
+    with TemporaryDirectory() as folder:
+        model = calibrated(name, "tensorrt")
+        card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), policy=policy)
+        file = export(model, card, folder, OnnxOptions(precision, "tensorrt", batch=batch)).file
+        plan = make_plan(open_artifact(file), BuildOptions(batch, batch, batch))
+        made, _ = build(plan, default_output(file, gpu))
+        return open_session(made, trt, gpu)
+
+
+CONTENDERS: dict[str, Callable[[str, int, Place], Run]] = {
+    "int8": partial(engine, precision="int8"),
+    "fp16": partial(engine, precision="float"),
+    "trace fp16": traced,
+    "eager fp16": eager,
+    "compile fp16": partial(compiled, mode="default"),
+    "max-autotune fp16": partial(compiled, mode="max-autotune-no-cudagraphs"),
+    "tensorrt int8": partial(by_tensorrt, precision="int8"),
+    "tensorrt fp16": partial(by_tensorrt, precision="float"),
+}
+
+
+@cache
+def packed(name: str, precision: str) -> Network:
+    """Our network as the engine runs it. All are kept, a few GB: each comes again for every batch, and calibrating a
+    large one on the CPU takes longer than timing it."""
+    model = calibrated(name, "cuda")
+    return pack(model, spec_for(model, precision))
+
+
+@lru_cache(maxsize=1)
+def calibrated(name: str, policy: str) -> Any:
+    """A random model in evaluation mode with ranges from noise, under a policy; only the last one is kept."""
+    torch.manual_seed(0)
+    model = build_model(load_config(find_config(name))).eval()
+    apply_policy(model, load_policy(policy))
+    calibrate(model, [torch.randn(1, *shape_of(name))], Method("max"))
+    return model
+
+
+@lru_cache(maxsize=1)
+def _timm(name: str) -> nn.Module:
+    known = re.sub("_22kto1k_finetune|_finetune", "", load_config(find_config(name)).MODEL.NAME)
+    known = known.replace("_patch4", "") if known.startswith("swinv2") else known
+    timm = import_timm()
+    timm.layers.set_fused_attn(True, experimental=True)
+    return timm.create_model(known, pretrained=False).eval()
+
+
+def half_of_timm(name: str, place: Place) -> nn.Module:
+    """timm's network with the same sizes, random: a copy that may be changed."""
+    return deepcopy(_timm(name)).to(place.device, torch.float16)
+
+
+def shape_of(name: str) -> tuple[int, int, int]:
+    """[3, side, side] of the model's pictures."""
+    side = load_config(find_config(name)).DATA.IMG_SIZE
+    return 3, side, side
 
 
 if __name__ == "__main__":

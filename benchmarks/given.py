@@ -3,8 +3,9 @@
     python benchmarks/given.py --data-path DIR [--before CHECKOUT] [--case NAME ...] [--work W]
 
 DIR is CIFAR-10 as zip files and maps; 320 of its training and 500 of its validation pictures are put into folders of
-classes. Each case (benchmarks/given_cases.py) runs in a process and a folder of its own, by the package of this
-checkout, and with `--before` by that of another one, of an older commit. Warnings count as said: a case shows the last.
+classes. Each case (benchmarks/given_modules/given_cases.py) runs in a process and a folder of its own, by the package
+of this checkout, and with `--before` by that of another one, of an older commit. Warnings count as said: a case shows
+the last.
 """
 
 import json
@@ -18,7 +19,7 @@ from pathlib import Path
 from pages import RESULTS, ROOT, cifar10, line_of, save, script_parser
 
 PAGE = RESULTS / "given.md"
-CASES = ROOT / "benchmarks" / "given_cases.py"
+CASES = ROOT / "benchmarks" / "given_modules" / "given_cases.py"
 COUNTS = {"train": 320, "val": 500}
 
 
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--case", nargs="+", help="these alone; nothing is written")
     parser.add_argument("--work", type=Path, default=Path("out/given"))
     args = parser.parse_args()
+    sys.path.insert(0, str(CASES.parent))
     from given_cases import CASES as known
 
     pictures = folders_of(args.data_path, args.work / "pictures")

@@ -22,6 +22,7 @@ from swin_quant.cards.card import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, EXAMPLES = ROOT / "docs" / "results", ROOT / "examples" / "checkpoints"
+HEADING = "# Models of timm, torchvision and transformers\n"  # of any_model.md
 
 
 def script_parser(docstring: str | None) -> argparse.ArgumentParser:
@@ -128,6 +129,7 @@ def save(page: Path, text: str) -> None:
         return found[0]
 
     written = _PARTS.sub(apart, text)
+    page.parent.mkdir(parents=True, exist_ok=True)
     if rows := [row for table in tables.values() for row in table]:
         head = _merged(list(row) for row in rows)
         write_table(data, head, ([row.get(key, "") for key in head] for row in rows))

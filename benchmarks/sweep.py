@@ -1,7 +1,14 @@
-"""Take other publishers' models from `wrap` to files on engines, one after another, for `any_model.py sweep`.
+"""Take other publishers' models from `wrap` to files on engines, beside NNCF: sections of docs/results/any_model.md.
 
-The models are in `sweep_models.py`. Each runs in a process of its own with a time limit. Each row is a JSON file in the
-working folder, and is not made again.
+    python benchmarks/sweep.py models [timm:NAME tv:NAME hf:TYPE FILE.py:NAME ...] [--data-path PICTURES] [--limit 240]
+    python benchmarks/sweep.py networks [NAME ...] [--limit 1800]
+
+models: every test model and family of timm, and 25 models each of torchvision and transformers, calibrated by default
+on 8 pictures. Without --data-path, a folder of JPEGs, pictures are noise. FILE.py:NAME is a function that returns a
+module and the side of its pictures.
+networks: those of networks.py, a Swin in each of SWINS, with inputs of their own; policy qdq without a pass.
+Weights are random and seeded. Each model runs in a process of its own with a time limit. Its row is a JSON file in
+--work, and is not made again.
 """
 
 import importlib.util
@@ -11,6 +18,7 @@ import math
 import multiprocessing
 import os
 import random
+import runpy
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,16 +26,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import networks
 import numpy as np
-import onnx
 import torch
 from cpu_rivals import nncf_quantized
-from pages import line_of
+from pages import HEADING, RESULTS, cpu, line_of, place, script_parser
 from PIL import Image
-from sweep_models import built, everything
 from torch import Tensor, nn
 
 import swin_quant as sq
+from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.score.candidate import milliseconds
@@ -36,8 +45,70 @@ CALIBRATION, JUDGED = 8, 8  # pictures
 ENGINES = ("openvino", "onnxruntime")
 ROUNDS = 8  # calls of each file, at least
 BEHIND = 3.0  # dB below fake-quant that mean wrong arithmetic
-_PRODUCTS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum"))
-_MOVES = frozenset("Transpose Reshape Squeeze Unsqueeze Slice Split Gather Expand Flatten Identity MaxPool Pad".split())
+SIDE = 128  # if the model takes it: more pixels only cost time
+TORCHVISION = """
+    alexnet convnext_tiny densenet121 efficientnet_b0 efficientnet_v2_s googlenet inception_v3 maxvit_t mnasnet0_5
+    mobilenet_v2 mobilenet_v3_small mobilenet_v3_large regnet_x_400mf regnet_y_400mf resnet18 resnet50
+    resnext50_32x4d shufflenet_v2_x0_5 squeezenet1_0 squeezenet1_1 swin_t swin_v2_t vgg11_bn vit_b_16
+    wide_resnet50_2
+""".split()
+# The smallest model of each timm module, except giants, as in tests/checkpoint/test_timm_families.py.
+TIMM = """
+    halonet_h1 cait_xxs24_224 coat_tiny convit_tiny convmixer_768_32 cpubone_nano crossvit_tiny_240 csatv2
+    cs3darknet_focus_s cspnext_tiny davit_tiny deit_tiny_patch16_224 densenet121 dla46x_c dpn48b edgenext_xx_small
+    efficientformer_l1 efficientformerv2_s0 efficientvim_m1 efficientvit_b0 efficientvit_m0
+    vit_tiny_patch16_dinov3_qkvb fasternet_t0 fastvit_t8 focalnet_tiny_srf gcvit_xxtiny ghostnet_050 hardcorenas_b
+    hgnetv2_b0 hiera_tiny_224 sam2_hiera_tiny hrnet_w18_small iformer_t inception_next_atto inception_v3 lcnetv2_small
+    levit_128s lowformer_b0 poolformerv2_s12 gmlp_ti16_224 mobilenetv3_small_050 mobilevit_xxs mvitv2_tiny nest_tiny
+    nextvit_small nfnet_l0 pit_ti_224 pvt_v2_b0 rdnet_tiny regnetx_002 repghostnet_050 repvit_m1 res2next50
+    resnest14d resnetv2_18 resnetv2_50x1_bit rexnet_100 selecsls42 legacy_seresnet18 sequencer2d_s shvit_s1
+    skresnet18 starnet_s050 swiftformer_xs swin_tiny_patch4_window7_224 swinv2_tiny_window16_256 swinv2_cr_tiny_224
+    tiny_vit_5m_224 tnt_s_legacy_patch16_224 tresnet_m twins_svt_small visformer_tiny vit_tiny_r_s16_p8_224
+    vitamin_small_224 volo_d1_224 ese_vovnet19b_slim_dw legacy_xception xception41p xcit_nano_12_p8_224
+""".split()
+# Models of transformers by type, with what is smaller than in its default configuration.
+_SMALL = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
+TRANSFORMERS: dict[str, dict[str, Any]] = {
+    "beit": _SMALL,
+    "bit": {"depths": [1, 1, 1, 1], "hidden_sizes": [128, 256, 512, 1024]},
+    "clip_vision_model": _SMALL,
+    "convnext": {"depths": [1, 1, 3, 1], "hidden_sizes": [48, 96, 192, 384]},
+    "convnextv2": {"depths": [1, 1, 3, 1], "hidden_sizes": [48, 96, 192, 384]},
+    "cvt": {},
+    "data2vec-vision": _SMALL,
+    "deit": _SMALL,
+    "depth_anything": {"depth_estimation_type": "metric", "max_depth": 10},  # "relative" gives zeros here
+    "dinov2": _SMALL,
+    "dpt": _SMALL
+    | {"backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [48, 96, 192, 192], "fusion_hidden_size": 64},
+    "efficientnet": {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
+    "focalnet": {"embed_dim": 48, "depths": [1, 1, 2, 1]},
+    "levit": {},
+    "mobilenet_v1": {},
+    "mobilenet_v2": {},
+    "mobilevit": {},
+    "poolformer": {},
+    "pvt": {},
+    "regnet": {"depths": [1, 1, 2, 1], "hidden_sizes": [64, 128, 256, 512], "groups_width": 32},
+    "resnet": {"depths": [1, 1, 2, 1]},
+    "segformer": {},
+    "swiftformer": {},
+    "swin": {"depths": [1, 1, 2, 1], "embed_dim": 48, "window_size": 4},
+    "swinv2": {"depths": [1, 1, 2, 1], "embed_dim": 48},
+}
+MODELS = (
+    "Each is wrapped, calibrated by default (policy qdq-unsigned, which was chosen on other pictures) on 8 pictures, "
+    "exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the output in dB, against float; "
+    "NNCF: its default, on OpenVINO, from the module itself. Time: the latency of our file over NNCF's, batch 1, one "
+    "thread, calls in turn in one process. A model that takes more than {limit:g} s is ended. Worst first. Written by "
+    "`python benchmarks/sweep.py models --data-path DIR --limit {limit:g}` on {cpu}, {date}.\n\n"
+)
+INSIDE = (
+    "Micro networks, and some as their publishers size them, of random seeded weights. Parity: the largest difference "
+    "between the float model here and the publisher's forward pass, over the largest output. SQNR in dB, against "
+    "float: fake quantization, and files on engines (policy qdq, no pass). Written by `python benchmarks/sweep.py "
+    "networks`.\n\n"
+)
 
 
 @dataclass
@@ -46,11 +117,11 @@ class Swept:
 
     model: str
     side: int = 0
+    parity: float | None = None  # of networks: difference from the publisher's forward pass
     quantized: int = 0
     products: int = 0
     share: float = 0.0
     left: dict[str, int] = field(default_factory=dict)
-    unsaid: int = 0  # float products in the OpenVINO file that the card omits
     fake: float | None = None
     openvino: float | None = None
     onnxruntime: float | None = None
@@ -75,30 +146,37 @@ class Swept:
         return not self.error, self.behind <= BEHIND, self.fake or 0.0
 
 
+def main() -> None:
+    reproducible()
+    parser = script_parser(__doc__)
+    parser.add_argument("what", choices=("models", "networks"))
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--data-path", help="for models: a folder of JPEGs, else noise")
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds a model")
+    parser.add_argument("--work", type=Path, default=Path("out/sweep"))
+    parser.add_argument("--output", type=Path, default=RESULTS / "any_model.md")
+    args = parser.parse_args()
+    if args.what == "models":
+        rows = sweep(args.names or everything(), args.work, args.data_path, args.limit)
+        text = MODELS.format(limit=args.limit, cpu=cpu(), date=time.strftime("%F")) + markdown(rows)
+        place(args.output, HEADING, "Sweep of models, the whole way", text)
+        return
+    names = args.names or [name for name in networks.NETWORKS if networks.is_there(name)]
+    rows = sweep([f"net:{name}" for name in names], args.work, None, args.limit)
+    place(args.output, HEADING, "Networks with a Swin inside, and others", INSIDE + "\n".join(_table(rows)) + "\n")
+
+
 def sweep(models: list[str], work: Path, data_path: str | None, limit: float) -> list[Swept]:
-    """The rows of `models` (default: all); those in `work` are kept."""
+    """The rows of `models`; those in `work` are kept."""
     work.mkdir(parents=True, exist_ok=True)
     rows = []
-    for model in models or everything():
+    for model in models:
         file = _file(model, work)
         if not file.exists():
             _limited(model, file, data_path, limit)
         rows.append(Swept(**json.loads(file.read_text())))
         print(_row(rows[-1]), flush=True)
     return rows
-
-
-def time_again(rows: list[Swept], work: Path) -> None:
-    """Take the times of rows again whose files are still in the working folder, once the machine is quiet."""
-    for row in rows:
-        folder = _file(row.model, work).with_suffix("")
-        ours, theirs = [*(folder / "openvino").glob("*.onnx")], folder / "nncf.xml"
-        if row.times is None or not ours or not theirs.exists():
-            continue
-        images = torch.randn(1, 3, row.side, row.side, generator=torch.Generator().manual_seed(1))
-        row.times = _times(*(_infer(file, images) for file in (*ours, theirs)), images)
-        atomic_write_bytes(_file(row.model, work), json.dumps(asdict(row), indent=1).encode())
-        print(_row(row), flush=True)
 
 
 def _file(model: str, work: Path) -> Path:
@@ -130,8 +208,6 @@ def _counts(rows: list[Swept]) -> Iterator[str]:
     beside = [row for row in rows if row.nncf is not None]
     above = [row for row in beside if row.openvino is not None and row.openvino > row.nncf]
     yield f"- The whole way: {len(whole)} of {len(rows)}; errors: {len(rows) - len(whole)}."
-    unsaid = [row.model for row in whole if row.unsaid]
-    yield f"- Float in the OpenVINO file, and not counted by the run card: products of {_some(unsaid)} models."
     low = [row.model for row in whole if row.share < 0.5]
     yield f"- Under half of the multiplications in int8, as the card says: {_some(low)}."
     yield f"- An engine more than {BEHIND:g} dB below fake-quant: {_some(behind)}."
@@ -141,8 +217,6 @@ def _counts(rows: list[Swept]) -> Iterator[str]:
     if timed := [row for row in rows if row.times is not None]:
         fast = sum(row.times <= 1 for row in timed)
         yield f"- Latency on OpenVINO, of {len(timed)}: {fast} not above NNCF's."
-    if absent := set(everything()) - {row.model for row in rows}:
-        yield f"- Not measured: {_some(sorted(absent))}."
 
 
 def _some(names: list[str]) -> str:
@@ -150,8 +224,8 @@ def _some(names: list[str]) -> str:
 
 
 def _table(rows: list[Swept]) -> Iterator[str]:
-    yield "| model | side | int8 | MACs % | fake-quant | OpenVINO | ONNX Runtime | NNCF | time | s | error |"
-    yield "|---|---|---|---|---|---|---|---|---|---|---|"
+    yield "| model | side | parity | int8 | MACs % | fake-quant | OpenVINO | ONNX Runtime | NNCF | time | s | error |"
+    yield "|---" * 12 + "|"
     yield from map(_row, rows)
 
 
@@ -160,17 +234,9 @@ def _row(row: Swept) -> str:
     share = f"{100 * row.share:.1f}" if row.products else ""
     counts = f"{row.quantized} of {row.products}" if row.products else ""
     times = "" if row.times is None else f"{row.times:.2f}"
-    cells = (
-        row.model,
-        row.side or "",
-        counts,
-        share,
-        *decibels,
-        times,
-        f"{row.seconds:.0f}",
-        row.error.replace("|", "/"),
-    )
-    return line_of(cells)
+    parity = "" if row.parity is None else f"{row.parity:.0e}"
+    cells = [row.model, row.side or "", parity, counts, share, *decibels, times, f"{row.seconds:.0f}"]
+    return line_of([*cells, row.error.replace("|", "/")])
 
 
 def _child(model: str, part: Path, data_path: str | None) -> None:
@@ -187,6 +253,11 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
 
     write(f"{stage}: did not end")
     try:
+        if model.startswith("net:"):
+            for stage in _network_stages(row, model.removeprefix("net:"), part.with_suffix("")):
+                write(f"{stage}: did not end")
+            write()
+            return
         module, row.side = built(model)
         calibration, judged = _pictures(row.side, data_path).split([CALIBRATION, JUDGED])
         with torch.inference_mode():
@@ -197,7 +268,7 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
     except Exception as error:  # any error is a result
         logging.exception(stage)
         write(f"{stage}: {type(error).__name__}: {first_line(error)[:200]}")
-        if stage == "build":
+        if stage == "build" or model.startswith("net:"):
             return
     if importlib.util.find_spec("nncf"):
         _beside_nncf(row, module, calibration, judged, reference, part.with_suffix(""))
@@ -210,8 +281,21 @@ def _stages(
     """Fill the row, naming each stage before it starts."""
     yield "wrap"
     model = sq.wrap(module, row.side, name=folder.name)
+    yield from _calibrated_stages(row, model, [calibration], judged, reference, folder)
+
+
+def _calibrated_stages(
+    row: Swept,
+    model: Any,
+    batches: list,
+    judged: Any,
+    reference: Tensor,
+    folder: Path,
+    policy: Any = None,
+    passes: Any = None,
+) -> Iterator[str]:
     yield "calibrate"
-    sq.calibrate(model, [calibration])
+    sq.calibrate(model, batches, policy, passes=passes)
     covered: dict[str, Any] = model.card.calibration["coverage"]
     row.quantized, row.products = covered["quantized"], covered["products"]
     row.share, row.left = covered["share"], covered["left"]
@@ -221,10 +305,32 @@ def _stages(
     for engine in ENGINES:
         yield f"export for {engine}"
         artifact = sq.export(model, engine, folder / engine, compared=False)  # this run judges by itself
-        if engine == "openvino":
-            row.unsaid = max(_float_products(artifact.file) - sum(row.left.values()), 0)
         yield engine
         setattr(row, engine, sqnr(_flat(artifact.load(threads=1)(judged)), reference))
+
+
+def _network_stages(row: Swept, name: str, folder: Path) -> Iterator[str]:
+    """Fill the row of a network of networks.py, naming each stage before it starts."""
+    network, module = (networks.NETWORKS | networks.FULL)[name], networks.built(name)
+    row.side, seeded = network.shape[-1], torch.Generator().manual_seed(1)
+    calibration, judged = torch.randn(2 * network.count, *network.shape, generator=seeded).split(network.count)
+    judged = network.given(judged)
+    yield "wrap"
+    model = sq.wrap(module, judged if network.others else network.shape, name=folder.name, output=network.output)
+    with torch.inference_mode():
+        given = module(**judged) if network.others else module(judged)
+        reference = _flat(model.module(model.prepared(judged)))
+    theirs = _flat([_at(given, key) for key in model.module.output_names] or getattr(given, "logits", given))
+    row.parity = float((reference - theirs).abs().max() / theirs.abs().max())
+    yield from _calibrated_stages(row, model, [network.given(calibration)], judged, reference, folder, "qdq", [])
+
+
+def _at(given: Any, name: str) -> Tensor:
+    """The tensor `name` in a publisher's output, which may be a dataclass of tuples: `hidden_states.0`."""
+    for word in name.split("."):
+        if not isinstance(given, Tensor):
+            given = given[int(word)] if word.isdigit() else given[word]
+    return given
 
 
 def _pictures(side: int, data_path: str | None) -> Tensor:
@@ -286,27 +392,6 @@ def _times(ours: Callable, theirs: Callable, images: Tensor) -> float:
     return statistics.median(ratios[len(ratios) // 4 :])  # without the warm-up
 
 
-def _float_products(file: Path) -> int:
-    """Float products of activations in an ONNX file, without those whose two factors are dequantized."""
-    graph = onnx.load(str(file), load_external_data=False).graph
-    source = {name: node for node in graph.node for name in node.output}
-    depending = {one.name for one in graph.input}
-    for node in graph.node:  # in order of computation
-        if node.op_type != "Shape" and depending & {*node.input}:
-            depending.update(node.output)
-
-    def is_dequantized(name: str) -> bool:
-        node = source.get(name)
-        if node is not None and node.op_type == "Concat":
-            return all(map(is_dequantized, node.input))
-        if node is not None and node.op_type in _MOVES:
-            return is_dequantized(node.input[0])
-        return node is not None and node.op_type == "DequantizeLinear"
-
-    products = [node for node in graph.node if node.op_type in _PRODUCTS and depending & {*node.output}]
-    return sum(not all(map(is_dequantized, node.input[:2])) for node in products)
-
-
 def sqnr(given: Tensor, reference: Tensor) -> float:
     """Signal to noise of an output in dB. FloatingPointError for NaN or infinity."""
     if not given.isfinite().all():
@@ -321,3 +406,60 @@ def _flat(output: Any) -> Tensor:
         output = [output["logits"]] if "logits" in output else list(output.values())
     tensors = output if isinstance(output, list | tuple) else [output]
     return torch.cat([torch.as_tensor(one).flatten(1) for one in tensors], 1)
+
+
+def everything() -> list[str]:
+    """Every `timm:test_*`, one model of each family of timm, torchvision's and those of transformers."""
+    names = {"timm": (*import_timm().list_models("test_*"), *TIMM), "tv": TORCHVISION, "hf": TRANSFORMERS}
+    return [f"{source}:{name}" for source, models in names.items() for name in models]
+
+
+def built(name: str) -> tuple[nn.Module, int]:
+    """The model, and the side of its pictures.
+
+    Weights are random and seeded, disturbed so that no zero or one hides a fault.
+    """
+    torch.manual_seed(0)
+    if ".py:" in name:
+        file, function = name.rsplit(":", 1)
+        return runpy.run_path(file)[function]()
+    if name.startswith("hf:"):
+        module, own = _of_transformers(name.removeprefix("hf:"))
+    elif name.startswith("tv:"):
+        own = 299 if "inception" in name else 224
+        extra = {"init_weights": False} if name in ("tv:googlenet", "tv:inception_v3") else {}
+        module = import_torchvision().models.get_model(name.removeprefix("tv:"), weights=None, **extra).eval()
+    else:
+        timm = import_timm()
+        module = timm.create_model(name.removeprefix("timm:")).eval()
+        own = module.pretrained_cfg["input_size"][-1]
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(0.02 * torch.randn_like(value))
+        for key, value in module.named_buffers():
+            if key.endswith("running_var"):
+                value.uniform_(0.5, 2)
+        try:
+            module(torch.randn(2, 3, SIDE, SIDE))
+        except Exception:  # any error means that it does not take them
+            return module, own
+    return module, min(own, SIDE)
+
+
+def _of_transformers(kind: str) -> tuple[nn.Module, int]:
+    """A model of transformers that ends in a task where it has one, and the side of its pictures."""
+    import_torchvision()  # transformers imports it, if it is there
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind)
+    for key, value in {"image_size": SIDE, "num_labels": 100, "architectures": [], **TRANSFORMERS[kind]}.items():
+        if hasattr(config, key):
+            setattr(config, key, value)
+    tasks = ("ImageClassification", "DepthEstimation", "SemanticSegmentation")
+    heads = [getattr(transformers, f"AutoModelFor{task}") for task in tasks]
+    made = next((head for head in heads if type(config) in head._model_mapping), transformers.AutoModel)
+    return made.from_config(config).eval(), 126 if kind == "depth_anything" else SIDE
+
+
+if __name__ == "__main__":
+    main()

@@ -9,10 +9,8 @@ code 1 if a step failed.
 
 OUT is the folder (default: out/gpu_check) of `summary.md` and `gpu_check.tar.gz`, which holds every log, table and
 result; both are written again after each step. `--go-on` takes such an archive, or a folder with it or its files: steps
-that passed there under the same GPU, versions and sources are not run again, and the engine's times are completed.
-`--only` runs these steps, and those whose files they read. CIFAR is a folder of CIFAR-10 as train.zip, val.zip and
-their maps, on which accuracy is scored (default: shared/data/cifar10 here or beside, else `digits`, 5,000 handwritten
-ones).
+that passed there under the same GPU, versions and sources are not run again. `--only` runs these steps, and those whose
+files they read.
 
 Nothing is downloaded. Packages that the machine lacks come from wheels in `gpu_wheels` (`--wheels`), which
 scripts/gpu_wheels.sh fills where there is an index. That folder and an archive must travel to the machine with the
@@ -240,11 +238,11 @@ def unpack(folder: Path, site: Path) -> str:
     return said + (again if other else "")
 
 
-def chosen(steps: list[Step], only: list[str], passed: set[str], evidence: Path) -> list[Step]:
+def chosen(steps: list[Step], only: list[str], passed: set[str]) -> list[Step]:
     """The steps that are wanted, and that did not pass earlier, with all whose files they read."""
     wanted: set[str] = set()
     for step in reversed(steps):
-        asked = step.name in only if only else step.name not in passed or step.is_unfinished(evidence)
+        asked = step.name in only if only else step.name not in passed
         if step.name in wanted or asked:
             wanted |= {step.name, *step.needs}
     return [step for step in steps if step.name in wanted]
@@ -279,14 +277,6 @@ def environment_of(device: str, work: Path) -> dict[str, str]:
     return given
 
 
-def cifar(given: str) -> "Path | None":
-    """The folder of CIFAR-10; None: accuracy is scored on the digits."""
-    if given:
-        return None if given == "digits" else Path(given).resolve()
-    beside = (ROOT / "shared/data/cifar10", ROOT.parent / "shared/data/cifar10")
-    return next((folder for folder in beside if folder.is_dir()), None)
-
-
 def main(words: list[str], python: str = sys.executable) -> int:
     parser = argparse.ArgumentParser(
         "gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -299,9 +289,7 @@ def main(words: list[str], python: str = sys.executable) -> int:
     args = parser.parse_args(words)
     if args.seconds < 10:
         return refused(f"--seconds {args.seconds}: 10 or more")
-    pictures, wheels = cifar(os.environ.get("CIFAR", "")), args.wheels or ROOT / "gpu_wheels"
-    if pictures and not (pictures / "val.zip").is_file():
-        return refused(f"CIFAR {pictures}: holds no val.zip")
+    wheels = args.wheels or ROOT / "gpu_wheels"
     if args.wheels and not any(args.wheels.glob("*.whl")):
         return refused(f"--wheels {args.wheels}: holds no wheel: scripts/gpu_wheels.sh {args.wheels} downloads them")
     before = earlier(args.go_on) if args.go_on else {}
@@ -311,7 +299,7 @@ def main(words: list[str], python: str = sys.executable) -> int:
         evidence.mkdir()
         out = Path(os.environ.get("OUT") or ROOT / "out/gpu_check").resolve()
         check = Check(out, evidence, args.device, args.seconds, environment_of(args.device, work))
-        place = Place(python, args.device, work, evidence, pictures)
+        place = Place(python, args.device, work, evidence)
         unknown = set(args.only) - {step.name for step in steps_of(place)}
         if unknown:
             known = ", ".join(step.name for step in steps_of(place))
@@ -346,7 +334,7 @@ def run_all(check: Check, place: Place, only: list[str], before: dict) -> int:
     if before:
         print(check.notes[-1], flush=True)
     _, *rest = steps_of(place)
-    check.run(chosen(rest, only, passed, check.evidence))
+    check.run(chosen(rest, only, passed))
     return int(any(one.kind == "failed" for one in check.results.values()))
 
 

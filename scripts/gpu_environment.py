@@ -21,8 +21,6 @@ NEEDED = "torch timm yacs termcolor numpy rich safetensors PIL yaml sklearn pyte
 BY_ALL = {"torch", "timm", "yacs", "termcolor", "numpy", "rich", "yaml"}
 SOME = {  # what a few steps need, and what is done without it
     "pytest-xdist": (("xdist",), "kernels of tests are compiled one after another"),
-    "server": (("starlette", "uvicorn", "prometheus_client"), "starlette, uvicorn and prometheus_client serve"),
-    "torchao": (("torchao",), "its int8 and float8 are not timed"),
 }
 COMPILERS = ("gcc", "clang")
 FLOAT8 = (8, 9)

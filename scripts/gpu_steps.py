@@ -1,15 +1,12 @@
 """The steps of gpu_check.py as data, in the order in which they run: first what is wrong, then what is fast."""
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-TABLES = "cuda_engine.json"
 NETWORKS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224")
 AHEAD = (*NETWORKS, "swinv2_tiny_patch4_window8_256", "swin_digits")  # of the tests of sizes, and of `align`
-FORMS = ("cuda", "cuda-fp8", "cuda, bfloat16", "cuda, uint8", "ft-mode1", "ft-mode2")
 SIZES = "tests/backends/cuda/kernels/test_sizes.py"
 FIRST = ("tests/gpu/test_cuda_engine.py", "tests/gpu/test_fusions.py", "tests/gpu/test_tiles.py")
 ESSENTIALS = ("tests/gpu/test_ranks.py", "tests/gpu/test_arithmetic.py")  # test_ranks.py alone uses NCCL
@@ -20,16 +17,16 @@ ESSENTIALS = ("tests/gpu/test_ranks.py", "tests/gpu/test_arithmetic.py")  # test
 SECONDS = {
     "cuda": {
         "environment": 8, "compile_ahead": 50, "kernels": 40, "sizes": 26, "essentials": 15, "cuda_engine": 165,
-        "train": 9, "train_v2": 9, "calibrate": 8, "score": 8, "accuracy": 36, "export": 4, "export_bfloat16": 4,
-        "export_uint8": 4, "export_fp8": 4, "verify": 8, "evaluate": 8, "logits": 7, "predict": 8, "serve": 9,
-        "align": 8, "tune": 10, "bench": 8, "finetune": 8, "torchrun": 8, "memory": 7, "step_time": 7, "compile": 10,
+        "train": 9, "calibrate": 8, "score": 8, "export": 4, "export_bfloat16": 4,
+        "export_uint8": 4, "export_fp8": 4, "verify": 8, "evaluate": 8, "logits": 7, "predict": 8,
+        "align": 8, "tune": 10, "bench": 8, "finetune": 8, "torchrun": 8, "step_time": 7, "compile": 10,
         "tests": 8,
     },
     "cpu": {
-        "environment": 8, "kernels": 15, "sizes": 10, "essentials": 18, "cuda_engine": 24, "train": 14, "train_v2": 16,
-        "calibrate": 12, "score": 12, "accuracy": 40, "export": 8, "export_bfloat16": 6, "export_uint8": 6,
-        "export_fp8": 6, "verify": 12, "evaluate": 20, "logits": 10, "predict": 10, "serve": 15, "align": 12,
-        "bench": 14, "finetune": 14, "torchrun": 18, "memory": 9, "step_time": 14, "compile": 65, "tests": 26,
+        "environment": 8, "kernels": 15, "sizes": 10, "essentials": 18, "cuda_engine": 24, "train": 14,
+        "calibrate": 12, "score": 12, "export": 8, "export_bfloat16": 6, "export_uint8": 6,
+        "export_fp8": 6, "verify": 12, "evaluate": 20, "logits": 10, "predict": 10, "align": 12,
+        "bench": 14, "finetune": 14, "torchrun": 18, "step_time": 14, "compile": 65, "tests": 26,
     },
 }  # fmt: skip
 
@@ -42,13 +39,12 @@ class Sizes:
     batch: int
     few: tuple[str, ...]
     epochs: int
-    scored: int
     engine_batch: int
 
 
 WORK = {
-    "cuda": Sizes(NETWORKS, 64, (), 4, 5000, 96),
-    "cpu": Sizes(("swin_digits",), 8, ("--set", "epoch_pictures=256"), 2, 64, 8),
+    "cuda": Sizes(NETWORKS, 64, (), 4, 96),
+    "cpu": Sizes(("swin_digits",), 8, ("--set", "epoch_pictures=256"), 2, 8),
 }
 DIGITS = ("--cfg", "swin_digits", "--data-path", "digits")
 EXPORTS = {  # policy, kind of the file, flags
@@ -74,26 +70,16 @@ class Step:
         """The command for a limit of seconds."""
         return [word.replace("{seconds}", str(max(limit - 15, limit * 3 // 4))) for word in self.command]
 
-    def is_unfinished(self, evidence: Path) -> bool:
-        """Whether its results list what it did not reach."""
-        if self.name != "cuda_engine" or not (evidence / TABLES).is_file():
-            return False
-        try:
-            return bool(json.loads((evidence / TABLES).read_text(encoding="utf-8"))["not_reached"])
-        except (ValueError, TypeError, KeyError):
-            return True
-
 
 @dataclass
 class Place:
-    """Where the steps run. `work`: a folder for their files; `evidence`: for what is kept; `pictures`: CIFAR-10, or
-    None. `facts`: lines of gpu_environment.py; a line with "no ..." says why steps are skipped."""
+    """Where the steps run. `work`: a folder for their files; `evidence`: for what is kept. `facts`: lines of
+    gpu_environment.py; a line with "no ..." says why steps are skipped."""
 
     python: str
     device: str
     work: Path
     evidence: Path
-    pictures: "Path | None"
     facts: list[str] = field(default_factory=list)
 
     @property
@@ -107,10 +93,6 @@ class Place:
     @property
     def trained(self) -> Path:
         return self.work / "train/swin_micro_digits.pth"
-
-    @property
-    def trained_v2(self) -> Path:
-        return self.work / "train_v2/swinv2_micro_digits.pth"
 
     @property
     def calibrated(self) -> Path:
@@ -159,23 +141,14 @@ def what_is_wrong(place: Place) -> Iterator[Step]:
 
 
 def accuracy(place: Place) -> Iterator[Step]:
-    """Networks trained on digits, calibrated, and scored under every policy."""
-    sizes, pictures = place.sizes, place.pictures
+    """A network trained on digits, calibrated, and scored under every policy."""
+    sizes = place.sizes
     training = ("--data-path", "digits", "--recipe", "digits", *sizes.few, "--epochs", sizes.epochs)
     yield place.swin_quant("train", "train", "--cfg", "swin_digits", *training, "--output", place.trained.parent)
-    elsewhere = f"it is for accuracy on the digits, which is scored on {pictures}" if pictures else ""
-    yield place.swin_quant("train_v2", "train", "--cfg", "swinv2_digits", *training, "--output",
-                           place.trained_v2.parent, skipped=elsewhere)  # fmt: skip
     yield place.swin_quant("calibrate", "calibrate", *DIGITS, "--checkpoint", place.trained, "--policy", "ft-mode1",
                            "--output", place.calibrated.parent, needs="train")  # fmt: skip
     yield place.swin_quant("score", "evaluate", *DIGITS, "--checkpoint", place.calibrated, "--policy", "ft-mode1",
                            "ft-mode2", "qdq", needs="calibrate")  # fmt: skip
-    own = ("digits", "--models", f"swin_digits={place.trained}", f"swinv2_digits={place.trained_v2}")
-    # Later steps reuse the kernels that it compiles in parallel.
-    yield place.step("accuracy", "benchmarks/cuda_accuracy.py", "--device", place.device, "--data-path",
-                     *((pictures,) if pictures else own), "--pictures", sizes.scored, "--batch", sizes.engine_batch,
-                     "--forms", *FORMS, "--output", place.evidence / "cuda_accuracy.md",
-                     needs="" if pictures else "train train_v2")  # fmt: skip
 
 
 def exports(place: Place) -> Iterator[Step]:
@@ -197,9 +170,6 @@ def deployed(place: Place) -> Iterator[Step]:
                            *on_digits, needs=" ".join(("calibrate", *forms)))  # fmt: skip
     yield place.swin_quant("logits", "predict", int8, *on_digits, "--logits", place.work / "logits", needs="export")
     yield place.swin_quant("predict", "predict", uint8, "docs/images/report.png", needs="export_uint8")
-    # One picture at a time, with the kernels that `predict` has compiled.
-    yield place.step("serve", "benchmarks/serve.py", uint8, "--clients", 2, "--seconds", 1, "--hanging", 1,
-                     "--max-batch", 1, needs="export_uint8", skipped=place.lacks("server"))  # fmt: skip
     yield place.swin_quant("align", "align", place.calibrated, int8, "--policy", "cuda", "--data-path", "digits",
                            "--pictures", 8, needs="calibrate export")  # fmt: skip
     yield place.step("tune", "tools/cuda/tune.py", int8, "--batch", batch, "--seconds", "{seconds}", needs="export")
@@ -217,9 +187,7 @@ def finetuning(place: Place) -> Iterator[Step]:
     yield place.step("torchrun", "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 1, "-m",
                      "swin_quant", "finetune", *qat, "--output", work / "rank", "--device", place.device,
                      needs="train calibrate")  # fmt: skip
-    yield place.step("memory", "benchmarks/memory.py", "--device", place.device, "--models", *sizes.models,
-                     "--batch", sizes.batch, "--output", place.evidence / "memory.md")  # fmt: skip
-    yield place.step("step_time", "benchmarks/qat_step.py", "--models", sizes.models[0], "--batch", sizes.batch,
+    yield place.step("step_time", "benchmarks/training.py", "step", "--models", sizes.models[0], "--batch", sizes.batch,
                      "--precision", "O0", "O1", "--output", place.evidence / "step_time.md")  # fmt: skip
     yield place.swin_quant("compile", "finetune", *qat, "--compile", "--output", work / "compile",
                            needs="train calibrate")  # fmt: skip

@@ -23,7 +23,7 @@ done
 [[ $python =~ ^3\.[0-9]+$ ]] || { echo "gpu_wheels.sh: --python $python: a version such as 3.12" >&2; exit 2; }
 root=$(cd "$(dirname "$0")/.." && pwd)
 folder=${folder:-$root/gpu_wheels}
-[ ${#packages[@]} -gt 0 ] || packages=(yacs termcolor starlette uvicorn torchao)
+[ ${#packages[@]} -gt 0 ] || packages=(yacs termcolor)
 if [ -e "$folder" ] && [ -n "$(find "$folder" -mindepth 1 ! -name '*.whl' -print -quit)" ]; then
     echo "gpu_wheels.sh: $folder: holds other files than wheels; name another folder" >&2
     exit 2

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.align import align as align
     from swin_quant.verbs.align_sides import Alignment as Alignment
     from swin_quant.verbs.analyze import analyze as analyze
+    from swin_quant.verbs.budget import Budget as Budget
     from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import Evaluation as Evaluation
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from swin_quant.verbs.predict import predict as predict
     from swin_quant.verbs.quantize import Quantized as Quantized
     from swin_quant.verbs.quantize import quantize as quantize
-    from swin_quant.verbs.search import Budget as Budget
     from swin_quant.verbs.search import search as search
     from swin_quant.verbs.search_costs import Search as Search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
@@ -68,7 +68,7 @@ _FACE = {
     "sensitivity": "swin_quant.verbs.sensitivity",
     "search": "swin_quant.verbs.search",
     "Search": "swin_quant.verbs.search_costs",
-    "Budget": "swin_quant.verbs.search",
+    "Budget": "swin_quant.verbs.budget",
     "export": "swin_quant.verbs.export",
     "verify": "swin_quant.verbs.verify",
     "Verification": "swin_quant.verbs.verify",

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from yacs.config import CfgNode
 
+from swin_quant.arguments import checked
 from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, called
@@ -141,6 +142,7 @@ def _sides_in(text: str | None) -> int | list[int] | None:
     return numbers if len(numbers) == 2 else numbers[0] if numbers else None
 
 
+@checked
 def load(
     checkpoint: str | Path,
     config: str | Path | CfgNode | nn.Module | None = None,

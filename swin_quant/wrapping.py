@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import SwinQuantError, UsageError, first_line, listed
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import WrappedRecord
@@ -17,6 +18,7 @@ from swin_quant.data.inputs import Inputs
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.captured import captured
+from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fold import is_fold_exact
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 
@@ -24,6 +26,7 @@ _CLOSE = 1e-4  # share of the largest output: folded constants may round otherwi
 _EXAMPLES = 2
 
 
+@checked
 def wrap(
     module: nn.Module,
     size: int | Sequence[int] | Mapping[str, Tensor] | Inputs,
@@ -47,13 +50,15 @@ def wrap(
     line and the reason, gives NaN, or computes something else when captured, since its control flow depends on its
     input.
     """
+    if isinstance(module, Model | Classifier):
+        raise UsageError(f"{name}: is a model already: give it to sq.calibrate")
     if not isinstance(module, nn.Module):
         raise UsageError(f"wrap takes a torch.nn.Module, not {type(module).__name__}")
     named = Inputs.of(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)
-    _check_float32(name, module)
+    _check_parts(name, module)
     original = _copied(module).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
     seeded = torch.Generator().manual_seed(0)
@@ -143,6 +148,9 @@ def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str =
 
 def _shape_of(size: int | Sequence[int], channels: int) -> tuple[int, ...]:
     """The shape of one input."""
+    if isinstance(size, Tensor) or not isinstance(size, int | Sequence):
+        shown = f"a tensor {list(size.shape)}" if isinstance(size, Tensor) else repr(size)
+        raise UsageError(f"size is {shown}: give a side, (height, width), or the shape of one input without its batch")
     sizes = (size, size) if isinstance(size, int) else tuple(size)
     shape = (channels, *sizes) if len(sizes) == 2 else sizes
     if not shape or not all(type(one) is int and one >= 1 for one in shape):
@@ -157,9 +165,14 @@ def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, 
         raise UsageError(f"{name}: takes {list(shape)}, and its `preprocess` makes {list(made)}: give another `size`")
 
 
-def _check_float32(name: str, module: nn.Module) -> None:
-    """SwinQuantError for a parameter of another float type."""
+def _check_parts(name: str, module: nn.Module) -> None:
+    """SwinQuantError for a scripted part, and for a parameter that is not made yet or of another float type."""
+    for key, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise SwinQuantError(f"{name}: {key or 'it'} is scripted: give the module that torch.jit.script was given")
     for key, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise SwinQuantError(f"{name}: {key} is not initialized: call the module once on an example")
         if parameter.is_floating_point() and parameter.dtype is not torch.float32:
             raise SwinQuantError(f"{name}: {key} is {str(parameter.dtype).removeprefix('torch.')}: give module.float()")
 

@@ -103,16 +103,10 @@ def pytest_configure(config):
         config.pluginmanager.register(SkipReport(), "skips")
 
 
-def pytest_collection_modifyitems(config, items):
-    """Leave out what is not in the sample of kernels: a test that a worker skips costs as much as a quick one.
-
-    Begin with the files that have slow tests: one of minutes at the end would leave the other workers idle.
-    """
-    left_out = [item for item in items if "cuda" in item.path.parts and item.get_closest_marker("skip")]
-    config.hook.pytest_deselected(items=left_out)
-    unneeded = set(left_out)
+def pytest_collection_modifyitems(items):
+    """Begin with the files that have slow tests: one of minutes at the end would leave the other workers idle."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items[:] = sorted((item for item in items if item not in unneeded), key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: item.path not in slow)
 
 
 # A fork lacks the threads of engines that earlier tests left as garbage: to collect one there would wait for ever.

@@ -19,7 +19,7 @@ FLOORS = [
     ["score", "operators"],
     ["backends", "train"],
     ["report", "ship", "serving"],
-    ["model"],
+    ["model", "arguments"],
     ["wrapping"],
     ["loading"],
     ["exported"],

@@ -1,29 +1,21 @@
-"""Everything that documents show works, on micro models: commands of README, docs and --help in order, README's
-Python. Its tables and citations are those of the code."""
+"""Documents: links lead somewhere, commands parse, those of README and its Python run on a micro model, and tables and
+citations are those of the code."""
 
 import re
 import runpy
 import shlex
 import shutil
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-from draws import drawn
-from safetensors.torch import save_file
-from shown import DOCUMENTS, FILES, ROOT, shell_lines
+from shown import DOCUMENTS, ROOT
 
-from swin_quant.backends.fastertransformer.tuner import write_tuned
-from swin_quant.base.files import configs_dir, sha256_of
+from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
-from swin_quant.checkpoint import identify
-from swin_quant.cli import main
-from swin_quant.cli.commands import GROUPS
-from swin_quant.cli.session import FRONT_DOOR
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
@@ -31,44 +23,50 @@ from swin_quant.models import build_model
 from swin_quant.models import registry as architectures
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-NAME, CLASSES = "swin_tiny_patch4_window7_224", ("cat", "dog", "fox")
-# Options at the end of a line that make a command short.
-QUICK = {
-    "bench": ["--rounds", "1", "--seconds", "0.01", "--batch", "1"],
-    "calibrate my.pth": ["--pictures", "4"],
-    "sensitivity": ["--pictures", "4"],
-    "search": ["--pictures", "4", "--min-sqnr", "0"],
-    "train": ["--epochs", "1", "--batch", "32"],
-    "finetune": ["--epochs", "1", "--batch", "32"],
-    "ft front-door --train": ["--num-epochs", "1", "--batch-size", "32"],
-}
-# Commands that are not run here, and why; test_flags parses these too.
-NOT_RUN = {
-    "tensorrt build-engine": "needs TensorRT; test_build_engine has a stand-in",
-    "serve": "serves until it is told to end; test_serve does",
-    "demo": "trains for a minute; test_demo cuts it short",
-    "search": "an export for each group of layers; test_search runs it",
-    "quantize my.pth --data-path imagenet --for openvino --policy auto": "searches; test_search",
-    "bench out/my_": "a process an engine, a file a baseline; test_bench runs both",
-    "finetune ... --continue": "a line of any of the others",
-    "verify out/.../my_int8_sm80.safetensors": "a line that leaves out a folder; verify's own examples are run",
-    "ft export out/swin_large_calib.pth": "full size: 200 million weights",
-    "calibrate timm:resnet50": "weights of the hub's; test_any_model goes all the way with micro ones",
-    "calibrate resnet50.pth": "the same, from a file",
-    "export out/resnet50_calib.pth": "the same",
-}
-RUN = set()  # lines of earlier documents
+NAME = "swin_tiny_patch4_window7_224"
+# Options at the end of a line of README that make a command short.
+QUICK = {"train": ["--epochs", "1", "--batch", "32"], "finetune": ["--epochs", "1", "--batch", "32"]}
 LAUNCHER = "python -m torch.distributed.launch --nproc_per_node 1 --master_port 12345 "
+
+
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(page):
+    """The anchors of a document's headings, as GitHub and the site make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*DOCUMENTS, *ROOT.glob("*.md")], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lost = []
+    for link in (first or second for first, second in LINK.findall(text)):
+        place, _, anchor = link.partition("#")
+        target = (page.parent / place).resolve() if place else page
+        if re.match(r"\w+:", link):
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            lost.append(link)
+    assert lost == []
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory, write_config, randomise, pictures) -> Path:
     """A reader's folder: a float checkpoint of a block a stage, `imagenet`, a photo, a folder of photos."""
     folder = tmp_path_factory.mktemp("reader")
-    (folder / "configs" / "swin").mkdir(parents=True)
     keys = {"EMBED_DIM": 32, "DEPTHS": [1, 1]}  # FasterTransformer takes heads of 32 channels
     config = yaml.safe_load(write_config(folder, "swin", **keys).read_text())
-    add_checkpoint(folder, config, f"configs/swin/{NAME}", NAME, randomise)
+    config["MODEL"]["NAME"] = NAME
+    (folder / "model.yaml").write_text(yaml.safe_dump(config))
+    cfg = load_config(folder / "model.yaml")
+    weights = {k: v for k, v in randomise(build_model(cfg)).state_dict().items() if not k.endswith("_amax")}
+    torch.save({"model": weights}, folder / f"{NAME}.pth")
+    card = RunCard(NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
+    record = CheckpointRecord(file=f"{NAME}.pth", sha256=sha256_of(folder / f"{NAME}.pth"))
+    replace(card, checkpoint=record).write(folder / f"{NAME}.json")
     shutil.copytree(pictures, folder / "imagenet")
     for picture in list((pictures / "train").rglob("*.png")):
         for copy in range(1, 8):  # 80 calibrate
@@ -76,105 +74,6 @@ def reader(tmp_path_factory, write_config, randomise, pictures) -> Path:
     shutil.copytree(pictures / "val" / "cat", folder / "holiday")
     shutil.copy(next((pictures / "val").rglob("*.png")), folder / "photo.jpg")
     return folder
-
-
-def add_checkpoint(folder, config, place, name, randomise):
-    """Write the config of the model with that name at `place`, its weights and their run card into the folder."""
-    config["MODEL"]["NAME"] = name
-    (folder / f"{place}.yaml").write_text(yaml.safe_dump(config))
-    cfg = load_config(folder / f"{place}.yaml")
-    weights = {k: v for k, v in randomise(build_model(cfg)).state_dict().items() if not k.endswith("_amax")}
-    torch.save({"model": weights}, folder / f"{name}.pth")
-    card = RunCard(name, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
-    record = CheckpointRecord(file=f"{name}.pth", sha256=sha256_of(folder / f"{name}.pth"))
-    replace(card, checkpoint=record).write(folder / f"{name}.json")
-    return weights
-
-
-@pytest.fixture(scope="module")
-def shelf(reader, tmp_path_factory, randomise):
-    """The folder of a user who tries the documents: all files that they name, from micro models. Copy it."""
-    folder = tmp_path_factory.mktemp("shelf") / "shelf"
-    shutil.copytree(reader, folder, ignore=shutil.ignore_patterns("out*"))
-    config = yaml.safe_load((folder / "configs" / "swin" / f"{NAME}.yaml").read_text())
-    weights = add_checkpoint(folder, config, "my", "my", randomise)
-    for suffix in (".pth", ".json"):
-        shutil.copy(folder / f"{NAME}{suffix}", folder / f"swin_tiny{suffix}")
-    save_file(weights, folder / "timm_swin_tiny.safetensors")
-    shutil.copy(folder / "photo.jpg", folder / "cat.jpg")
-    shutil.copytree(folder / "holiday", folder / "more")
-    for picture in (folder / "holiday").glob("*.png"):
-        shutil.copy(picture, picture.with_suffix(".jpg"))
-    for name in ("data", "cifar10", "CIFAR10_FOLDER"):  # as folders and in a zip
-        shutil.copytree(folder / "imagenet", folder / name)
-        for split in ("train", "val"):
-            files = sorted((folder / name / split).rglob("*.png"))
-            with zipfile.ZipFile(folder / name / f"{split}.zip", "w") as archive:
-                for file in files:
-                    archive.write(file, f"{file.parent.name}_{file.name}")
-            lines = [f"{file.parent.name}_{file.name}\t{CLASSES.index(file.parent.name)}\n" for file in files]
-            (folder / name / f"{split}_map.txt").write_text("".join(lines))
-    for name in ("igemm_config.in", "a.in", "b.in"):
-        write_tuned(folder / name, [])
-    calibrated = "out/my_calib.pth"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        ours("calibrate my.pth --cfg my.yaml --data-path imagenet --policy ft-mode1 --output out")
-        ours(f"calibrate {NAME}.pth --data-path imagenet --policy ft-mode1 --output out")
-        ours(f"export {calibrated} --for onnx --policy qdq --output out")
-        ours(f"export {calibrated} --for onnx --precision float --output out")
-        ours(f"export {calibrated} --for openvino --policy cpu --output out")
-        shutil.copy(calibrated, "theirs_calib.pth")
-        for name in ("swin_tiny_int8.onnx", "swin_tiny_int8_tensorrt.onnx"):
-            shutil.copy("out/my_int8.onnx", f"out/{name}")
-        shutil.copy("out/my_fp32.onnx", "some_swin_of_timm.onnx")
-        shutil.copy(configs_dir() / "policies" / "cpu.yaml", "out/my_auto_openvino.yaml")  # as `search` writes one
-        for folder_of_results in ("out/mode1", "out/mode2"):
-            Path(folder_of_results).mkdir()
-            for suffix in (".pth", ".json"):
-                shutil.copy(f"out/{NAME}_calib{suffix}", folder_of_results)
-    return folder
-
-
-def ours(line):
-    assert main(shlex.split(line)) == 0, line
-
-
-BY_DOCUMENT = [path for path in FILES if path.name != "README.md" and any(shell_lines(path))]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", drawn(BY_DOCUMENT, 2), ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_documents_and_help_show_can_be_done(path, shelf, run, tmp_path, monkeypatch):
-    pytest.importorskip("openvino")
-    folder = tmp_path / "shelf"
-    shutil.copytree(shelf, folder)
-    monkeypatch.chdir(folder)
-    config = folder / "configs" / "swin" / f"{NAME}.yaml"
-    monkeypatch.setattr("swin_quant.config.load.shipped_configs", lambda: {NAME: config})
-    monkeypatch.setattr(identify, "_shipped", lambda: (identify._candidate(NAME, config),))
-    lines = [(command, words, f"{command} {shlex.join(words)}") for command, words in shell_lines(path)]
-    for number, (command, words, line) in enumerate(lines):
-        later = [after for _, _, after in lines[number + 1 :]]
-        if any(line.startswith(known) for known in NOT_RUN) or line in RUN and not is_read(words, later):
-            continue
-        RUN.add(line)
-        words = [word for part in shlex.split(" ".join(words).split(" > ")[0]) for word in expanded(part)]
-        words += next((more for known, more in QUICK.items() if line.startswith(known)), [])
-        done = run("main.py", *words) if command == FRONT_DOOR else run(*command.split(), *words)
-        assert done.code == 0, (line, done)
-        shutil.rmtree("output", ignore_errors=True)  # two lines are two ways, not one after the other
-
-
-def is_read(words, later):
-    """Whether later lines read what this one writes; what lies in `out` is on the shelf."""
-    output = words[words.index("--output") + 1] if "--output" in words else "out"
-    return output != "out" and any(f"{output}/" in line for line in later)
-
-
-def test_what_is_not_run_is_still_shown():
-    shown = [f"{command} {shlex.join(words)}" for path in BY_DOCUMENT for command, words in shell_lines(path)]
-    assert [known for known in NOT_RUN if not any(line.startswith(known) for line in shown)] == []
 
 
 def commands():
@@ -202,23 +101,6 @@ def test_the_commands_of_the_readme(reader, run, monkeypatch):
 def expanded(word):
     """The words as a shell expands them."""
     return sorted(map(str, Path().glob(word))) if "*" in word else [word]
-
-
-DIALECT = re.compile(r"(?:\A|\n\n|[.;!?]\s|\*\*\s)\s*((?:Of|What|That which|Those|Others|Who|Whose)\b[^.?]*[.?])")
-PROSE = [path for path in DOCUMENTS if "results" not in path.parts]
-
-
-def test_sentences_begin_with_their_noun():
-    """CONTRIBUTING's rule; a question may begin with What or Who."""
-    wrong = []
-    for path in PROSE:
-        prose = re.sub(r"```.*?```|^#.*?$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-        wrong += [(path.name, found) for found in DIALECT.findall(prose) if not found.endswith("?")]
-    assert wrong == []
-
-
-def test_every_group_of_commands_is_shown():
-    assert all(f"swin-quant {group}" in README for group in GROUPS)
 
 
 def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeypatch):
@@ -288,15 +170,3 @@ def test_sections_that_are_cited_exist(folder):
     }
     tops = {heading.partition(".")[0] for heading in HEADINGS}
     assert {(file, number) for file, number in cited if number not in HEADINGS | tops} == set()
-
-
-def test_nothing_cites_what_readers_do_not_have():
-    files = [
-        file
-        for folder in ("swin_quant", "configs")
-        for file in (ROOT / folder).rglob("*.*")
-        if file.suffix in (".py", ".yaml")
-    ]
-    assert [
-        file.name for file in files if re.search(r"spec,\s+section|quantizer_base|anchors B", file.read_text())
-    ] == []

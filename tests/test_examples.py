@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 
 from swin_quant.cards.lineage import card_of
 from swin_quant.checkpoint import load_float
@@ -100,7 +100,7 @@ def test_there_are_notebooks_without_old_results():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("book", drawn(BOOKS, 2), ids=lambda book: book.stem)
+@pytest.mark.parametrize("book", share(BOOKS, 2), ids=lambda book: book.stem)
 def test_every_cell_of_a_notebook_runs(book, place, monkeypatch, engines_here):
     for engine in ("onnxruntime", "openvino") if "export" in book.stem else ():
         pytest.importorskip(engine)

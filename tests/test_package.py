@@ -144,38 +144,3 @@ def test_the_wheel_alone_gives_the_commands(tmp_path):
     assert subprocess.run([command, "--version"], **elsewhere).stdout.strip() == swin_quant.__version__
     assert "ft-mode1" in subprocess.run([command, "policies"], **elsewhere).stdout
     subprocess.run([sys.executable, "-c", ALL_COMMANDS, site], **elsewhere)
-
-
-@pytest.fixture
-def ci(tmp_path):
-    """A separate commit in which make and pip do nothing: ci(DRAWS="3") -> the draws of the next commit's tests."""
-    for name, text in {".venv/bin/python": "exit 1", "bin/make": 'echo "$1 $DRAWS"'}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / ".ci" / "run").write_bytes((ROOT / ".ci" / "run").read_bytes())
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if name != "DRAWS" and not name.startswith("GIT_")}
-
-    def run(**given):
-        git = ["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True, env=kept)
-        done = subprocess.run(
-            ["bash", tmp_path / ".ci" / "run"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=kept | given | {"PATH": path},
-        )
-        said = dict(line.replace("=", " ").split() for line in done.stdout.splitlines())
-        assert said["DRAWS"] == said["test-all"]  # a number that can be reused
-        return int(said["DRAWS"])
-
-    return run
-
-
-def test_ci_draws_operands_anew_for_each_commit(ci):
-    assert ci() != ci()
-    assert ci(DRAWS="3") == 3

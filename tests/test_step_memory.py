@@ -15,7 +15,7 @@ IMAGES = torch.randn(8, 3, 32, 32)
 def memory(monkeypatch):
     """The module of the benchmarks that counts memory."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
-    return __import__("step_memory")
+    return __import__("training")
 
 
 def test_a_linear_and_a_gelu_keep_their_inputs_and_a_tensor_that_is_kept_twice_counts_once(memory):

@@ -13,26 +13,21 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
+from swin_quant.checkpoint.conventions import OPENMMLAB
 from swin_quant.checkpoint.names import below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
 from swin_quant.checkpoint.read import VERSIONS
+from swin_quant.checkpoint.roots import WRAPPER, choose_set
 from swin_quant.config.outputs import DETECTION, EACH, MMPRETRAIN
 
 _ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
 _OUTPUT_NORM = re.compile(r"norm(\d)\.weight")
 _STATE_NORM = re.compile(r"(?:.*\.)?hidden_states_norms\.(stage)?(\d)\.(weight|bias)")
-_OPENMMLAB = (
-    (r"^patch_embed\.projection\.", "patch_embed.proj."),
-    (r"^stages\.", "layers."),
-    (r"\.attn\.w_msa\.", ".attn."),
-    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
-    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
-)
 _MERGED = re.compile(r"layers\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))")
 _DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; mmpretrain may have a neck, too
-    r"((module|model|ema|detector|teacher|student)\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
+    rf"({WRAPPER}|detector\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
     r"(decode|auxiliary|panoptic\w*|semantic)_head|"
     r"encoder|decoder|neck\.(fpn|lateral|convs))\b"
 )
@@ -45,12 +40,16 @@ def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[st
 
     `warns`: log a warning where the rule for windows is assumed. Other parts (a neck, heads) are left out and logged.
     A classifier's file comes back unchanged.
-    SwinQuantError for a file with several backbones.
+    Of several backbones, `weights.asked` chooses (MoBY's `encoder`, beside its momentum encoder `encoder_k`).
+    SwinQuantError where it does not.
     """
     found = sorted({match[1] for match in map(_ENTRANCE.fullmatch, weights.state) if match})
-    if len(found) > 1:
-        raise SwinQuantError(f"{weights.source.path}: holds several backbones, under {listed(found)}: save one alone")
     prefix = found[0] if found else ""
+    if len(found) > 1:
+        inside = {root[:-1]: below(weights.state, root) for root in found}
+        shapes = {name: {key: tuple(x.shape) for key, x in each.items()} for name, each in inside.items()}
+        name, _ = choose_set(weights.source.path, shapes, weights.asked)
+        prefix = f"{name}." if name else ""
     state = below(weights.state, prefix)
     norms = {key: match for key in weights.state if (match := _STATE_NORM.fullmatch(key))}
     if beside := [key for key in weights.state if not key.startswith(prefix) and key not in norms]:
@@ -105,18 +104,13 @@ def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int]
 
 def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A Swin of OpenMMLab under Microsoft's names, the neighbours of patch merging in its order."""
-    found = renamed(state, "OpenMMLab", *_OPENMMLAB)
-    norms_all = {key for key in found if _MERGED.fullmatch(key) and _reads_all(found, key)}
-    return {key: _reordered(value) if key in norms_all else value for key, value in found.items()}
-
-
-def _reads_all(state: Mapping[str, Tensor], key: str) -> bool:
-    """Whether the last dimension holds the four neighbours; V2's norm comes after the reduction and has fewer."""
-    reduction = state.get(re.sub(r"downsample\..*", "downsample.reduction.weight", key))
-    width = state[key].shape[-1] if state[key].ndim else 0
-    return reduction is not None and reduction.ndim == 2 and width == reduction.shape[1] and width % 4 == 0
-
-
-def _reordered(value: Tensor) -> Tensor:
-    """[..., C * 4] of nn.Unfold -> [..., 4 * C] of Microsoft."""
-    return value.unflatten(-1, (-1, 4))[..., _OURS_IN_THEIRS].transpose(-1, -2).flatten(-2)
+    found = renamed(state, OPENMMLAB.name, *OPENMMLAB.renames)
+    reductions = {key: x for key, x in found.items() if key.endswith("downsample.reduction.weight") and x.ndim == 2}
+    for key, value in [each for each in found.items() if _MERGED.fullmatch(each[0]) and each[1].ndim]:
+        reduction = reductions.get(re.sub(r"downsample\..*", "downsample.reduction.weight", key))
+        # The last dimension holds the four neighbours; V2's norm comes after the reduction and has fewer
+        if reduction is not None and value.shape[-1] == reduction.shape[1] and reduction.shape[1] % 4 == 0:
+            # [..., C * 4] of nn.Unfold -> [..., 4 * C] of Microsoft
+            neighbours = value.unflatten(-1, (-1, 4))[..., _OURS_IN_THEIRS]
+            found[key] = neighbours.transpose(-1, -2).flatten(-2)
+    return found

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, 
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
+from swin_quant.checkpoint.roots import is_final_norm, nearest_convention
 from swin_quant.checkpoint.sources import name_of, timm_name
 from swin_quant.checkpoint.unsupported import described, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
@@ -56,8 +56,7 @@ class Candidate:
 def fitting(known: Geometry) -> list[Candidate]:
     """The shipped configurations that contradict nothing of `known`; a head with another number of
     classes is no contradiction."""
-    same = [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
-    return [each for each in same if not differing(known, each.geometry)] or same
+    return [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
 
 
 def windows_of(name: str, known: Geometry) -> Geometry:
@@ -70,25 +69,28 @@ def windows_of(name: str, known: Geometry) -> Geometry:
 
 def nearest(known: Geometry) -> Candidate:
     """The shipped configuration that contradicts `known` in the fewest keys, then by the smallest amount."""
-    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=partial(_distance, known))
 
+    def entries(value: Any) -> list[float]:
+        return value if isinstance(value, list) else [value]
 
-def _distance(known: Geometry, candidate: Candidate) -> tuple[int, float]:
-    keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
-    pairs = [(_entries(known[key]), _entries(candidate.geometry[key])) for key in keys]
-    return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
+    def distance(candidate: Candidate) -> tuple[int, float]:
+        keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
+        pairs = [(entries(known[key]), entries(candidate.geometry[key])) for key in keys]
+        return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
 
-
-def _entries(value: Any) -> list[float]:
-    return value if isinstance(value, list) else [value]
+    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=distance)
 
 
 def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
-    """The candidate that fits a model's name, or the plainest of several that differ only in training.
+    """The candidate that fits a model's name, then its number of classes; the plainest of several that differ only in
+    training.
 
     UsageError, with the file and the candidates, if these are different models.
     """
-    left = _named_alike(candidates, _plain(name)) or candidates
+    alike = _named_alike(candidates, _plain(name)) or candidates
+    models = {each.model for each in alike}
+    left = [each for each in candidates if each.model in models and not differing(known, each.geometry)] or alike
+    left = _named_alike(left, _plain(name)) or left
     if len({each.model for each in left}) > 1:
         keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
         raise UsageError(
@@ -114,14 +116,13 @@ def _plain(name: str) -> str:
 
 @functools.cache
 def _shipped() -> tuple[Candidate, ...]:
-    return tuple(_candidate(name, file) for name, file in shipped_configs().items())
-
-
-def _candidate(name: str, file: Path) -> Candidate:
-    cfg = load_config(file)
-    own = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
-    own |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
-    return Candidate(name, file, own, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION))
+    found = []
+    for name, file in shipped_configs().items():
+        cfg = load_config(file)
+        own = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
+        own |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
+        found.append(Candidate(name, file, own, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION)))
+    return tuple(found)
 
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
@@ -282,14 +283,13 @@ def _known(determined: Geometry, public: Mapping[str, Any], overrides: Mapping[s
 def _check_stages(weights: Weights, determined: Geometry) -> None:
     """Refuse a model that no config can describe: a stage is missing, or each has its own window."""
     file, stages = weights.source.path, len(determined["DEPTHS"])
-    if stages > _MOST_STAGES or any(f"layers.{i}.blocks.0.norm1.weight" not in weights.state for i in range(stages)):
-        absent = [
-            f"layers.{i}"
-            for i in range(min(stages, _MOST_STAGES))
-            if f"layers.{i}.blocks.0.norm1.weight" not in weights.state
-        ]
-        lost = f"no first block (norm1) in {listed(absent)}" if absent else f"{stages} stages"
-        raise SwinQuantError(f"{file}: is no whole Swin: it has {lost}: it is damaged, or a part of a model")
+    if stages > _MOST_STAGES:
+        raise SwinQuantError(f"{file}: is no whole Swin: it has {stages} stages")
+    conventions = [nearest_convention(weights.state), nearest_convention(weights.raw or weights.state)]
+    if [key for key in conventions[0][1] if not is_final_norm(key)]:  # a backbone has none
+        publisher, missing = min((each for each in conventions if each[1]), key=lambda each: len(each[1]))
+        lost = f"the nearest names are those of {publisher}, with {len(missing)} missing: {listed(missing, 3)}"
+        raise SwinQuantError(f"{file}: is no whole Swin: {lost}: it is damaged, or a part of a model")
     windows = [window for window in stage_windows(weights.state, range(stages)) if window is not None]
     if len(windows) < stages:
         return
@@ -355,12 +355,9 @@ def _place(key: str, known: Geometry) -> str:
 
 def _timm_config(weights: Weights) -> str | None:
     """`timm:NAME` for weights of another model than a Swin, if their repository names it; else None."""
-    file = weights.source.path
     if geometry(weights.state):
         return None
-    if (name := timm_name(file)) is not None:
-        return f"timm:{name}"
-    name = described_by_timm(weights.source).get("architecture")
+    name = timm_name(weights.source.path) or described_by_timm(weights.source).get("architecture")
     return f"timm:{name}" if isinstance(name, str) else None
 
 

@@ -42,7 +42,8 @@ def resized(
         before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
         if before is None or after is None or before == after:
             continue
-        if not value.is_floating_point() or not _alike(value.shape, shape):
+        alike = len(value.shape) == len(shape) and value.shape[-1] == shape[-1] and value.shape[:-2] == shape[:-2]
+        if not value.is_floating_point() or not alike:  # other heads or channels
             continue
         if key.endswith(_ABSOLUTE):
             found[key] = _bicubic(value[0].float(), before, after)[None]
@@ -68,11 +69,6 @@ def _grid_of(key: str, shape: torch.Size, grids: Mapping[str, Grid], model: bool
     if known and math.prod(known) == places and (model or side * side != places):
         return known
     return (side, side) if side and side * side == places else None
-
-
-def _alike(one: torch.Size, other: torch.Size) -> bool:
-    """Whether two tables of positions have the same heads or channels."""
-    return len(one) == len(other) and one[-1] == other[-1] and one[:-2] == other[:-2]
 
 
 def _bicubic(table: Tensor, before: Grid, after: Grid) -> Tensor:
@@ -166,7 +162,9 @@ def _checked_weights(
         wanted.pop(key, None)
         wanted |= {key: torch.empty(factors.channels)} if key in stored else {}
     if resizes:
-        stored = _at_model_size(_without_foreign(stored, wanted, path), wanted, _grids(model), read.source)
+        windows = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
+        grids = {f"{name}.{_BIASES}": (2 * of[0] - 1, 2 * of[1] - 1) for name, of in windows.items() if of}
+        stored = _at_model_size(_without_foreign(stored, wanted, path), wanted, grids, read.source)
     faults = {kind: keys for kind, keys in _compare(stored, wanted).items() if keys}
     if faults:
         diagnosis = _diagnosis(sum(faults.values(), []), stored, wanted, can_replace=replace_head is not None)
@@ -187,12 +185,6 @@ def _without_foreign(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor],
         return stored
     log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
     return {key: value for key, value in stored.items() if key not in foreign}
-
-
-def _grids(model: nn.Module) -> dict[str, Grid]:
-    """Rows and columns of each table of biases, by its key."""
-    windows = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
-    return {f"{name}.{_BIASES}": (2 * sides[0] - 1, 2 * sides[1] - 1) for name, sides in windows.items() if sides}
 
 
 def _at_model_size(
@@ -222,7 +214,9 @@ def _compare(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict
         elif value.shape != wanted[key].shape:
             unfit.append(f"{key} (is {list(value.shape)}, must be {list(wanted[key].shape)})")
         elif _is_derived(key):
-            if not _equal(value, wanted[key].cpu()):
+            # Tables of real numbers were computed by other versions of torch, perhaps stored in half precision
+            rounding = 8 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+            if not torch.allclose(value.double(), wanted[key].cpu().double(), rtol=0.0, atol=rounding):
                 unfit.append(f"{key} (other values: another window, image size or pretrained window)")
         elif not value.is_floating_point() and wanted[key].is_floating_point():
             unfit.append(f"{key} (is {value.dtype}, must be floating point)")
@@ -241,12 +235,6 @@ def _head() -> frozenset[str]:
 def _classes(state: Mapping[str, Tensor]) -> int | None:
     """The number of classes: the rows of the head's first matrix."""
     return next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), None)
-
-
-def _equal(value: Tensor, reference: Tensor) -> bool:
-    # Tables of real numbers were computed by other versions of torch, perhaps stored in half precision.
-    rounding = 8 * torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
-    return torch.allclose(value.double(), reference.double(), rtol=0.0, atol=rounding)
 
 
 def _diagnosis(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint.conventions import TIMM_FEATURES, TRANSFORMERS
 from swin_quant.config.defaults import families
 
 Entry = TypeVar("Entry")
@@ -50,7 +51,7 @@ WRAPPERS = tuple(  # in any order and depth
     )
 )
 CONVENTIONS = (
-    Convention("timm features", r"^layers_0\.", r"^layers_(\d+)\.", lambda match: f"layers.{match[1]}."),
+    Convention("timm features", r"^layers_0\.", *TIMM_FEATURES.renames[0]),
     Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
     Convention(  # for a Swin alone: the heads of timm's other models have this name here, too
         "timm",
@@ -69,25 +70,6 @@ CONVENTIONS = (
 )
 
 _TRANSFORMERS_SEEN = re.compile(r"(swin(v2)?\.)?encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm_before)\.")
-_TRANSFORMERS = (  # pattern in a key -> its replacement; applied in this order, each wherever it is found
-    (r"^swin(v2)?\.", ""),
-    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"^embeddings\.norm\.", "patch_embed.norm."),
-    (r"^embeddings\.position_embeddings$", "absolute_pos_embed"),
-    (r"^encoder\.layers\.", "layers."),
-    (r"^layernorm\.", "norm."),
-    (r"^classifier\.", "head."),
-    (r"\.layernorm_before\.", ".norm1."),
-    (r"\.layernorm_after\.", ".norm2."),
-    (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
-    (r"\.attention\.((self\.)?query|q_proj)\.", ".attn.q."),
-    (r"\.attention\.((self\.)?key|k_proj)\.", ".attn.k."),
-    (r"\.attention\.((self\.)?value|v_proj)\.", ".attn.v."),
-    (r"\.attention\.(self|relative_position_bias)\.", ".attn."),
-    (r"\.attn\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
-    (r"\.intermediate\.dense\.", ".mlp.fc1."),
-    (r"(\.blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
-)
 _PART = re.compile(r"(.*\.attn\.)[qkv]\.(weight|bias)")
 
 
@@ -117,7 +99,7 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
             state = renamed(state, convention.name, (convention.pattern, convention.to))
     if any(map(_TRANSFORMERS_SEEN.match, state)):
         found.append("transformers")
-        state = _joined(renamed(state, "transformers", *_TRANSFORMERS))
+        state = _joined(renamed(state, "transformers", *TRANSFORMERS.renames))
     if is_mindspore(state):
         found.append(MINDSPORE)
         state = from_mindspore(state)
@@ -152,21 +134,20 @@ def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         match = _PART.fullmatch(key)
         if match is None:
             found[key] = tensor
-        elif f"{match[1]}qkv.{match[2]}" not in found:
-            found |= _join(state, *match.groups())
+            continue
+        attention, kind = match.groups()
+        joined = f"{attention}qkv.{kind}"
+        if joined in found:
+            continue
+        parts = {part: state[name] for part in "qkv" if (name := f"{attention}{part}.{kind}") in state}
+        if kind == "bias" and [*parts] == ["q", "v"] and f"{attention}logit_scale" in state:
+            found |= {f"{attention}{part}_bias": x for part, x in parts.items()}
+            continue
+        forms = {(part.shape, part.dtype) for part in parts.values()}
+        if len(parts) < 3 or len(forms) > 1 or not parts["q"].ndim:
+            raise SwinQuantError(f"q, k and v of {joined} are not three tensors of one shape and type")
+        found[joined] = torch.cat([*parts.values()])
     return found
-
-
-def _join(state: Mapping[str, Tensor], attention: str, kind: str) -> dict[str, Tensor]:
-    """q, k and v of one attention together, its weights or its biases."""
-    names = {part: f"{attention}{part}.{kind}" for part in "qkv"}
-    parts = {part: state[name] for part, name in names.items() if name in state}
-    if kind == "bias" and [*parts] == ["q", "v"] and f"{attention}logit_scale" in state:
-        return {f"{attention}{part}_bias": x for part, x in parts.items()}
-    forms = {(part.shape, part.dtype) for part in parts.values()}
-    if len(parts) < 3 or len(forms) > 1 or not parts["q"].ndim:
-        raise SwinQuantError(f"q, k and v of {attention}qkv.{kind} are not three tensors of one shape and type")
-    return {f"{attention}qkv.{kind}": torch.cat([*parts.values()])}
 
 
 MINDSPORE = "MindSpore"

@@ -50,8 +50,12 @@ def read_weights(
 
     `weights`: the set to take from a file that holds several (`roots`); a file of ours holds one.
     """
-    raw, source = read_state_dict(local_file(checkpoint), weights, hash_of)
-    raw = without_inserted(raw)
+    return named_weights(*read_state_dict(local_file(checkpoint), weights, hash_of), weights)
+
+
+def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:
+    """The tensors of a file under Microsoft's names, as `read_weights` returns them."""
+    raw = without_inserted(state)
     calibrated = is_calibrated(raw)
     ours = calibrated or card_path(source.path).exists()
     asked = "" if ours or (weights != RAW and satisfies(source.weights, weights)) else weights

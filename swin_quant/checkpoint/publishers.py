@@ -251,15 +251,12 @@ def _levels(options: Mapping[str, Any], known: Processor, where: str) -> dict[st
         mean, std = [0.0] * 3, [1.0] * 3
     else:
         usual = (("image_mean", known.mean), ("image_std", known.std))
-        mean, std = (_channels(options.get(key, default)) for key, default in usual)
+        values = (options.get(key, default) for key, default in usual)
+        mean, std = ([each] * 3 if type(each) in (int, float) else entries(each) for each in values)
     are_numbers = all(isinstance(x, list) and all(type(each) in (int, float) for each in x) for x in (mean, std))
     if scale == 1 or not are_numbers:
         return {"DATA.MEAN": mean, "DATA.STD": std}  # other types are refused when the keys are set
     return {"DATA.MEAN": [value / scale for value in mean], "DATA.STD": [value / scale for value in std]}
-
-
-def _channels(value: Any) -> Any:
-    return [value] * 3 if type(value) in (int, float) else entries(value)
 
 
 def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any]:

@@ -95,11 +95,7 @@ def read_state_dict(
         kind, content = "pth", read_pickled(path)
     else:
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
-    state, taken, several = _unwrap(path, content, weights)
-    for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one level deeper
-        notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
-        notes |= {VERSIONS: part.versions} if hasattr(part, VERSIONS) else {}
-    return state, Source(path, hash_of(path), kind, notes=notes, weights=taken, several=several)
+    return choose_state(content, Source(path, hash_of(path), kind, notes=notes), weights)
 
 
 def _read_parts(
@@ -168,8 +164,9 @@ def read_pickled(path: Path) -> Any:
     raise SwinQuantError(f"{path}: {problem}")
 
 
-def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], str, bool]:
-    """The tensors of the set that is the model, its name, and whether there are other sets."""
+def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[str, Tensor], Source]:
+    """The tensors of the set in a file's content that is the model, and `source` with its name and the notes beside."""
+    path = source.path
     if not isinstance(content, Mapping):
         raise SwinQuantError(f"{path}: holds a {type(content).__name__}, not a state_dict")
     sets = sets_in(content)
@@ -192,7 +189,11 @@ def _unwrap(path: Path, content: Any, weights: str) -> tuple[dict[str, Tensor], 
     beside = [key for key, value in state.items() if not isinstance(value, Tensor | Mapping)]
     if name and beside:
         log.info("%s: no tensors, left out: %s", path, listed(beside, 3))
-    return tensors[name], name, len(sets) > 1
+    notes = dict(source.notes)
+    for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one level deeper
+        notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
+        notes |= {VERSIONS: part.versions} if hasattr(part, VERSIONS) else {}
+    return tensors[name], replace(source, notes=notes, weights=name, several=len(sets) > 1)
 
 
 def _has_tensor(value: Any) -> bool:

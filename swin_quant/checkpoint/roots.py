@@ -18,29 +18,13 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
+from swin_quant.checkpoint.conventions import OPENMMLAB, PUBLISHERS
 from swin_quant.checkpoint.names import below
 from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 
-_WRAPPER = re.compile(r"((_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\.)*")
-# Keys that every model of a convention has: its first block, by which roots are found, its embedding, its final norm.
-# A backbone has no final norm; then the root with the fewest missing anchors is the model's.
-ANCHORS = {
-    "Microsoft": ("layers.0.blocks.0.norm1.weight", "patch_embed.proj.weight", "norm.weight"),
-    "timm features": ("layers_0.blocks.0.norm1.weight", "patch_embed.proj.weight"),
-    **{
-        name: (
-            f"{prefix}encoder.layers.0.blocks.0.layernorm_before.weight",
-            f"{prefix}embeddings.patch_embeddings.projection.weight",
-            f"{prefix}layernorm.weight",
-        )
-        for name, prefix in (
-            ("transformers", "swin."),
-            ("transformers V2", "swinv2."),
-            ("transformers without a head", ""),
-        )
-    },
-}
+WRAPPER = r"(_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\."
+_WRAPPER = re.compile(rf"({WRAPPER})*")
 _HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=True)))}|cls_head)\.(weight|bias)")
 _MASKED = re.compile(r"((swin(v2)?\.)?embeddings\.)?mask_token|decoder\.\d+\.(weight|bias)")
 _FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no second model
@@ -93,18 +77,39 @@ def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, f
 
 
 def swin_roots(state: Mapping[str, Any]) -> list[str]:
-    """Find the roots of the Swins in a file, the shortest first: under each lie the anchors of one convention.
+    """Find the roots of the Swins in a file, the shortest first: under each lie the anchors of one publisher.
 
-    Where no root has all anchors of its convention, those with the fewest missing ones are returned.
+    Where no root has all anchors of its publisher, those with the fewest missing ones are returned.
     """
     missing = {
-        key.removesuffix(first): sum(f"{key.removesuffix(first)}{anchor}" not in state for anchor in anchors)
-        for first, *anchors in ANCHORS.values()
-        for key in state
-        if key == first or key.endswith(f".{first}")
+        root: sum(key not in state for key in one.keys(state, root))
+        for one in PUBLISHERS
+        if one is not OPENMMLAB  # whose models are backbones, which `backbones` finds
+        for root in _roots_of(one.first, state)
     }
     best = [root for root, count in missing.items() if count == min(missing.values())]
     return _apart(sorted(best, key=len))
+
+
+def nearest_convention(state: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The publisher most of whose anchors are in `state` under one root, and those that are missing."""
+    found = [
+        (one.name, one.keys(state, root))
+        for one in PUBLISHERS
+        for anchor in (one.first, one.embedding)
+        for root in _roots_of(anchor, state) or [""]
+    ]
+    publisher, keys = max(found, key=lambda each: sum(key in state for key in each[1]))
+    return publisher, [key for key in keys if key not in state]
+
+
+def _roots_of(anchor: str, state: Iterable[str]) -> list[str]:
+    return [key.removesuffix(anchor) for key in state if key == anchor or key.endswith(f".{anchor}")]
+
+
+def is_final_norm(key: str) -> bool:
+    """Whether a key is a publisher's final norm."""
+    return key.endswith(tuple(one.norm for one in PUBLISHERS if one.norm))
 
 
 def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
@@ -218,7 +223,8 @@ def is_averaged(name: str) -> bool:
 def _large(sets: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
     sizes = {name: sum(map(math.prod, shapes.values())) for name, shapes in sets.items()}
     least = _LEAST * max(sizes.values(), default=0)
-    return {name: shapes for name, shapes in sets.items() if sizes[name] >= least or (name and _is_known(name))}
+    known = {name for name in sets if is_averaged(name) or any(part in _RAW for part in name.split("."))}
+    return {name: shapes for name, shapes in sets.items() if sizes[name] >= least or (name and name in known)}
 
 
 def _default(file: Path, sets: Mapping[str, Shapes], among: Mapping[str, Shapes] | None = None) -> str:
@@ -239,10 +245,6 @@ def _rank(name: str) -> int:
     if is_averaged(name):
         return _RAW.index(parts[0]) if parts[0] in _PREFERRED else len(_RAW) + 1
     return min((_RAW.index(part) for part in parts if part in _RAW), default=len(_RAW))
-
-
-def _is_known(name: str) -> bool:
-    return is_averaged(name) or any(part in _RAW for part in name.split("."))
 
 
 def _shown(names: Any) -> str:

@@ -98,7 +98,8 @@ def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
     if geometry(state):
         return None
     if (prefix := _prefix(state)) is not None and geometry(inner := below(state, prefix)):
-        return f"{_swin(inner)} under {prefix}: save that part alone, without the {prefix} of its keys"
+        advice = f"take its maps by ‹output_kind› features, or save that part alone, without the {prefix} of its keys"
+        return f"{_swin(inner)} under {prefix}: {advice}"
     what = _named(_OTHERS, keys)
     return f"{what}, no Swin" if what else None
 

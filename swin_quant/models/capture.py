@@ -69,7 +69,7 @@ def capture(
     graph = _on_attributes(program, module, what, outputs, named)
     for value in (node.meta["val"] for node in graph.nodes if node.op == "placeholder"):
         if is_concrete_int(value.shape[0]):
-            remedy = "take the batch from `x.shape[0]`, not from `len(x)` or a number"
+            remedy = "take the batch from `x.shape[0]`, as a whole number, and loop over no batch"
             fixed = f"its forward pass fits batches of {len(value)} alone{_fixed_at(value)}"
             raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)
@@ -364,9 +364,9 @@ def _is_torchs(module: nn.Module) -> bool:
 
 def _is_whole(module: nn.Module) -> bool:
     """Whether a module stays one call: it is torch's, a layer norm, or acts only in training, without children, and
-    without hooks that compute its weight, as those of `nn.utils.weight_norm`, `spectral_norm` and `prune`."""
+    without hooks: those of `nn.utils.weight_norm`, `spectral_norm` and `prune` compute a weight, others an output."""
     known = isinstance(module, _WHOLE) or _NOISE.search(type(module).__name__) or _is_torchs(module)
-    return bool(known) and not list(module.children()) and not module._forward_pre_hooks
+    return bool(known) and not list(module.children()) and not (module._forward_pre_hooks or module._forward_hooks)
 
 
 def _out_of_place(graph: fx.Graph) -> bool:

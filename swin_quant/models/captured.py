@@ -6,6 +6,8 @@ own modules stay modules, which train as before (`capture`). The graph shows whe
 (cross-layer equalization: Nagel et al., 2019), and at a norm that only layers read.
 """
 
+import copy
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -13,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.inputs import Inputs
 from swin_quant.models.capture import CONSTANT, capture, packet
 from swin_quant.models.captured_layers import batch_dim, call_instead, quantized_layers
@@ -67,6 +69,15 @@ class CapturedNetwork(Classifier):
     def by_name(self) -> Callable[..., Tensor]:
         """The forward pass, a function of a network and its inputs by name."""
         return self._run
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse a pickle: its forward pass is a function that lies in no file."""
+        raise UsageError("a wrapped model is not pickled: model.save(FILE) writes it, sq.load(FILE, module) reads it")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CapturedNetwork":
+        memo[id(self)] = made = type(self).__new__(type(self))
+        made.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return made
 
     def prune(self) -> list[str]:
         """Drop the modules that the forward pass does not reach; returns the names of the outermost ones.
@@ -274,7 +285,19 @@ def _add(graph: fx.Graph, root: nn.Module, place: Place) -> None:
 
 
 def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:
-    """The exchanges of a graph whose layers are ours. `norms`: batch norms that are folded into layers (`foldable`)."""
+    """The exchanges of a graph whose layers are ours. `norms`: batch norms that are folded into layers (`foldable`).
+
+    Parameters that another layer shares, or the forward pass reads itself, stay as they are.
+    """
+    owners = Counter(id(one) for part in root.modules() for one in part._parameters.values())
+    fixed = {key for key, one in root.named_parameters(remove_duplicate=False) if owners[id(one)] > 1}
+    fixed |= {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+    for one in _exchanges(graph, root, norms):
+        if fixed.isdisjoint(part.name for part in one.before + one.after):
+            yield one
+
+
+def _exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     for node in graph.nodes:
         name = str(node.target)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import packet, stack
+from swin_quant.models.plain_operations import einsum_extents
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer, Role
 
@@ -54,7 +55,10 @@ MASKS = frozenset({"maskedfill", "where"})
 SIZES = frozenset("getattr symsize symnumel symstride".split())
 _MATMULS = frozenset("matmul bmm mm baddbmm addmm einsum".split())
 _TRANSPOSED = "convtranspose"
-_LAYERS = frozenset("linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d lstm gru".split())
+_LAYERS = frozenset(
+    "linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d lstm gru rnntanh rnnrelu".split()
+)
+_RECURRENT = frozenset("lstm gru rnntanh rnnrelu".split())
 _MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 _INT8 = frozenset("linear conv1d conv2d conv3d matmul bmm".split())
 
@@ -277,12 +281,14 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
             weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
             reads = source_of(cast(fx.Node, node.args[0]), root).op == "placeholder"
             reason = _reason(kind, reads, bool(weight.get("depends")))
-            yield Multiplication(kind, _of_layer(kind, node, weight.get("val"), pictures), reason=reason)
+            count = _of_layer(kind, node, weight.get("val"), pictures)
+            yield Multiplication(kind, _of_recurrent(node, pictures) if kind in _RECURRENT else count, reason=reason)
         elif kind in _MATMULS:
             nodes = tuple(str(one.target) for one in _inputs(node) if _is_quantizer(one, root))
             whole = len(nodes) == 2
             reason = "" if whole else _reason(kind)
-            yield Multiplication(kind, _of_matmul(node, pictures), nodes if whole else (), reason)
+            count = _of_einsum(node, pictures) if kind == "einsum" else _of_matmul(node, pictures)
+            yield Multiplication(kind, count, nodes if whole else (), reason)
 
 
 def _word(module: nn.Module) -> str:
@@ -307,6 +313,18 @@ def _of_matmul(node: fx.Node, pictures: int) -> int:
     if not isinstance(out, Tensor) or not isinstance(left, Tensor):
         return 0
     return _elements(out) * _hint(left.shape[-1]) // pictures
+
+
+def _of_recurrent(node: fx.Node, pictures: int) -> int:
+    """Those of an LSTM, GRU or RNN in ATen's arguments: each step of its input with every matrix."""
+    given, weights = cast(fx.Node, node.args[0]).meta["val"], cast(Sequence[fx.Node], node.args[2])
+    matrices = [one.meta["val"].numel() for one in weights if one.meta["val"].dim() == 2]
+    return _elements(given) // _hint(given.shape[-1]) * sum(matrices) // pictures
+
+
+def _of_einsum(node: fx.Node, pictures: int) -> int:
+    """Those of an einsum that multiplies all factors at once."""
+    return math.prod(max(map(_hint, extents)) for extents in einsum_extents(node).values()) // pictures
 
 
 def _elements(tensor: Tensor) -> int:

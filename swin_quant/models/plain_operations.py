@@ -5,6 +5,7 @@ that their factors get nodes. An average with a window
 larger than its map, which OpenVINO does not load, becomes a mean. Sizes and devices come from a nearby tensor.
 """
 
+import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -48,10 +49,11 @@ def _baddbmm(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
     """left [batch, rows, summed] @ right [batch, summed, columns], each group of letters flattened."""
-    equation, factors = str(node.args[0]).replace(" ", ""), cast(Sequence[fx.Node], node.args[1])
-    given, _, wanted = equation.partition("->")
-    words = given.split(",")
-    if len(factors) != 2 or "." in equation or not wanted or any(len({*word}) < len(word) for word in words):
+    factors = cast(Sequence[fx.Node], node.args[1])
+    words, wanted = einsum_words(node)
+    if len(factors) != 2 or not wanted or any(len({*word}) < len(word) for word in words):
+        return None
+    if any(len({*map(str, extents)}) > 1 for extents in einsum_extents(node).values()):  # a broadcast one
         return None
     left, right = words
     batch = [one for one in left if one in right and one in wanted]
@@ -76,6 +78,30 @@ def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         order = [*batch, *rows, *columns]
         whole = _call(graph, node, _ATEN.reshape.default, product, [sizes[letter] for letter in order])
         return _call(graph, node, _ATEN.permute.default, whole, [order.index(letter) for letter in wanted])
+
+
+def einsum_words(node: fx.Node) -> tuple[list[str], str]:
+    """The letters of an einsum's factors and of its output, without dots, also where it leaves the output out."""
+    equation, factors = str(node.args[0]).replace(" ", ""), cast(Sequence[fx.Node], node.args[1])
+    given, arrow, wanted = equation.partition("->")
+    words = given.split(",")
+    spare = [one for one in string.ascii_letters if one not in equation]
+    dots = [factor.meta["val"].dim() - len(word) + 3 for factor, word in zip(factors, words, strict=True)]
+    most = max((count for count, word in zip(dots, words, strict=True) if "..." in word), default=0)
+    if not arrow:
+        once = sorted(one for one in {*given} - {*",."} if given.count(one) == 1)
+        wanted = "..." * ("." in given) + "".join(once)
+    words = [word.replace("...", "".join(spare[most - count : most])) for word, count in zip(words, dots, strict=True)]
+    return words, wanted.replace("...", "".join(spare[:most]))
+
+
+def einsum_extents(node: fx.Node) -> dict[str, list[Any]]:
+    """The extents of each letter of an einsum, in all its factors."""
+    found: dict[str, list[Any]] = {}
+    for factor, word in zip(cast(Sequence[fx.Node], node.args[1]), einsum_words(node)[0], strict=True):
+        for letter, extent in zip(word, factor.meta["val"].shape, strict=True):
+            found.setdefault(letter, []).append(extent)
+    return found
 
 
 def _einsum_with_weight(

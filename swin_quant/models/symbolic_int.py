@@ -1,7 +1,8 @@
-"""Keep a batch symbolic through `int(size / number)`, as in Microsoft's `window_reverse`.
+"""Keep a batch symbolic through `int(size / number)`, as in Microsoft's `window_reverse`, `int(size)` and `len(x)`.
 
 `B = int(windows.shape[0] / (H * W / window / window))` asks for a number, so torch.export would fix the batch at that
-of the example. While a module is captured, `int` in its source files gives the exact quotient of a symbolic size.
+of the example. While a module is captured, `int` in its source files gives the exact quotient of a symbolic size, and
+`len` a symbolic size.
 """
 
 import builtins
@@ -13,7 +14,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 
@@ -31,9 +32,16 @@ class _Int(metaclass=_Kind):
     """`int`, which keeps a symbolic quotient without a remainder."""
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], torch.SymInt):
+            return args[0]
         if len(args) == 1 and isinstance(args[0], torch.SymFloat) and (exact := _exact(args[0])) is not None:
             return exact
         return builtins.int(*args, **options)
+
+
+def _len(given: Any) -> Any:
+    """`len`, which keeps the symbolic size of a tensor."""
+    return given.shape[0] if isinstance(given, Tensor) and given.dim() else builtins.len(given)
 
 
 def _exact(number: torch.SymFloat) -> Any:
@@ -52,18 +60,23 @@ def _exact(number: torch.SymFloat) -> Any:
     return node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
 
 
+_SYMBOLIC = {"int": _Int, "len": _len}
+
+
 @contextmanager
 def symbolic_int(module: nn.Module) -> Iterator[None]:
-    """Inside the context, `int` is symbolic in the files of `module`'s parts and of the functions that they import."""
+    """Inside the context, `int` and `len` are symbolic in the files of `module`'s parts and functions they import."""
     files = {type(part).__module__ for part in module.modules()}
     scopes = [vars(sys.modules[name]) for name in files if name in sys.modules and not name.startswith("torch.")]
     functions = [value for scope in scopes for value in scope.values() if isinstance(value, FunctionType)]
     scopes += [one.__globals__ for one in functions if not one.__module__.startswith("torch.")]
-    patched = [scope for scope in {id(one): one for one in scopes}.values() if "int" not in scope]
-    for scope in patched:
-        scope["int"] = _Int
+    patched = [
+        (scope, name) for scope in {id(one): one for one in scopes}.values() for name in _SYMBOLIC if name not in scope
+    ]
+    for scope, name in patched:
+        scope[name] = _SYMBOLIC[name]
     try:
         yield
     finally:
-        for scope in patched:
-            del scope["int"]
+        for scope, name in patched:
+            del scope[name]

@@ -6,7 +6,7 @@ AUTO = "auto"  # each node gets the calibrator with the least error at its unit'
 PASSES = ("equalize", "bias_correction", "ridge", "gptq", "range_search", "reconstruct", "distill")
 DEFAULT_PERCENTILE = 99.99
 # A node's default calibrator: that of the largest number here that its bits reach. Chosen on training pictures
-# (docs/results/calibrators.md): at 8 bits all but entropy are alike; with fewer bits the coarse steps of percentile's
+# (docs/results/accuracy.md): at 8 bits all but entropy are alike; with fewer bits the coarse steps of percentile's
 # wide grid cost more than clipping.
 BY_BITS = {8: "percentile", 2: "mse"}
 INT8_MODES = {1: "ft-mode1", 2: "ft-mode2"}  # FasterTransformer's modes and our names for them

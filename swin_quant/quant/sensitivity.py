@@ -107,6 +107,7 @@ def sensitivity(
     blocks: Mapping[str, nn.Module],
     stages: Iterable[str] = (),
     tell: Tell = _silently,
+    reference: nn.Module | None = None,
 ) -> Sensitivity:
     """Measure the enabled nodes of a model, and the groups that they form.
 
@@ -118,6 +119,7 @@ def sensitivity(
         blocks: Modules that run one after another and take one tensor; they save time and do not change the result.
         stages: Names of modules that are groups.
         tell: Iterates over the numbers of groups, for a progress bar.
+        reference: The float network that logits are compared with. None: the model with its nodes off.
 
     Raises:
         SwinQuantError: no node is on, or there is no picture.
@@ -129,6 +131,8 @@ def sensitivity(
     with _measuring(model):
         for images in batches:
             batch = _Batch(model, nodes, parts, images)
+            if reference is not None:
+                batch.expected = reference(images)
             row = [batch.overall(), *batch.profile()]
             for index in tell(range(len(groups)), len(groups)):
                 row += [batch.alone(groups[index][2]), batch.without(groups[index][2])]

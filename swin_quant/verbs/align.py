@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import shared
 from swin_quant.cli.flags import Flag
@@ -81,6 +82,7 @@ class AlignOptions:
     device: shared.AnyDevice = "auto"
 
 
+@checked
 def align(
     a: Compared,
     b: Compared,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from torch import nn
 
+from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import from_main, this_world
 from swin_quant.base.errors import UsageError, called_in_python
@@ -40,6 +41,7 @@ WRAPPED = "qdq-unsigned"  # the default policy of a wrapped module
 NONE = "none"
 
 
+@checked
 def calibrate(
     model: Annotated[Model | nn.Module | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
     pictures: Annotated[Source | None, Fields(PictureSet, "pictures")] = None,

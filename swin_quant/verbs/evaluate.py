@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from torch import nn
 
+from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import UsageError
@@ -118,6 +119,7 @@ class Evaluation:
         return table + (self.verdict._repr_html_() if self.verdict else "")
 
 
+@checked
 def evaluate(
     model: Annotated[
         Model | nn.Module | Exported | str | Path | SubjectFiles, Fields(SubjectFiles, "model", ("files",))

@@ -4,6 +4,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.registry import target_named
 from swin_quant.backends.saturation import at_risk, warn
@@ -34,6 +35,7 @@ swin-quant export theirs_calib.pth --for onnx --policy qdq --off role:matmul_inp
 Precision = Literal["int8", "float"]
 
 
+@checked
 def export(
     model: Annotated[Model | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
     backend: Annotated[str, Parameter(name="--for")],

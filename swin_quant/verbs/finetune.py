@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import UsageError, called
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
@@ -117,6 +118,7 @@ class Finetuned:
         return self.evaluation._repr_html_() or self.load()._repr_html_()
 
 
+@checked
 def finetune(
     model: Model | str | Path,
     pictures: PictureSet | str | Path,

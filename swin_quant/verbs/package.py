@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from swin_quant.arguments import checked
 from swin_quant.base.progress import log
 from swin_quant.cli.flags import Flag
 from swin_quant.cli.shared import ClassNames, one_process
@@ -62,6 +63,7 @@ def run(options: PackageOptions, world: World) -> None:
     print(written)
 
 
+@checked
 def package(
     exported: Exported,
     folder: str | Path,

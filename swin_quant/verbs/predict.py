@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cli import shared
@@ -98,6 +99,7 @@ def _model_and_engine(by: Classifying) -> str:
     return f"{by.name}: {by.engine.label} on {by.engine.name}"
 
 
+@checked
 def predict(
     model: Model | Exported | str | Path,
     images: Any,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from torch import nn
 
+from swin_quant.arguments import checked
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import target_named
 from swin_quant.base.arguments import Fields, Parameter, as_command
@@ -114,6 +115,7 @@ class QuantizedFiles:
             raise self.failed[0]
 
 
+@checked
 def quantize(
     model: Annotated[Model | nn.Module | str | Path | ModelFiles, Fields(ModelFiles, "model", ("files",))],
     pictures: Annotated[Source, Fields(PictureSet, "pictures", without=("images",))],

@@ -7,6 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.files import ensure_writable_dir
@@ -35,6 +36,7 @@ swin-quant export out/my_calib.pth --for openvino --policy out/my_auto_openvino.
 _LESS = 0.7  # share of the divergence of a choice that was refuted, which the next may have
 
 
+@checked
 def search(
     model: Annotated[Model | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
     pictures: Annotated[Source | None, Fields(PictureSet, "pictures", without=("batch",))] = None,

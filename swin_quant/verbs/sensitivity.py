@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError, listed
@@ -112,6 +113,7 @@ def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
     return Sample(read, digest(drawn.names()), sampling.split)
 
 
+@checked
 def sensitivity(
     model: Annotated[Model | nn.Module | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
     pictures: Annotated[Source | None, Fields(PictureSet, "pictures")] = None,
@@ -166,7 +168,9 @@ def sensitivity(
     def bar(groups: Iterable[int], total: int) -> Iterable[int]:
         return track(groups, f"measuring nodes, batch {next(started)} of {len(sample.batches)}", total, "groups")
 
-    found = measuring.sensitivity(module, (one.to(model.device) for one in sample.batches), blocks, stages, bar)
+    found = measuring.sensitivity(
+        module, (one.to(model.device) for one in sample.batches), blocks, stages, bar, model.original
+    )
     groups = [
         GroupRecord(
             kind=group.kind,

@@ -6,6 +6,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Literal
 
+from swin_quant.arguments import checked
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.arguments import Fields
@@ -74,6 +75,7 @@ class Verification(Printed):
         return self.records
 
 
+@checked
 def verify(
     artifact: Exported | str | Path,
     pictures: Annotated[Source | None, Fields(PictureSet, "pictures")] = None,

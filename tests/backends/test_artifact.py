@@ -21,19 +21,6 @@ def test_an_artifact_is_opened_with_its_record(artifact):
     assert record["backend"] == "onnx" and record["options"] == {"opset": 20} and record["precision"] == "int8"
 
 
-def test_an_export_that_did_not_finish_is_refused(artifact):
-    artifact.file.with_suffix(".json").unlink()
-    with pytest.raises(SwinQuantError, match="has no run card"):
-        read_artifact(artifact.file)
-
-
-@pytest.mark.parametrize("name", ["x.onnx", "x.data"])
-def test_a_replaced_file_is_refused(artifact, name):
-    artifact.file.with_name(name).write_bytes(b"other")
-    with pytest.raises(SwinQuantError, match=f"{name}: is not the file of its run card"):
-        read_artifact(artifact.file)
-
-
 def test_an_export_of_other_options_says_what_it_replaces(artifact, caplog):
     card = RunCard("x", {}, {})
     finish_artifact(artifact.file, card, "onnx", "int8", {"opset": 20, "batch": None})  # batch: none before either
@@ -46,29 +33,27 @@ def test_an_export_of_other_options_says_what_it_replaces(artifact, caplog):
     assert line == (f"{artifact.file}: replaces an export with opset 20 (now 17), batch None (now 8), and its results")
 
 
-def test_a_missing_part_is_named(artifact):
-    artifact.file.with_name("x.data").unlink()
-    with pytest.raises(SwinQuantError, match="x.data: is missing"):
-        read_artifact(artifact.file)
+def renamed(file):
+    file.with_suffix(".json").rename(file.with_name("y.json"))
+    file.rename(file.with_name("y.onnx"))
+    file.write_bytes(b"graph")
 
 
-def test_the_card_of_another_artifact_is_refused(artifact):
-    artifact.file.rename(artifact.file.with_name("y.onnx"))
-    artifact.file.with_suffix(".json").rename(artifact.file.with_name("y.json"))
-    artifact.file.with_name("x.onnx").write_bytes(b"graph")
-    with pytest.raises(SwinQuantError, match="is the run card of x.onnx, not of y.onnx"):
-        read_artifact(artifact.file.with_name("y.onnx"))
+REFUSED = {
+    "no card": (lambda file: file.with_suffix(".json").unlink(), "x.onnx", "has no run card"),
+    "another file": (lambda file: file.write_bytes(b"other"), "x.onnx", "x.onnx: is not the file of its run card"),
+    "another part": (lambda file: file.with_name("x.data").write_bytes(b"other"), "x.onnx", "x.data: is not the file"),
+    "no part": (lambda file: file.with_name("x.data").unlink(), "x.onnx", "x.data: is missing"),
+    "another card": (renamed, "y.onnx", "is the run card of x.onnx, not of y.onnx"),
+    "a folder": (lambda file: None, "", "is a directory: give the artifact file$"),
+    "nothing": (lambda file: None, "gone.onnx", "gone.onnx: no such artifact$"),
+    "a checkpoint": (lambda file: RunCard("x", {}, {}).write(file.with_suffix(".json")), "x.onnx", "of a checkpoint"),
+}
 
 
-def test_a_folder_is_no_artifact_that_is_missing(tmp_path):
-    with pytest.raises(SwinQuantError, match=f"^{tmp_path}: is a directory: give the artifact file$"):
-        read_artifact(tmp_path)
-    with pytest.raises(SwinQuantError, match="gone.onnx: no such artifact$"):
-        read_artifact(tmp_path / "gone.onnx")
-
-
-def test_the_card_of_a_checkpoint_is_no_artifact(tmp_path):
-    (tmp_path / "x.pth").write_bytes(b"weights")
-    RunCard("x", {}, {}).write(tmp_path / "x.json")
-    with pytest.raises(SwinQuantError, match="card of a checkpoint"):
-        read_artifact(tmp_path / "x.pth")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_whole_artifact_is_refused(artifact, case):
+    change, name, said = REFUSED[case]
+    change(artifact.file)
+    with pytest.raises(SwinQuantError, match=said):
+        read_artifact(artifact.file.with_name(name) if name else artifact.file.parent)

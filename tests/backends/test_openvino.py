@@ -63,12 +63,6 @@ def test_bfloat16_is_said_and_is_coarser(load, small_net, artifact_of, images):
     assert load(artifact_of(small_net()), EngineOptions(float_type="bfloat16")).precision == "int8+bfloat16"
 
 
-def test_float32_is_the_default_whatever_the_library_prefers(load, small_net, artifact_of):
-    engine = load(artifact_of(small_net(int8=False), "float32"), EngineOptions())
-    assert engine.precision == "float32" and engine.details["float_type"] == "float32"
-    assert set(engine.details["gemms"].values()) == {"float32"} and engine.details["all_gemms"] == 5
-
-
 def test_compiled_graphs_are_kept_for_the_latest_sizes_of_batch_only(load, small_net, artifact_of, images):
     net = small_net()
     engine = load(artifact_of(net), EngineOptions(threads=1))

@@ -21,7 +21,7 @@ from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.build import build
 from swin_quant.backends.tensorrt.engine import load
 from swin_quant.backends.tensorrt.layers import read_layers
-from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, default_output, make_plan
+from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, make_plan
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.score.options import EngineOptions
@@ -318,16 +318,6 @@ def test_a_missing_library_or_gpu_is_one_line_that_says_what_to_install(monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="no NVIDIA GPU: torch"):
         host.find_gpu()
-
-
-def test_the_gpu_is_torchs_current_one(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
-    gpu = host.find_gpu()
-    assert gpu == host.Gpu(torch.device("cuda", 1), "GPU 1", "9.0")
-    assert default_output(Path("a/x.onnx"), gpu) == Path("a/x_sm90.engine")
 
 
 @pytest.mark.parametrize("layer, ran", [

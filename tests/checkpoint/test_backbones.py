@@ -142,7 +142,7 @@ def test_what_does_not_fit_is_one_line(of_detection, tiny_model, tmp_path):
     with pytest.raises(SwinQuantError, match="4 missing: norm0.weight"):
         load_float(backbone, file)
     torch.save({f"{name}.{key}": value for name in ("left", "right") for key, value in state.items()}, file)
-    with pytest.raises(SwinQuantError, match="holds several backbones, under left., right.: save one alone"):
+    with pytest.raises(SwinQuantError, match="left, right could each be the model: choose one by weights NAME"):
         load_float(backbone, file)
     torch.save(openmmlab(state) | {"patch_embed.proj.bias": torch.ones(8)}, file)
     with pytest.raises(

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -11,10 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import swin_quant as sq
-from swin_quant.base.compat import import_timm, import_torchvision
-
-torchvision, timm = import_torchvision(), import_timm()
-import transformers  # noqa: E402  # it imports torchvision
+from tests.checkpoint.published import microsoft_names as microsoft
+from tests.checkpoint.published import timm, transformers
 
 pytestmark = pytest.mark.slow
 NAME = "swin_tiny_patch4_window7_224"
@@ -32,16 +31,6 @@ def opened(tmp_path):
         return sq.load(tmp_path / "x.pth", **how)
 
     return load
-
-
-def microsoft(state):
-    """timm's names as Microsoft's repository has them: the downsample ends a stage, the head has no `fc`."""
-    return {
-        re.sub(r"^layers\.(\d)\.downsample", lambda m: f"layers.{int(m[1]) - 1}.downsample", key).replace(
-            "head.fc.", "head."
-        ): value
-        for key, value in state.items()
-    }
 
 
 def is_close(found, expected):
@@ -114,8 +103,6 @@ REFUSED = {
     "parametrized": (lambda: swin(parametrizations.weight_norm), r"parametrized .*remove_parametrizations\("),
     "LoRA": (lambda: with_lora(swin(id)), r"LoRA adapters: .*merge_and_unload\("),
     "adapters": (lambda: with_lora(swin(id), whole=False), r"adapters without their model: .*merge_and_unload\("),
-    "torchvision": (lambda: torchvision.models.swin_t().state_dict(), r"Swin of torchvision: .*sq\.wrap"),
-    "torchvision V2": (lambda: torchvision.models.swin_v2_t().state_dict(), r"Swin of torchvision: .*sq\.wrap"),
     "CLAP": (lambda: transformers.ClapModel(transformers.ClapConfig()).state_dict(), r"a CLAP: .*sq\.wrap"),
     "Swin2SR": (
         lambda: transformers.Swin2SRForImageSuperResolution(transformers.Swin2SRConfig()).state_dict(),
@@ -154,3 +141,18 @@ def test_files_of_other_frameworks_are_not_called_damaged(tmp_path, suffix, says
     with pytest.raises(sq.SwinQuantError, match=says) as refusal:
         sq.load(file)
     assert "damaged" not in str(refusal.value)
+
+
+def test_empty_arguments_of_a_trainer_are_no_statement(tmp_path):
+    """`--interpolation` is '' by default there, which means the model's own."""
+    model = timm.create_model(NAME, num_classes=37).eval()
+    unset = dict.fromkeys(("img_size", "input_size", "crop_pct", "mean", "std"))
+    args = Namespace(model=NAME, num_classes=37, interpolation="", model_kwargs={}, **unset)
+    saved = {"epoch": 1, "arch": NAME, "state_dict": model.state_dict(), "version": 2, "args": args}
+    torch.save(saved, tmp_path / "last.pth.tar")
+    loaded = sq.load(tmp_path / "last.pth.tar")
+    images = torch.randn(2, 3, 224, 224)
+    with torch.no_grad():
+        expected, found = model(images), loaded.module(images)
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert loaded.config.DATA.INTERPOLATION == "bicubic"

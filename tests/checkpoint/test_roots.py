@@ -25,16 +25,6 @@ def parts(state, head, prefix):
 @pytest.mark.parametrize(
     "kept",
     [
-        *(
-            lambda state, prefix=prefix: under(prefix, state)
-            for prefix in (
-                "_orig_mod.module.",
-                "module._orig_mod.",
-                "model.model.",
-                "net.",
-                "module.network._orig_mod.",
-            )
-        ),
         lambda state: under("model.", state) | TRAINING,
         lambda state: state | TRAINING | {"mask_token": torch.zeros(1, 1, 96)},
         *(lambda state, head=head: parts(state, head, "backbone.") for head in ("head.", "classifier.", "fc.")),

@@ -4,12 +4,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swin_quant.base.compat import import_torchvision
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_float
-from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.config import architecture
 from swin_quant.models import build_model
 from tests.helpers.settings import small_config
 
@@ -114,62 +111,3 @@ def test_half_a_qkv_is_an_error(change):
         state[key] = tensor[1:] if change == "shape" else tensor.half()
     with pytest.raises(SwinQuantError, match="q, k and v of layers.0.blocks.0.attn.qkv.weight"):
         to_microsoft(state)
-
-
-@pytest.fixture(scope="module", params=["swin", "swinv2"])
-def theirs(request):
-    import_torchvision()  # also imported by transformers
-    import transformers
-
-    name = {"swin": "Swin", "swinv2": "Swinv2"}[request.param]
-    sizes = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2]}
-    more = {"pretrained_window_sizes": [6, 3]} if request.param == "swinv2" else {}
-    made = getattr(transformers, f"{name}Config")(**sizes, window_size=4, num_labels=10, **more)
-    torch.manual_seed(3)
-    model = getattr(transformers, f"{name}ForImageClassification")(made).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return request.param, model
-
-
-def test_transformers_models_give_their_logits(tmp_path, theirs):
-    kind, model = theirs
-    keys = {"PRETRAINED_WINDOW_SIZES": [6, 3]} if kind == "swinv2" else {}
-    model.save_pretrained(tmp_path)
-    torch.save(model.state_dict(), tmp_path / "memory.pth")
-    pictures = torch.randn(2, 3, 32, 32)
-    for file in ("model.safetensors", "memory.pth"):
-        ours = build_model(config(kind, (2, 2), **keys))
-        load_float(ours, tmp_path / file)
-        with torch.no_grad():
-            torch.testing.assert_close(ours(pictures), model(pictures).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_transformers_models_are_identified(tmp_path, theirs):
-    kind, model = theirs
-    save_file({key: value.contiguous() for key, value in model.state_dict().items()}, tmp_path / "x.safetensors")
-    given = {"DATA.IMG_SIZE": 32} | ({"MODEL.SWINV2.WINDOW_SIZE": 4} if kind == "swinv2" else {})
-    assert architecture(config_for(tmp_path / "x.safetensors", given)) == architecture(config(kind, (2, 2)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
-def test_a_folder_of_a_published_size_gives_their_logits(tmp_path, kind):
-    """Four stages: more keys lie under `swin.encoder.` alone than under `swin.` alone."""
-    import_torchvision()
-    import transformers
-
-    torch.manual_seed(0)
-    sizes = {"image_size": 256, "window_size": 8} if kind == "Swinv2" else {}
-    config = getattr(transformers, f"{kind}Config")(num_labels=37, **sizes)
-    model = getattr(transformers, f"{kind}ForImageClassification")(config).eval()
-    model.save_pretrained(tmp_path)
-    cfg = config_for(tmp_path)
-    found = architecture(cfg)
-    assert (found.EMBED_DIM, found.DEPTHS, found.NUM_HEADS) == (96, [2, 2, 6, 2], [3, 6, 12, 24])
-    assert (found.WINDOW_SIZE, cfg.MODEL.NUM_CLASSES) == (config.window_size, 37)
-    ours = build_model(cfg).eval()
-    load_float(ours, tmp_path)
-    pictures = torch.randn(1, 3, config.image_size, config.image_size)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(pictures), model(pictures).logits, rtol=1e-4, atol=1e-4)

@@ -10,7 +10,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.checkpoint.unsupported import described, unsupported_kind
+from swin_quant.checkpoint.unsupported import described
 from swin_quant.models import build_model
 from tests.helpers.settings import small_config
 
@@ -32,9 +32,6 @@ def swin():
     return shapes("timm", "swin_tiny_patch4_window7_224", depths=(1, 1))
 
 
-WRAP = "build it by its own library and give the module to `sq.wrap`"
-
-
 @pytest.mark.parametrize(
     ("library", "name", "what"),
     [
@@ -43,15 +40,7 @@ WRAP = "build it by its own library and give the module to `sq.wrap`"
         ("timm", "resnet18", "a ResNet"),
         ("timm", "convnext_atto", "a ConvNeXt"),
         ("timm", "efficientnet_b0", "an EfficientNet or MobileNet"),
-        (
-            "timm",
-            "swinv2_cr_tiny_ns_224",
-            "a Swin V2-CR of timm: not supported as a Swin: timm has it, by ‹cfg› timm:NAME",
-        ),
         ("torchvision", "vit_b_16", "a ViT of torchvision"),
-        ("torchvision", "swin_t", f"a Swin of torchvision: not supported as a file: {WRAP}"),
-        ("torchvision", "swin_v2_t", f"a Swin of torchvision: not supported as a file: {WRAP}"),
-        ("torchvision", "swin3d_t", "a Video Swin: not supported"),
         ("torchvision", "resnet18", "a ResNet"),
         ("torchvision", "convnext_tiny", "a ConvNeXt"),
         (
@@ -92,11 +81,6 @@ def test_keys_of_others_are_named(keys, what):
     assert what in described(renamed) or "more" in keys
 
 
-def test_swins_are_no_strangers():
-    for name in ("swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256", "swin_s3_tiny_224"):
-        assert unsupported_kind(to_microsoft(dict(shapes("timm", name, depths=(1, 1, 1, 1))))[0]) is None
-
-
 def test_the_backbone_of_a_detector_is_described():
     state = {f"backbone.{key}": value for key, value in to_microsoft(dict(swin()))[0].items()}
     state |= {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "rpn_head.rpn_conv.weight": torch.zeros(1)}
@@ -109,7 +93,8 @@ def test_the_backbone_of_a_detector_is_described():
 def test_a_swin_inside_of_something_says_where():
     state = {f"student.encoder.{key}": value for key, value in swin().items()} | {"projector.weight": torch.zeros(1)}
     assert described(state).endswith(
-        "under student.encoder.: save that part alone, without the student.encoder. of its keys"
+        "under student.encoder.: take its maps by ‹output_kind› features, or save that part alone, "
+        "without the student.encoder. of its keys"
     )
 
 

@@ -1,7 +1,6 @@
 """Calibration gets N x B readable pictures, the same ones whatever happens to some of them."""
 
 import pytest
-import torch
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -38,12 +37,6 @@ def test_n_batches_of_b_pictures_and_not_one_more_is_opened():
     assert [(number, len(batch.images)) for number, batch in found] == [(0, 4), (1, 4), (2, 4)]
     assert [index for _, batch in found for index in batch.indices] == sample(40, 12, 5) == pictures.opened
     assert limit.names == []
-
-
-def test_a_number_that_batches_do_not_divide_leaves_a_shorter_one():
-    found = list(DrawnBatches(Numbered(40), PREPROCESS, Sampling(13, "val", 5, 8)))
-    assert [(number, len(batch.images)) for number, batch in found] == [(0, 8), (1, 5)]
-    assert [index for _, batch in found for index in batch.indices] == sample(40, 13, 5)
 
 
 @pytest.mark.parametrize(("total", "broken_places"), [(40, [0, 5, 11]), (15, [4, 5, 6]), (40, [1, 12, 13, 14])])

@@ -159,12 +159,6 @@ def test_a_run_with_no_readable_picture_fails_whatever_the_limit():
         limit.count(["a", "b"])
 
 
-def test_many_unreadable_names_are_shortened():
-    limit = UnreadableLimit(1000)
-    with pytest.raises(SwinQuantError, match="0, 1, 2, 3, 4 and 495 more"):
-        limit.count(map(str, range(500)))
-
-
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_a_limit_that_is_no_share_is_refused(share):
     with pytest.raises(UsageError, match="max_unreadable"):

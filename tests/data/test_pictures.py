@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from swin_quant.data.pictures import FORMATS, UnreadablePicture, decode, is_picture, printable
+from swin_quant.data.pictures import FORMATS, UnreadablePicture, decode, printable
 
 GREYS = np.linspace(0, 255, 12 * 10).reshape(12, 10).round().astype(np.uint8)
 PHOTO = np.stack([GREYS, GREYS[::-1], np.full_like(GREYS, 90)], axis=-1)
@@ -30,12 +30,6 @@ def pixels(data: bytes | Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "PPM", "TIFF"])
 def test_lossless_rgb_comes_back_exactly(kind):
     assert (pixels(encoded(Image.fromarray(PHOTO), kind)) == PHOTO).all()
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
-def test_lossy_rgb_comes_back_nearly(kind):
-    smooth = Image.fromarray(PHOTO).resize((80, 96), Image.Resampling.BICUBIC)
-    assert abs(pixels(encoded(smooth, kind, quality=95)) - np.asarray(smooth).astype(int)).mean() < 3
 
 
 def test_greyscale_fills_three_channels():
@@ -73,12 +67,6 @@ def test_big_endian_16_bit_tiff_is_scaled():
 def test_32_bit_integers_are_of_8_bits_or_16(most):
     samples = (GREYS.astype(np.int32) * (most // 255)).astype(np.int32)
     assert (pixels(encoded(Image.fromarray(samples), "TIFF")) == GREYS[..., None]).all()
-
-
-def test_16_bits_that_are_said_to_be_16_are_dark_where_they_are_small():
-    dark = np.full((8, 8), 200, np.uint16)
-    for kind in ("PNG", "PPM", "TIFF"):
-        assert (pixels(encoded(Image.fromarray(dark), kind)) == 1).all()
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "I;16"])
@@ -207,13 +195,6 @@ def test_a_defect_is_unreadable_with_name_and_reason_in_one_line(defect, recwarn
     message = str(caught.value)
     assert message.startswith("cat/7.jpg: ") and len(message) > len("cat/7.jpg: ") and "\n" not in message
     assert not [str(x.message) for x in recwarn.list]
-
-
-def test_extensions_are_known_in_any_case():
-    assert all(
-        map(is_picture, ["a.JPEG", "b.jpg", "c.Png", "d.ppm", "e.BMP", "f.pgm", "g.tif", "h.webp", "i.gif", "j.jfif"])
-    )
-    assert not any(map(is_picture, ["a.txt", "jpg", "a.jpg.part", ""]))
 
 
 def test_names_fit_one_line_of_any_terminal():

@@ -23,15 +23,6 @@ def test_a_sample_is_the_same_for_years():
     assert sample(50_000, 3, 2024) != sample(50_000, 3, 2025)
 
 
-def test_a_sample_favours_no_index():
-    hits = [0] * 20
-    for seed in range(2000):
-        for index in sample(20, 5, seed):
-            hits[index] += 1
-    expected, spread = 2000 * 5 / 20, (2000 * 0.25 * 0.75) ** 0.5
-    assert all(abs(hit - expected) < 5 * spread for hit in hits)
-
-
 @pytest.mark.parametrize("count", [0, -8])
 def test_a_sample_of_nothing_names_the_flags(count):
     with pytest.raises(UsageError, match="pictures .*: must be at least 1"):

@@ -43,14 +43,6 @@ def refusal(kind: type[SwinQuantError], *arguments, **options) -> str:
     return str(caught.value)
 
 
-def test_each_kind_of_source_opens(tmp_path):
-    folder(tmp_path, "train/a/1.png", "train/b/1.png")
-    archive(tmp_path, "val", [0, 1, 1])
-    assert open_pictures(str(tmp_path), "train", num_classes=2).names == ["a/1.png", "b/1.png"]
-    assert open_pictures(str(tmp_path), "val", zip_mode=True, num_classes=2).labels == [0, 1, 1]
-    assert len(open_pictures("digits", "val", num_classes=10)) > 300
-
-
 def test_a_path_that_is_no_folder_is_named(tmp_path):
     assert "data_path" in refusal(UsageError, "", "val")
     missing = tmp_path / "nowhere"

@@ -99,7 +99,7 @@ def test_what_a_forward_pass_keeps_is_what_was_counted(gpu, learning, images, le
         pytest.skip("torch does not count a CPU's memory")
     model, images = learning("swin", gpu, learned), images.repeat(8, 1, 1, 1).to(gpu)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    counted = __import__("step_memory").saved_bytes(model, lambda: model(images).sum())
+    counted = __import__("training").saved_bytes(model, lambda: model(images).sum())
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     loss = model(images).sum()

@@ -67,7 +67,7 @@ def test_who_asks_at_the_same_time_waits_for_one_build(sources, tmp_path, monkey
     assert len(set(found)) == 1 == builds(sources)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_build_once(sources, tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", script(tmp_path, 'sleep 0.3; echo code > "$1"'))
     program = (

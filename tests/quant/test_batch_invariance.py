@@ -78,18 +78,6 @@ def test_otherwise_one_by_one_and_it_is_said_once(caplog):
     assert caplog.text.count("one picture at a time") == 1
 
 
-def test_one_picture_on_one_thread_is_not_tried():
-    model = Careless(nothing)
-    found(model, torch.rand(3, 4), 1, 1, 1)
-    assert model.sizes == [1, 1, 1]
-
-
-def test_threads_are_as_before(threads):
-    threads(2)
-    found(Careless(of_threads), torch.rand(3, 4), 3)
-    assert torch.get_num_threads() == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_threads_change_no_count_of_a_model(kind, tiny_model, threads):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid, is_symmetric
@@ -59,16 +59,6 @@ def test_differs_from_torch_at_ties_only_and_by_one_step(amax, seed):
     assert torch.allclose(ours[steps == 0], theirs[steps == 0], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("per_channel", [True, False])
-def test_is_torchs_per_channel_op_away_from_ties(per_channel):
-    x, amax = torch.randn(6, 50), torch.rand(6, 1) + 0.5
-    theirs = torch.fake_quantize_per_channel_affine(
-        x, amax[:, 0] / 127, torch.zeros(6, dtype=torch.int32), 0, -128, 127
-    )
-    ours = fake_quant(x, amax if per_channel else amax[0, 0], -128, 127)
-    assert torch.allclose(ours if per_channel else ours[0], theirs if per_channel else theirs[0], atol=1e-6)
-
-
 def test_ties_go_to_the_even_level():
     x = torch.tensor([0.5, 1.5, 2.5, 3.5, -0.5, -1.5, -2.5, 126.5, 125.5])
     assert fake_quant(x, torch.tensor(127.0), -128, 127).tolist() == [0, 2, 2, 4, 0, -2, -2, 126, 126]
@@ -106,13 +96,6 @@ def test_computes_in_float32_and_answers_in_the_type_it_got(dtype):
     y = fake_quant(x, torch.tensor(1.2345), -128, 127)
     assert y.dtype == dtype
     assert torch.equal(y, fake_quant(x.float(), torch.tensor(1.2345), -128, 127).to(dtype))
-
-
-def test_does_not_touch_its_input():
-    x = torch.randn(10)
-    before = x.clone()
-    fake_quant(x, torch.tensor(0.5), -128, 127)
-    assert torch.equal(x, before)
 
 
 @given(VALUES, AMAX, st.integers(2, 8))
@@ -179,10 +162,3 @@ def test_torch_finds_no_fault_with_the_op(layout, dtype):
 
 def test_torch_finds_no_fault_with_ranges_by_channel():
     torch.library.opcheck(fake_quant, (torch.randn(4, 6, requires_grad=True), torch.rand(4, 1) + 0.1, -127, 127))
-
-
-@given(st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=20), AMAX, st.integers(2, 8))
-def test_quantizing_twice_changes_nothing(values, amax, bits):
-    assume(amax > 0.01)
-    once = fake_quant(torch.tensor(values), torch.tensor(amax), *grid(bits))
-    assert torch.equal(fake_quant(once, torch.tensor(amax), *grid(bits)), once)

@@ -91,11 +91,6 @@ def close(one, other):
     return torch.allclose(one, other, atol=1e-6)
 
 
-def test_is_a_plain_linear_with_nodes_off():
-    made, x = layer(), torch.randn(4, 5)
-    assert torch.equal(made(x), F.linear(x, made.weight, made.bias))
-
-
 @torch.no_grad()
 def test_each_node_is_in_its_place():
     x = torch.randn(4, 5)
@@ -107,16 +102,6 @@ def test_each_node_is_in_its_place():
     assert close(made(x), rounded(x @ made.weight.T, 0.3) + made.bias)
     made = layer("_aftergemm_quantizer", bias=False)
     assert close(made(x), rounded(x @ made.weight.T, 0.3))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("on", [(), NODES])
-def test_a_shift_of_the_bias_is_one_of_the_result(on):
-    x, shift = torch.randn(4, 5), torch.randn(3)
-    made = layer(*on)
-    before = made(x)
-    made.shift_bias(shift)
-    assert close(made(x) - before, shift.expand(4, 3))
 
 
 def test_product_is_observed_before_the_bias():
@@ -143,14 +128,6 @@ def test_the_range_in_effect_has_the_granularity_and_the_stored_one_stays():
     assert node.range_for(made.weight).shape == () and node.range_for(made.weight) == node.amax.max()
     change(node, granularity="per-channel")
     assert node.range_for(made.weight) is node.amax
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_a_range_of_the_right_granularity_is_used_as_it_is(learned):
-    node = layer()._weight_quantizer
-    if learned:
-        node.learn_range()
-    assert node.range_for(torch.randn(3, 5)) is node.amax
 
 
 @pytest.mark.parametrize("stored", [torch.tensor(0.4), torch.tensor([[0.7], [0.3], [0.5]])])

@@ -51,11 +51,6 @@ def test_quantizing_without_a_range_raises_with_the_name():
         model(torch.randn(1, 2))
 
 
-def test_the_observer_is_not_kept_in_state_dicts_nor_the_state():
-    made = node(0.5, State.CALIBRATE, observer=[].append)
-    assert list(made.state_dict()) == ["_amax"]
-
-
 @pytest.mark.parametrize("given", [2.5, torch.tensor(2.5, dtype=torch.float64), torch.tensor(2.5).half()])
 def test_a_range_is_a_float32_copy(given):
     made = node(given)
@@ -130,19 +125,6 @@ def test_loading_a_state_without_the_range_of_a_node_that_has_one_is_refused():
     with pytest.raises(RuntimeError, match="0._amax"):
         nn.Sequential(node(1.0)).load_state_dict({})
     nn.Sequential(node()).load_state_dict({})
-
-
-def test_state_dict_goes_round():
-    one, other = (nn.Sequential(node(amax), nn.Linear(2, 2), node()) for amax in (0.5, None))
-    other.load_state_dict(one.state_dict())
-    assert other[0].amax == 0.5 and other[2].amax is None
-    assert list(other.state_dict()) == ["0._amax", "1.weight", "1.bias"]
-
-
-def test_its_description_tells_what_it_does():
-    text = repr(node(0.123456, bits=4))
-    assert "gemm_input" in text and "quantize" in text and "4 bits" in text and "0.1235" in text
-    assert "none" in repr(Quantizer(Role.GEMM_INPUT))
 
 
 class Attention(nn.Module):

@@ -145,10 +145,6 @@ def test_what_is_broken_is_one_line(tmp_path, what):
     assert str(path) in str(caught.value) and "\n" not in str(caught.value) and "calibrate again" in str(caught.value)
 
 
-def test_the_control_is_read(tmp_path):
-    assert read_statistics(file(tmp_path), NAMES).keys() == counted().keys()
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_damaged_bytes_are_noticed(tmp_path, seed):
     data = bytearray(statistics_bytes(counted()))

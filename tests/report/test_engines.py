@@ -59,11 +59,6 @@ def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
     assert "those inside compiled operators are not counted" in notes  # whose files show 0/1
 
 
-def test_a_narrow_terminal_folds_long_candidates(report):
-    rows = [replace(row, candidate="openvino int8 cpu-operators +bfloat16") for row in report.rows]
-    assert max(map(len, terminal(bench_table(replace(report, rows=rows)), width=80).splitlines())) <= 80
-
-
 def test_a_name_of_any_bytes_is_written_in_every_form(report):
     strange = replace(report, name="a\udc80b\x1b[2J", rows=[replace(PLAIN, candidate="\udc80")])
     for write in BENCH_FILES.values():

@@ -2,8 +2,6 @@
 
 from html.parser import HTMLParser
 
-import pytest
-
 from swin_quant.report.table import Column, ReportTable, figure, html_facts, html_table, markdown
 
 
@@ -65,11 +63,6 @@ def test_it_has_the_cells_that_markdown_has():
     plain = ReportTable(TABLE.columns[1:], ROWS)
     cells = [line.strip("|").replace(" ", "").split("|") for line in markdown(plain).strip().splitlines()]
     assert Reader(html_table(plain)).lines == [cells[0], *cells[2:]]
-
-
-@pytest.mark.parametrize("rows", [[], ROWS])
-def test_a_table_without_remarks_has_no_list(rows):
-    assert "<ul>" not in html_table(ReportTable(TABLE.columns, rows))
 
 
 def test_facts_are_a_line_each_but_for_those_that_there_are_not():

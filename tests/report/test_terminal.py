@@ -41,21 +41,6 @@ def test_words_stay_whole_where_another_column_can_be_narrowed_between_its_words
     assert max(map(len, lines)) <= 32 and sum("layers.0.downsample" in line for line in lines) == 1
 
 
-def test_a_title_is_folded_with_its_column():
-    columns = [Column("why", "why not one int8 kernel", lambda row: row, fold=True)]
-    assert terminal(ReportTable(columns, ["a reason"]), 12) == "why not one\nint8 kernel\na reason\n"
-
-
-def test_what_cannot_be_narrowed_is_wrapped_by_the_terminal_and_not_cut():
-    text = terminal(ReportTable([figure("a", "title", lambda row: row, "{:.1f}")] * 3, [123456.0]), 10)
-    assert text == "   title     title     title\n123456.0  123456.0  123456.0\n"
-
-
-def test_blank_cells_leave_no_blanks_at_the_end_of_a_line():
-    lines = terminal(TABLE, 200).splitlines()
-    assert lines == [line.rstrip() for line in lines] and lines[4].split() == ["last", "-"]
-
-
 def test_rows_are_styled_only_where_colour_is_wanted():
     plain, styled = terminal(TABLE, 200), terminal(TABLE, 200, color=True)
     assert "\x1b" not in plain and re.sub(r"\x1b\[\d+m", "", styled) == plain

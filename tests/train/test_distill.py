@@ -27,12 +27,6 @@ def test_kl_is_the_mean_over_pictures_times_t_squared():
     assert torch.isclose(twice, kl_divergence(student, teacher, t))
 
 
-def test_the_gradient_hardly_depends_on_the_temperature():
-    student, teacher = (1e-3 * torch.randn(4, 10)).requires_grad_(), 1e-3 * torch.randn(4, 10)
-    gradients = [torch.autograd.grad(kl_divergence(student, teacher, t), student)[0] for t in (1.0, 10.0)]
-    assert torch.allclose(gradients[0], gradients[1], rtol=0.02, atol=1e-7)
-
-
 @pytest.mark.parametrize("classes", [10, 1000])
 def test_ft_is_fastertransformers_loss_to_the_letter(classes):
     student, teacher = torch.randn(6, classes), torch.randn(6, classes)

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from nightly import share
 from PIL import Image
 
 from swin_quant.base.distributed import World
@@ -121,7 +122,10 @@ RECIPES = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stop"),
-    [*((name, 4) for name in RECIPES), ("adamw", 1), ("adamw", 6), ("sgd, ema, cutmix", 6), ("master weights", 1)],
+    share(
+        [*((name, 4) for name in RECIPES), ("adamw", 1), ("adamw", 6), ("sgd, ema, cutmix", 6), ("master weights", 1)],
+        3,
+    ),
 )
 def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
     recipe = RECIPES[name]
@@ -191,7 +195,7 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["frozen", "reestimated"])
+@pytest.mark.parametrize("mode", share(["reestimated", "frozen"], 2))
 @pytest.mark.parametrize("place", ["validation of the first epoch", "validation of the last epoch"])
 def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, use_policy, mode, place):
     """Validation has three batches; after the very last one, the exit code used to be 0."""
@@ -258,23 +262,6 @@ def test_a_signal_during_the_last_save_is_not_swallowed(job, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         fit(stopped := job(folder="out"))
     assert newest(stopped)["position"]["epoch"] == 3
-
-
-def test_a_folder_that_is_moved_away_is_made_again(job, caplog):
-    def move():
-        if len(moved) == 4:
-            made.folder.rename(made.folder.with_name("elsewhere"))
-        moved.append(1)
-
-    moved = []
-    made = job(folder="out", after_step=move)
-    fit(last := job(replace(RECIPE, select="last"), folder="last"))
-    position, _ = fit(made)
-    assert same(weights(last), weights(made))  # the best, of epoch 1, is elsewhere, with a warning
-    assert position.best_epoch == 3 and "epoch 1, the best, are gone: the last ones are kept" in caplog.text
-    rows = [int(row["total"]) for row in read_table(made.folder / "steps.csv")]
-    assert rows == [5, 6, 7, 8, 9] and len(read_table(made.folder.with_name("elsewhere") / "steps.csv")) == 4
-    assert newest(made)["position"]["total"] == 9
 
 
 def test_a_run_depends_on_its_seed_alone_and_checkpointing_changes_no_bit(job):
@@ -366,13 +353,16 @@ def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_p
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "kind"),
-    [
-        ("frozen", "swin"),
-        ("learned", "swinv2"),
-        ("learned with zero points", "swin"),
-        ("reestimated", "swin"),
-        ("reestimated", "swinv2"),
-    ],
+    share(
+        [
+            ("learned with zero points", "swin"),
+            ("learned", "swinv2"),
+            ("reestimated", "swinv2"),
+            ("frozen", "swin"),
+            ("reestimated", "swin"),
+        ],
+        2,
+    ),
 )
 def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy, mode, kind):
     recipe = replace(RECIPE, ema=0.9, save_minutes=1e-9)

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 RECIPE = Recipe(compile=True)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_compiled_step_of_qat_has_the_gradients_of_an_eager_one(tiny_model, monkeypatch):
     """Traced forward and backward, as the compiler gets it; generating code is torch's part and would take a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))

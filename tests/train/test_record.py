@@ -1,17 +1,13 @@
 """The tables of a run, damaged ones too, and its plot, by the text of an SVG."""
 
 import importlib.util
-import logging
 import re
 import sys
-import tracemalloc
-from types import SimpleNamespace
 
 import pytest
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.train.record import EPOCHS, STEPS, Record, draw, read_table
-from swin_quant.train.run import plot
 
 
 def filled(folder, epochs=3, total=0, epoch=0):
@@ -64,29 +60,6 @@ def test_a_damaged_table_is_passed_over(tmp_path, caplog, name):
     assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["3", "4"]
     assert [row["epoch"] for row in read_table(tmp_path / "epochs.csv")] == ["2"]
     assert "steps.csv is damaged: it is begun anew" in caplog.text
-
-
-def test_rows_that_other_bytes_got_into_are_left_out(tmp_path):
-    filled(tmp_path)
-    lines = (tmp_path / "steps.csv").read_bytes().splitlines(keepends=True)
-    lines[2] = lines[2].replace(b",", b"\xff", 1)
-    lines[4] = b"x" + lines[4]
-    (tmp_path / "steps.csv").write_bytes(b"".join([*lines, b",3,3,1,1,1,1,1\n"]))
-    filled(tmp_path, epochs=3, total=6, epoch=3)
-    assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["1", "3", "5", "6"]
-
-
-def test_going_on_takes_memory_for_the_file_and_not_for_every_cell(tmp_path):
-    filled(tmp_path)
-    head = (tmp_path / "steps.csv").read_bytes().splitlines(keepends=True)[0]
-    (tmp_path / "steps.csv").write_bytes(head + b"1,1,1,0.123456,0.001,,2.34567,1234.5\n" * 20_000 + b"," * 10**6)
-    size = (tmp_path / "steps.csv").stat().st_size
-    tracemalloc.start()
-    Record(tmp_path, 1, 1)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(read_table(tmp_path / "steps.csv")) == 20_000
-    assert peak < 4 * size
 
 
 def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
@@ -148,12 +121,3 @@ def test_chance_is_no_cliff_and_epochs_are_whole(texts):
     points = sorted(number for number in numbers if 70 < number < 90)
     assert points[-1] - points[0] >= 1.5
     assert {"1", "2", "3", "4"} <= set(found) and "1.5" not in found
-
-
-def test_a_plot_that_cannot_be_drawn_is_said_once(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    caplog.set_level(logging.INFO, "swin_quant")
-    filled(tmp_path)
-    request, scored = SimpleNamespace(folder=tmp_path, plot=None), [SimpleNamespace(weights=None)]
-    plot(request, "x"), plot(request, "x", scored)
-    assert caplog.text.count("no plot: matplotlib") == 1

@@ -12,7 +12,7 @@ import swin_quant as sq
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.verbs import export_tuned, quantization
+from swin_quant.verbs import export_tuned, quantization, search_costs
 from swin_quant.verbs.export_tuned import fastest
 
 ROW = st.fixed_dictionaries(
@@ -26,11 +26,11 @@ ROW = st.fixed_dictionaries(
 @pytest.fixture
 def quick(monkeypatch, engines_here):
     """Two candidates, timed for a moment."""
-    every = export_tuned._candidates
-    some = lambda target: [one for one in every(target) if not one.plugins or "attention_branch" in one.name]  # noqa: E731
-    monkeypatch.setattr(export_tuned, "_candidates", lambda target: [some(target)[0], some(target)[-1]])
-    for name, value in (("BATCHES", (2,)), ("ROUNDS", 1), ("SECONDS", 0.01)):
-        monkeypatch.setattr(export_tuned, name, value)
+    every = export_tuned.tuned_forms
+    monkeypatch.setattr(export_tuned, "tuned_forms", lambda target: [every(target)[0], every(target)[-3]])
+    monkeypatch.setattr(export_tuned, "BATCHES", (2,))
+    monkeypatch.setattr(search_costs, "ROUNDS", 1)
+    monkeypatch.setattr(search_costs, "SECONDS", 0.01)
 
 
 @given(st.lists(ROW, min_size=1, max_size=8))

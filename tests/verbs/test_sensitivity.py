@@ -81,23 +81,22 @@ def test_python_measures_what_the_command_measures(run, words, own, model, train
 
 
 def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
-    told, policies, measured = [], [], sensitivity._measured
-    monkeypatch.setattr(loader, "DrawnBatches", lambda *asked: told.append(asked) or 1 / 0)
-    monkeypatch.setattr(sensitivity, "_measured", lambda *asked: policies.append(asked[1].name) or measured(*asked))
+    told, policies, read = [], [], sensitivity.read_sample
+    monkeypatch.setattr(loader, "DrawnBatches", lambda *asked, **_: told.append(asked) or 1 / 0)
+    monkeypatch.setattr(
+        sensitivity, "read_sample", lambda model, *how: policies.append(model.policy) or read(model, *how)
+    )
     words = ["sensitivity", own, "--data-path", pictures, "--device", "cpu"]
-    given = ["--pictures", 5, "--split", "val", "--batch", 3, "--seed", 7, "--max-unreadable", 0.5, "--policy", "qdq"]
-    run(*words, *given, "--off", "*.attn.*")
+    run(*words, "--pictures", 5, "--split", "val", "--batch", 3, "--seed", 7, "--max-unreadable", 0.5)
     run(*words, "--batch", 99)
-    (opened, _, sampling, *_), (_, _, plain, *_) = told
-    assert policies == ["qdq -*.attn.*", "ft-mode1"] and len(opened) == 7
+    (opened, _, sampling), (_, _, plain) = told
+    assert len(opened) == 7 and len(policies) == 2
     assert sampling == Sampling(5, "val", 8, 3, 0.5) and plain == Sampling(64, "train", 1, 16, 0.01)
 
 
-@pytest.mark.slow
-def test_two_ranks_measure_the_same(forked, words, own, run, tmp_path):
-    one = json.loads(run(*words, "--batch", 2, "--json").out)
-    forked(2, *words, "--batch", 2, "--json", tmp_path / "two.json", "--quiet", code=0)
-    assert json.loads((tmp_path / "two.json").read_text()) == one
+def test_ranks_are_refused(forked, words):
+    for done in forked(2, *words, "--quiet", code=2):
+        assert "sensitivity runs in one process" in done.err
 
 
 def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):

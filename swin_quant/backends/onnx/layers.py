@@ -199,13 +199,14 @@ def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -
     """Replace every layer with a weight, and every node, of `model`, in place. The policy must be applied.
 
     `centred`: no pair has a zero point; offsets stand before pairs and in the biases behind them. `read`: keys of
-    parameters that the forward pass reads without their module; a float linear of these stays as it is.
+    parameters that the forward pass reads without their module; a float linear of these stays as it is, as does one
+    that holds borrowing layers.
     """
     for prefix, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             own = f"{prefix}.{name}.".lstrip(".")
-            is_read = any(key.startswith(own) for key in read)
-            if isinstance(child, nn.Linear) and (isinstance(child, QuantizedLayer) or not is_read):
+            stays = any(key.startswith(own) for key in read) or any(child.children())
+            if isinstance(child, nn.Linear) and (isinstance(child, QuantizedLayer) or not stays):
                 parent.add_module(name, Linear(child, centred))
             elif isinstance(child, QuantizedLayer):
                 parent.add_module(name, Product(child))

@@ -81,6 +81,9 @@ def float_types() -> list[str]:
     return [name for name, (_, capability) in HINTS.items() if capability in able]
 
 
+_SPECTRAL = {"DFT", "STFT"}  # operations of ONNX
+
+
 @cache
 def _core(process: int, extensions: tuple[str, ...] = ()) -> Any:
     """OpenVINO's Core with the operators of these libraries, kept for as long as the process lives.
@@ -192,7 +195,9 @@ class _Graphs:
             return self.core.compile_model(model, "CPU", {**self.settings, **more})
         except RuntimeError as error:
             if _ROUNDING not in str(error):
-                raise SwinQuantError(f"{self.file.path}: {NAME} cannot compile it: {first_line(error)}") from error
+                raise SwinQuantError(
+                    f"{self.file.path}: {NAME} cannot compile it: {_reason(error, self.file)}"
+                ) from error
         del self.settings[_ROUNDING]  # releases up to 2024.0 do not know it, or no value that says no
         return self._try("compile", lambda: self.core.compile_model(model, "CPU", {**self.settings, **more}))
 
@@ -200,7 +205,17 @@ class _Graphs:
         try:
             return action()
         except Exception as error:  # mostly RuntimeError, with a page of places in C++
-            raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
+            raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {_reason(error, self.file)}") from error
+
+
+def _reason(error: Exception, file: OnnxFile) -> str:
+    """The reason for an error, with the operations of torch.fft in the file: OpenVINO converts some forms of them
+    alone, and blames those behind them."""
+    left = re.search("Conversion is failed for: (.+)", str(error))
+    text = f"it does not convert {left[1]}" if left else first_line(error)
+    kinds = {node.op_type for node in library("onnx", "onnx").load(str(file.path), load_external_data=False).graph.node}
+    lacking = sorted(kinds & _SPECTRAL)
+    return f"it lacks this form of {' and '.join(lacking)}, the operation of torch.fft: {text}" if lacking else text
 
 
 def _opened(

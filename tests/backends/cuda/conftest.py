@@ -1,10 +1,8 @@
 """Shipped configurations as launches, and exports of calibrated micro models to the engine."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.launches import program_of
@@ -19,30 +17,6 @@ from swin_quant.quant.policy import load_policy
 
 # Four heads of 24 channels and eight, in windows of 8 on 16 x 16 and 8 x 8 tokens.
 HEADS_OF_24 = {"IMG_SIZE": 32, "EMBED_DIM": 96, "NUM_HEADS": [4, 8], "WINDOW_SIZE": 8}
-
-HERE = Path(__file__).parent
-COMPILING = {
-    f"test_{name}.py" for name in ("ahead", "cross_compiled", "crosscompile", "fusions", "interpreted", "trained")
-}
-
-
-def pytest_collection_modifyitems(config, items):
-    """Take a sample of the tests that interpret or compile kernels, if all passed on these sources (`make kernels`).
-
-    All of them run on a GPU, and if tests of this folder are named.
-    """
-    # Imported here: child processes of tests import this file without the helpers
-    from kernels_green import is_chosen, is_green
-
-    by_name = any(Path(word.split("::")[0]).resolve().is_relative_to(HERE) for word in config.args)
-    if by_name or torch.cuda.is_available() or not is_green():
-        return
-    skip = pytest.mark.skip(reason="kernels are those that every test passed on: KERNELS=all runs each")
-    for item in items:
-        in_kernels = item.path.is_relative_to(HERE / "kernels")
-        compiles = item.path.parent == HERE and item.path.name in COMPILING and item.get_closest_marker("slow")
-        if (in_kernels or compiles) and not is_chosen(item.nodeid):
-            item.add_marker(skip)
 
 
 def spec_of_model(name, precision="int8"):

@@ -1,10 +1,5 @@
 """Kernels compiled ahead are found by the launch."""
 
-import multiprocessing
-import os
-import subprocess
-import sys
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -13,7 +8,7 @@ import pytest
 import torch
 from crosscompile import compiled, kernels_of, kernels_with_tiles, recorded, usage
 from estimates import LIMITS
-from tune import filled, tiles_to_try
+from tune import filled
 
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -92,31 +87,6 @@ def test_what_is_compiled_ahead_is_what_a_launch_takes_from_the_cache(tiny_confi
     assert (made.metadata.maxnreg == 255) == (usage(by_its_own)[1] > 0)
 
 
-def test_a_kernel_is_launched_once_there_is_memory_to_load_it(program, cache, gpu):
-    """A failed load is reported every time, and does not affect later launches."""
-    launch = launch_of(program, "pool")
-    (call,) = kernels_with_tiles([(launch, None)])
-    kernel = kernel_of(launch, partial(filled, device=torch.device("cpu")))
-    launched, utils = gpu(90), triton.runtime.driver.active.utils
-    load = utils.load_binary
-
-    def full(*_):
-        raise RuntimeError("Triton Error [CUDA]: out of memory")
-
-    call.kernel.device_caches.pop(90, None)
-    try:
-        utils.load_binary = full
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="out of memory"):
-                kernel.launch()
-        utils.load_binary = load
-        kernel.launch()
-    finally:
-        call.kernel.device_caches.pop(90, None)
-    (code,) = launched
-    assert isinstance(code, bytes)
-
-
 def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkeypatch):
     from swin_quant.backends.cuda import binding
 
@@ -128,32 +98,6 @@ def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkey
     assert calls == kernels_of(program.launches)
 
 
-NAMES = """
-import sys
-from crosscompile import compile_one
-from crosscompile import KernelCall
-from swin_quant.backends.cuda.kernels.jit import gemm, norm_gemm
-
-for name in sys.argv[1:]:
-    kernel = getattr({"gemm": gemm, "norm_gemm": norm_gemm}[name], name)
-    assert compile_one(KernelCall(kernel, (), (), (), ()), 90)  # it has no types, which is told
-print(gemm.gemm.cache_key, norm_gemm.norm_gemm.cache_key)
-"""
-
-
-@pytest.mark.slow
-def test_the_names_in_the_cache_do_not_depend_on_what_a_process_compiles_first(cache):
-    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    orders = (["gemm", "norm_gemm"], ["norm_gemm", "gemm"])
-    one, other = (
-        subprocess.run(
-            [sys.executable, "-c", NAMES, *order], check=True, capture_output=True, text=True, env=paths
-        ).stdout
-        for order in orders
-    )
-    assert one == other
-
-
 @pytest.mark.slow
 def test_processes_compile_and_what_is_refused_is_told(program, cache):
     pool, gemm = launch_of(program, "pool"), launch_of(program, "gemm")
@@ -161,34 +105,3 @@ def test_processes_compile_and_what_is_refused_is_told(program, cache):
     report = crosscompile.compile_ahead([(pool, None), (pool, None), (gemm, odd)], 80, 120, processes=2)
     assert (report.done, report.left) == (1, 0) and len(report.refused) == 1 and report.refused[0].startswith("gemm: ")
     assert list(cache.rglob("*.cubin"))
-
-
-@pytest.mark.slow
-def test_no_time_is_no_error(program, cache):
-    report = crosscompile.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.0, processes=1)
-    assert (report.done, report.refused, report.left) == (0, [], 1)
-
-
-def of_a_minute(job, capability):
-    time.sleep(60)
-
-
-def test_no_process_compiles_on_when_the_time_is_over(program, cache, monkeypatch):
-    monkeypatch.setattr(crosscompile, "compile_one", of_a_minute)
-    before = set(multiprocessing.active_children())
-    report = crosscompile.compile_ahead([(launch_of(program, "gemm"), None)], 80, 0.5, processes=1)
-    workers = set(multiprocessing.active_children()) - before
-    for worker in workers:
-        worker.join(10)
-    assert report.left == 1 and not any(worker.is_alive() for worker in workers)
-
-
-def test_an_interpreter_needs_no_compiler(program, monkeypatch):
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert crosscompile.compile_ahead([(launch_of(program, "gemm"), None)], 80, 60).left == 0
-
-
-def test_what_is_tried_begins_with_the_default(program):
-    tried = tiles_to_try(launch_of(program, "gemm"))
-    assert len(tried) == len(set(tried)) > 5
-    assert kernels_with_tiles([(launch_of(program, "gemm"), tried[0])]) == kernels_of([launch_of(program, "gemm")])

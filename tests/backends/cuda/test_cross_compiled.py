@@ -1,7 +1,7 @@
 """The engine's kernels for every kind of GPU, none of which is here: one of each kind, from Swin-T and SwinV2-T at full
 size, and all shapes of larger models on one GPU each, in int8, half precision and float8.
 
-`benchmarks/cuda_kernels.py` compiles all of them.
+`tools/cuda/crosscompile.py` compiles others.
 """
 
 import re
@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
 from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
-from kernel_runs import DRAWS
-from tune import tiles_to_try
+from nightly import share
 
 from swin_quant.backends.cuda.fusions import candidates, with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -72,7 +71,7 @@ def kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("capability", share(TARGETS, 3))
 def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
     assert {call.name for call in kernels} >= KERNELS
     for call in kernels:
@@ -80,49 +79,6 @@ def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
 
 
 LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, precision, name, sides, capability",
-    [
-        (LARGE, "int8", "attention_norm", {"N": 192}, 100),
-        ("swinv2_base_patch4_window8_256", "int8", "attention_norm", {"N": 512}, 90),
-        (MODELS[0], "fp8", "attention_norm", {"N": 384}, 90),
-        ("swinv2_tiny_patch4_window16_256", "int8", "attention_norm", {"N": 192}, 120),
-        (MODELS[0], "int8", "norm_gemm", {"N": 1152, "K": 384}, 100),
-        (LARGE, "int8", "norm_gemm", {"N": 3072, "K": 768}, 100),
-        (MODELS[1], "int8", "norm_gemm", {"N": 288, "K": 96}, 86),
-        (MODELS[0], "fp8", "norm_gemm", {"N": 3072, "K": 768}, 120),
-        ("swin_large_patch4_window12_384_22kto1k_finetune", "fp8", "norm_gemm", {"N": 4608, "K": 1536}, 100),
-        (MODELS[0], "int8", "attention_norm", {"N": 96, "SHIFT": 0}, 120),
-        (MODELS[0], "fp8", "attention_norm", {"N": 96, "SHIFT": 3}, 120),
-        (MODELS[1], "fp8", "attention", {"HEADS": 3, "SHIFT": 0}, 100),
-        ("swinv2_base_patch4_window8_256", "float", "attention", {"HEADS": 16, "SHIFT": 4}, 100),
-        ("swinv2_tiny_patch4_window16_256", "float", "attention", {"HEADS": 3, "SHIFT": 0}, 100),
-        ("swinv2_base_patch4_window16_256", "fp8", "attention", {"HEADS": 8, "SHIFT": 0}, 100),
-        (MODELS[1], "fp8", "norm_gemm", {"N": 1152, "K": 384}, 100),
-        (MODELS[1], "int8", "gemm_norm", {"N": 192, "K": 192}, 100),
-        (LARGE, "float", "norm_gemm", {"N": 6144, "K": 1536}, 100),
-        (MODELS[1], "float", "norm_gemm", {"N": 192, "K": 384}, 100),
-        (MODELS[0], "float", "norm_gemm", {"N": 192, "K": 384}, 90),
-        ("swinv2_large_patch4_window12to24_192to384_22kto1k_ft", "float", "norm_gemm", {"N": 4608, "K": 1536}, 86),
-        (MODELS[0], "float", "mlp", {"C": 384}, 120),
-        ("swinv2_base_patch4_window8_256", "float", "mlp", {"C": 256}, 80),
-        ("swin_base_patch4_window7_224", "fp8", "mlp", {"C": 256}, 90),
-        ("swinv2_base_patch4_window8_256", "fp8", "mlp", {"C": 256}, 100),
-        ("swin_base_patch4_window7_224", "fp8", "gemm", {"N": 128, "K": 128}, 100),
-    ],
-)
-def test_what_once_spilled_does_not(model, precision, name, sides, capability):
-    """Kernels that spilled once: after attention 64 rows of 192 and 384 channels, parts of 128 of 512, two stages of 64
-    keys; 4 warps for normalised rows of 384 and 768 channels, 32 of these of 1536, and 64 columns of 288; seven by the
-    compiler's own choice of registers; 64 rows with 4 warps. In half precision the widest, two of which exceed a
-    program's shared memory with 32 rows and the next weights fetched ahead. In float8 64 rows of 256 channels in parts
-    of 64 or with V2's norm, and steps of 128 in a projection."""
-    found = [call for call in kernels_of(with_fusions(launches_of(model, precision))) if call.name == name]
-    *_, call = (call for call in found if sides.items() <= dict(call.constants).items())  # a shifted one by default
-    assert_fine(call, capability)
 
 
 SHAPES = (
@@ -139,29 +95,16 @@ SHAPES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("model, precision", SHAPES)
 def test_all_shapes_of_a_model_compile(model, precision):
-    """Single and fused, for one kind of GPU: other draws take another, so that in CI, where each commit draws, all have
-    their turn. The script compiles for every GPU."""
-    turn = DRAWS + SHAPES.index((model, precision))
+    """Single and fused, for one kind of GPU each: the script compiles for all."""
+    turn = SHAPES.index((model, precision))
     capable = [one for one in TARGETS if precision != "fp8" or one >= OLDEST_FLOAT8]
     assert_all_fine(model, precision, capable[turn % len(capable)])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, precision, capability",
-    [
-        ("swin_base_patch4_window12_384_finetune", "int8", 86),
-        ("swinv2_small_patch4_window16_256", "int8", 89),
-        (LARGE, "float", 80),
-    ],
-)
-def test_shapes_that_the_script_has_not_compile(model, precision, capability):
-    assert_all_fine(model, precision, capability)
-
-
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
     """One row: Triton makes the number of rows a constant."""
@@ -171,55 +114,6 @@ def test_the_head_of_one_picture_compiles(capability):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, precision, batch, capability",
-    [
-        (MODELS[0], "int8", 1, 80),
-        (MODELS[0], "float", 1, 90),
-        (LARGE, "int8", 1, 90),
-        (MODELS[1], "int8", 1, 100),
-        (MODELS[0], "int8", 8, 120),
-        (LARGE, "int8", 64, 86),
-    ],
-)
-def test_tiles_of_other_batches_compile(model, precision, batch, capability):
-    """Single and fused: with few rows, tiles are smaller, so that there are enough programs. Batch 32 is compiled
-    elsewhere."""
-    usual, others = (kernels_of(with_fusions(launches_of(model, precision, n))) for n in (32, batch))
-    known = {(call.types, call.constants, call.options) for call in usual}
-    for call in others:
-        if (call.types, call.constants, call.options) not in known:
-            assert_fine(call, capability)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "model, precision, windows, capability",
-    [
-        ("swin_tiny_patch4_window7_224", "int8", 2, 80),
-        ("swin_base_patch4_window7_224", "int8", 4, 86),
-        ("swinv2_tiny_patch4_window8_256", "fp8", 8, 89),
-        ("swinv2_base_patch4_window8_256", "int8", 2, 90),
-        (LARGE, "int8", 4, 100),
-        ("swinv2_tiny_patch4_window8_256", "fp8", 2, 100),
-        ("swinv2_small_patch4_window8_256", "float", 8, 120),
-        ("swin_tiny_patch4_window7_224", "fp8", 4, 120),
-        ("swin_tiny_patch4_window7_224", "ft-mode1", 2, 100),
-        ("swin_tiny_patch4_window7_224", "ft-mode1", 4, 120),
-    ],
-)
-def test_several_windows_a_program_compile(model, precision, windows, capability):
-    """As the tuner tries them, with and without a shift. A candidate that spilled would have to be left out there."""
-    tried = {}
-    for launch in (one for one in launches_of(model, precision) if one.op == "attention"):
-        for tiles in tiles_to_try(launch):
-            if tiles.windows == windows:
-                tried[launch.arguments["windows"].shift > 0, tiles.warps, tiles.stages] = launch, tiles
-    assert len(tried) == 8
-    for call in kernels_with_tiles(tried.values()):
-        assert_fine(call, capability, is_tried=True)
-
-
 @pytest.mark.parametrize(
     ("op", "sides", "again"),
     [
@@ -239,6 +133,7 @@ def test_no_two_warps_compute_the_same(op, sides, again):
     assert cross_compile(twice, 80).repeated == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
     """Rows of 49 halves start at any address: each value was one load, 25 a thread."""
@@ -257,7 +152,7 @@ def of_float8():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [89, 90, 100, 120])
+@pytest.mark.parametrize("capability", share([90, 89, 100, 120], 4))
 def test_float8_runs_on_its_tensor_cores(of_float8, capability):
     assert {call.name for call in of_float8} == {"gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"}
     for call in of_float8:
@@ -299,7 +194,7 @@ def of_each_form(spec):
     return found.values()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(("form", "spec"), list(forms()))
 def test_every_form_compiles(form, spec, capability):
@@ -316,14 +211,6 @@ def test_every_form_compiles(form, spec, capability):
         assert_fine(call, capability)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", [86, 100, 120])
-def test_int8_with_a_bfloat16_stream_compiles(capability):
-    """The form that an export recommends for a stream with values beyond float16."""
-    for call in of_each_form(replace(spec_of_model(MODELS[0]), float_type="bfloat16")):
-        assert_fine(call, capability)
-
-
 def test_older_gpus_are_refused_by_name(of_float8):
     call = next(call for call in of_float8 if call.name == "attention")
     with pytest.raises(UsageError, match="attention: float8 needs compute capability 8.9, not 8.6"):
@@ -331,13 +218,6 @@ def test_older_gpus_are_refused_by_name(of_float8):
 
 
 @pytest.mark.slow
-def test_the_last_norm_of_v2_with_factors_in_front_spills_nowhere():
-    spec = replace(spec_of_model(MODELS[1]), exit_factors=True)
-    (call,) = (call for call in kernels_of(program_of(spec, 32).launches) if call.name == "pool")
-    for capability in (86, 100):
-        assert_fine(call, capability)
-
-
 @pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])
 def test_a_picture_is_pooled_in_few_steps(model, most):
     """Each step waits for the one before, in a program that has a multiprocessor to itself: there were 13 and 72."""

@@ -142,16 +142,6 @@ def test_heads_of_other_widths_and_positions(exported, channels, heads):
         assert (load(artifact)(pictures(2)) - expected).abs().mean() < 2 * noise
 
 
-def test_float8_by_its_name(exported):
-    artifact = exported(policy="cuda-fp8")[0]
-    engine = load(artifact)
-    assert artifact.file.name == "micro_fp8_cuda.safetensors"
-    assert engine.precision == "fp8" and engine.policy == "cuda-fp8" and engine.label == "fp8 cuda-fp8"
-    kinds = engine.details["gemms"]
-    assert kinds["layers.0.blocks.0.attn.q k"] == kinds["layers.1.blocks.0.mlp.fc2"] == "fp8"
-    assert kinds["layers.0.blocks.0.attn.a v"] == "float16" and engine.details["int8_gemms"] == 0
-
-
 def test_what_it_says_of_itself(exported):
     engine = load(exported()[0])
     assert engine.name == "cuda (emulated)" and engine.precision == "int8" and engine.policy == "cuda"

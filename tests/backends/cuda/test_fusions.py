@@ -17,7 +17,7 @@ from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
 from swin_quant.operators.roofline import gpus, load_machine
 from tests.backends.conftest import pictures
-from tests.backends.cuda.conftest import HEADS_OF_24, launches_of, spec_of_model
+from tests.backends.cuda.conftest import HEADS_OF_24, spec_of_model
 from tests.backends.cuda.test_interpreted import interpret
 from tests.backends.cuda.test_program import overlapping
 
@@ -74,10 +74,6 @@ def by_times(times, batch=8):
     return fused_program(SPEC, batch, H200, TileTable(times)).launches
 
 
-def of_block(launches, block):
-    return [f"{one.op}: {one.name}" for one in launches if f"{block}." in one.name]
-
-
 @pytest.mark.parametrize(("kind", "precision"), FORMS)
 def test_fused_launches_move_what_is_left_and_compute_the_same(kind, precision):
     program = full_size(kind, 8, precision)
@@ -91,37 +87,6 @@ def test_fused_launches_move_what_is_left_and_compute_the_same(kind, precision):
         if fusion:
             assert one.bytes_moved == bytes_of(group, program.launches[at:]), one.name
     assert whole.bytes_moved < 0.8 * program.bytes_moved
-
-
-def test_three_launches_a_block():
-    v1, v2 = (all_fused(full_size(kind, 32)).launches for kind in MODELS)
-    assert of_block(v1, "layers.1.blocks.0") == [
-        "norm_gemm: layers.1.blocks.0.norm1 + attn.qkv",
-        "attention_norm: layers.1.blocks.0.attn + attn.proj + norm2",
-        "mlp: layers.1.blocks.0.mlp.fc1 + fc2",
-    ]
-    assert of_block(v2, "layers.1.blocks.0") == [
-        "norm_gemm: layers.1.blocks.0.attn.qkv._input_quantizer + qkv",
-        "attention_norm: layers.1.blocks.0.attn + attn.proj + norm1",
-        "mlp: layers.1.blocks.0.mlp.fc1 + mlp.fc2 + norm2",
-    ]
-
-
-@pytest.mark.parametrize(
-    "model", [*MODELS.values(), "swin_base_patch4_window12_384_finetune", "swinv2_base_patch4_window8_256",
-              "swin_large_patch4_window7_224_22kto1k_finetune"]
-)  # fmt: skip
-def test_half_precision_can_be_fused_wherever_int8_can(model):
-    """int8 is compared with it."""
-    int8, half = (
-        {(one.op, one.name) for one in candidates(launches_of(model, precision, 1))} for precision in ("int8", "float")
-    )
-    assert int8 == half and {op for op, _ in half} == {"norm_gemm", "gemm_norm", "attention_norm", "mlp"}
-
-
-def test_merging_is_one_launch():
-    merging = [f"{one.op}: {one.name}" for one in all_fused(full_size("swin", 32)).launches if "downsample" in one.name]
-    assert merging[0] == "norm_gemm: layers.0.downsample.norm + reduction" and len(merging) == 4
 
 
 def ops(batch, gpu):
@@ -252,7 +217,7 @@ for file in sys.argv[2:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "keys"), [("swin", {}), ("swinv2", {}), ("swin", HEADS_OF_24)])
 def test_networks_by_fused_kernels(exported, tmp_path, kind, keys):
     """Interpreted: equal to unfused networks, except sums of norms in another order, which move a tie now and then."""

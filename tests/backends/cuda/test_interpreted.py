@@ -44,7 +44,7 @@ def interpret(files, images, folder, script=CHILD):
     subprocess.run(words, check=True, env=os.environ | {"TRITON_INTERPRET": "1"}, timeout=600)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_kernels_compute_what_their_references_do(exported, tmp_path):
     """FasterTransformer's arithmetic to the last bit; `cuda` except for sums of floats in another order and, in int8,
     GELU's polynomial: both move values next to a tie by a level."""
@@ -92,7 +92,7 @@ for file in sys.argv[2:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_heads_of_24_channels(exported, tmp_path, kind):
     """In int8, also with a bfloat16 stream, in half and in FasterTransformer's arithmetic, launch by launch: heads are

@@ -1,6 +1,5 @@
 """The programs that batches run as, callers in several threads, and lack of memory."""
 
-import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -172,18 +171,6 @@ def test_memory_is_kept_until_what_replays_is_done(sessions):
     assert seen == ["all is done"]
 
 
-def test_a_session_of_a_gpu_that_failed_ends_without_a_word(sessions, monkeypatch):
-    session, said = sessions.make(), []
-    monkeypatch.setattr(sys, "unraisablehook", said.append)
-
-    def lost():
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
-
-    session._done.synchronize = lost
-    del session
-    assert not said
-
-
 def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions):
     session = sessions.make()
     sessions.stream.name = "captures"
@@ -245,13 +232,3 @@ def test_what_a_gpu_cannot_have_fused_runs_apart_and_is_told_of(sessions, monkey
     is_apart_refused = True
     with pytest.raises(SwinQuantError, match="Triton has no kernel of a batch of 2 for it: TritonError: out of"):
         session(pictures(2))
-
-
-def test_of_weights_that_do_not_fit_no_batch_is_blamed(monkeypatch):
-    network = SimpleNamespace(tensors={"w": torch.zeros(2**20, device="meta")})
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**20, 8000 * 2**20))
-    monkeypatch.setattr(torch.Tensor, "to", full)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
-    with pytest.raises(SwinQuantError, match="the weights needs 4 MB, 1 of 8000 MB are free: end what else") as e:
-        GraphSession(network, torch.device("cuda"), 64)
-    assert "batch" not in str(e.value)

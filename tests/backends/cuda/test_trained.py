@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.cards.card import RunCard
@@ -28,7 +29,7 @@ def digits(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FORMS)
+@pytest.mark.parametrize("kind", share(FORMS, 2))
 def test_trained_networks_by_interpreted_kernels(emulator_of, kind, tmp_path):
     model = build_model(load_config(FOLDER / f"{kind}_micro_cifar10.yaml"))
     load_float(model, FOLDER / f"{kind}_micro_cifar10.safetensors")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 import tune
-from crosscompile import kernels_of, kernels_with_tiles, recorded
-from tune import BATCHES, tile_choices, tiles_to_try
+from crosscompile import kernels_of, recorded
+from tune import BATCHES, tiles_to_try
 
 from swin_quant.backends.cuda import binding, tuning
 from swin_quant.backends.cuda.binding import bind
@@ -152,15 +152,6 @@ def test_tiles_that_are_not_for_their_kernel_are_refused(of_both, tmp_path, capl
     assert said in caplog.text and caplog.text.count("\n") == 1
 
 
-def test_all_that_the_tuner_tries_may_be_in_a_file(of_both, tmp_path):
-    pytest.importorskip("triton")
-    tried = [
-        TimedTiles(launch=shape_of(one), batch=8, tiles=tiles, us=3.5) for one in of_both for tiles in tiles_to_try(one)
-    ]
-    tuning.write_tiles(tmp_path / "all.json", HERE, tried)
-    assert len(read_tiles(tmp_path / "all.json", HERE, of_both).known) == len({shape_of(one) for one in of_both})
-
-
 def test_the_first_file_that_holds_here_is_taken(written, launches, caplog):
     """A file of this GPU from before an update, or of another GPU, came before a good one."""
     path, launch = written
@@ -189,28 +180,6 @@ def test_the_hash_is_that_of_all_kernels(tmp_path, monkeypatch):
     assert len({before, one, tuning.kernels_hash()}) == 3
 
 
-def test_candidates_hold_the_default_and_divide_what_they_must():
-    default = Tiles(128, 64, 96, 4, 3)
-    tried = tile_choices("gemm", default, {"K": 96})
-    assert tried[0] == default and len(set(tried)) == len(tried) > 5 and all(96 % one.inner == 0 for one in tried)
-    tried = tile_choices("attention", Tiles(64, 64, 32), {"WINDOW": 7})
-    assert {(one.rows, one.columns) for one in tried} == {(64, 64)} and len(tried) > 2
-    assert {one.windows for one in tried} == {1}
-    for programs, windows in ((255, {1}), (512, {1, 2, 4}), (6144, {1, 2, 4, 8})):  # at least 128 are left
-        tried = tile_choices("attention", Tiles(64, 64, 32), {"WINDOW": 7}, programs)
-        assert {one.windows for one in tried} == windows
-        again = tile_choices("attention", Tiles(64, 64, 32, windows=2), {"WINDOW": 7}, programs // 2)
-        assert set(again) == set(tried) | {again[0]}  # the same, whatever the default takes
-    assert {(one.warps, one.stages) for one in tried if one.windows > 1} == {(4, 1), (4, 2), (8, 1), (8, 2)}
-    tried = tile_choices("attention", Tiles(64, 32, 32, 4, 2), {"WINDOW": 12}, 6144)  # a program needs several tiles
-    assert {one.windows for one in tried} == {1}
-    assert len({one.rows for one in tile_choices("attention", Tiles(64, 64, 32, 4, 2), {"WINDOW": 16})}) > 1
-    assert {(one.rows, one.stages) for one in tile_choices("mlp", Tiles(16, 32, 64, 4, 2), {})} > {(16, 3), (32, 1)}
-    parts = {(one.rows, one.inner) for one in tile_choices("attention_norm", Tiles(32, 64, 64, 4), {"N": 192})}
-    assert parts == {(16, 32), (32, 64), (64, 64)}  # 192 has no 128
-    assert {one.columns for one in tile_choices("norm_quantize", Tiles(8, 512), {})} == {512}
-
-
 @pytest.mark.parametrize(("wrong", "is_taken"), [(0.5, False), (0.01, True)])
 @pytest.mark.parametrize("precision", ["int8", "fp8"])
 def test_a_kernel_that_computes_something_else_is_not_taken_for_the_fastest(
@@ -233,18 +202,6 @@ def test_a_kernel_that_computes_something_else_is_not_taken_for_the_fastest(
     monkeypatch.setattr(tune, "microseconds", lambda calls: 1.0 if calls[0].args == (other,) else 2.0)
     best, before = tune.best_tiles(launch, 2, torch.device("cpu"))
     assert (best["tiles"], best["us"], before) == ((other, 1.0, 2.0) if is_taken else (default, 2.0, 2.0))
-
-
-def test_attention_is_tried_with_several_windows_a_program(launches):
-    """If there are enough programs: a picture has 16 with one head."""
-    pytest.importorskip("triton")
-    for batch, most in ((8, 1), (16, 2), (64, 8)):
-        launch = next(one for one in launches(batch) if one.op == "attention")
-        tried = tiles_to_try(launch)
-        windows = {one.windows for one in tried}
-        assert 1 in windows and max(windows) == most and tried[0].windows == max(1, batch // 32), batch
-        for call in kernels_with_tiles([(launch, one) for one in tried]):
-            assert dict(call.constants)["WINDOWS"] in {one.windows for one in tried}
 
 
 @pytest.mark.parametrize("arithmetic", ["cuda", "ft-mode1"])

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 from operator_nodes import core_with
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
@@ -80,12 +80,9 @@ def attentions(artifact):
 CASES = [("swin", 7, None), ("swinv2", 8, None)]
 SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in (4, 7, 8, 12, 16, 24)]
 SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 12), ("swinv2", 8, 12)]
-SLOW_CASES = drawn(SLOW_CASES, 3)
 
 
-@pytest.mark.parametrize(
-    "kind, window, side", [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW_CASES)]
-)
+@pytest.mark.parametrize("kind, window, side", [*CASES, *share(SLOW_CASES, 3, pytest.mark.slow)])
 def test_a_file_with_the_operator_computes_what_fake_quant_does(
     kind, window, side, calibrated_for, with_operators, tmp_path
 ):
@@ -118,7 +115,9 @@ KEPT = ["cache", "cache for speed", "cache for size", "saved", "saved again", "e
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plugins", [tuple(OPERATOR), BRANCH, MANY], ids=["attention", "branch", "all"])
+@pytest.mark.parametrize(
+    "plugins", share([(MANY,), (tuple(OPERATOR),), (BRANCH,)], 3), ids=["all", "attention", "branch"]
+)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, calibrated_for, library, tmp_path):
     """Its caches, saved models and exports; float16, as `save_model` rounds where no Q/DQ pair is left, is refused."""
@@ -350,35 +349,26 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
     assert f"{times:.2f} times as long" in line
 
 
+LARGE = {"WINDOW_SIZE": 32, "IMG_SIZE": 128}
+
+
 @pytest.mark.parametrize(
-    "kind, keys",
+    "kind, keys, wanted",
     [
-        ("swin", {"WINDOW_SIZE": 32, "IMG_SIZE": 128}),
-        ("swinv2", {"EMBED_DIM": 48}),
-        ("swin", {"OUTPUT_KIND": "features", "WINDOW_SIZE": 32, "IMG_SIZE": 128}),
+        ("swin", LARGE, (False, False)),  # no kernel is made for it
+        ("swin", LARGE | {"OUTPUT_KIND": "features"}, (False, False)),
+        ("swinv2", {"EMBED_DIM": 48}, (False, False)),
+        *(("swin", {"WINDOW_SIZE": window, "IMG_SIZE": 4 * window}, (True, False)) for window in (12, 16, 24)),
+        ("swin", {"OUTPUT_KIND": "features"}, (True, False)),  # with AMX only attention alone was measured
+        ("swin", {"IMG_SIZE": [32, 48]}, (True, False)),
     ],
 )
-def test_models_that_the_kernel_is_not_made_for_compile_nothing(kind, keys, tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", None)  # must not be called
-    assert not operators.are_default(portable_config(tiny_config(kind, **keys)))
-
-
-@pytest.mark.parametrize("window", [12, 16, 24])
-def test_the_branch_alone_is_fast_for_large_windows(window, tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", lambda: "there")
-    config = portable_config(tiny_config("swin", WINDOW_SIZE=window, IMG_SIZE=4 * window))
-    for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
-        monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
-        assert operators.are_default(config) is wanted
-
-
-@pytest.mark.parametrize("keys", [{"OUTPUT_KIND": "features"}, {"IMG_SIZE": [32, 48]}], ids=str)
-def test_maps_have_the_branch_where_it_was_measured(keys, tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", lambda: "there")
-    config = portable_config(tiny_config("swin", **keys))
-    for kind, wanted in (("avx512-vnni", True), ("amx", False)):  # with AMX only attention alone was measured
-        monkeypatch.setattr(operators, "cpu_kind", lambda kind=kind: kind)
-        assert operators.are_default(config) is wanted and operators.are_faster_here("swin", "map_branch") is wanted
+def test_operators_are_the_default_where_they_were_measured_to_be_faster(kind, keys, wanted, tiny_config, monkeypatch):
+    monkeypatch.setattr(operators, "library", (lambda: "there") if any(wanted) else None)  # None must not be called
+    config = portable_config(tiny_config(kind, **keys))
+    for cpu, expected in zip(("avx512-vnni", "amx"), wanted, strict=True):
+        monkeypatch.setattr(operators, "cpu_kind", lambda cpu=cpu: cpu)
+        assert operators.are_default(config) is expected
 
 
 def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
@@ -391,11 +381,6 @@ def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
     assert not operators.are_default(config)
     assert not operators.are_faster_here("swin", "attention")
     assert not operators.are_faster_here("swin", "mlp")  # not measured
-
-
-def test_measured_ratios_are_for_kinds_that_are_told_apart():
-    for kind in ("amx", "avx512-vnni"):
-        assert all(operators.gain(architecture, "attention", kind) > 1 for architecture in ("swin", "swinv2"))
 
 
 def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):
@@ -437,7 +422,7 @@ def tiles(library, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", drawn(["swin", "swinv2"], 4))
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 4))
 def test_tiles_sum_the_same_products(kind, calibrated_for, library, tiles, tmp_path):
     """Windows of 16 tokens and more, widths of 32 and 64: rows that are not whole tiles, for any batch."""
     assert self_test(operators.sources(), tiles) is None

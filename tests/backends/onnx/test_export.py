@@ -9,7 +9,7 @@ import onnx
 import onnx.numpy_helper
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 
 from swin_quant.backends import exporter
 from swin_quant.backends.onnx import export as exporting
@@ -64,7 +64,7 @@ def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, r
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("opset", "kind"), drawn([(17, "swin"), (17, "swinv2"), (18, "swinv2"), (19, "swin")], 2))
+@pytest.mark.parametrize(("opset", "kind"), share([(17, "swin"), (17, "swinv2"), (18, "swinv2"), (19, "swin")], 2))
 def test_older_opsets_compute_the_same(kind, opset, exported, run, assert_quantized_alike, images):
     file = exported(kind, opset=opset).file
     model = onnx.load(file)

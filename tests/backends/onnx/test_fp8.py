@@ -5,7 +5,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 from onnx.numpy_helper import to_array
 
 from swin_quant.backends import engine_loader
@@ -16,7 +16,7 @@ from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
 
 E4M3 = ml_dtypes.float8_e4m3fn
-KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.slow)])
+KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 
 
 @pytest.mark.kernels
@@ -37,7 +37,7 @@ def test_opset_19_is_enough(exported, run, assert_quantized_alike, images):
 
 @KINDS
 @pytest.mark.slow
-@pytest.mark.parametrize("options", drawn([{}, {"target": "tensorrt"}], 2))
+@pytest.mark.parametrize("options", share([{}, {"target": "tensorrt"}], 2))
 def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, assert_quantized_alike, images):
     artifact = exported(kind, "tensorrt-fp8", **options)
     engine = engine_loader("onnxruntime")(artifact)
@@ -49,7 +49,7 @@ def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, asse
 @KINDS
 @pytest.mark.parametrize(
     ("options", "floats"),
-    [({}, np.float32), pytest.param({"target": "tensorrt"}, np.float16, marks=pytest.mark.slow)],
+    [({}, np.float32), ({"target": "tensorrt"}, np.float16)],
 )
 def test_values_are_float8_and_scales_of_the_graphs_type(kind, options, floats, graph):
     found = graph(kind, "tensorrt-fp8", **options)

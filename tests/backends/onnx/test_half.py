@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from cards_of_results import CALIBRATION
+from nightly import share
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.layers import SMALLEST_SCALE
@@ -28,7 +29,7 @@ def types(graph_or_model):
 
 
 @KINDS
-@pytest.mark.parametrize("precision", ["int8", "float"])
+@pytest.mark.parametrize("precision", share(["int8", "float"], 2))
 def test_every_tensor_has_the_type_it_should(kind, precision, exported):
     artifact = exported(kind, "tensorrt", target="tensorrt", precision=precision)
     assert artifact.file.stem == f"{kind}_tiny_{'int8' if precision == 'int8' else 'fp16'}_tensorrt"
@@ -79,7 +80,7 @@ WIDE = {  # a node whose values overflow -> what is then float32, and what stays
 
 
 @KINDS
-@pytest.mark.parametrize("node", WIDE)
+@pytest.mark.parametrize("node", share(WIDE, 3))
 def test_what_overflows_stays_float32(kind, node, calibrated):
     model, _ = calibrated(kind)
     name = f"{BLOCK}.attn.{node}_quantizer" if "." not in node and not node.endswith("quantizer") else f"{BLOCK}.{node}"

@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
+from nightly import share
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx_reader.file import open_onnx
@@ -18,9 +19,7 @@ from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_poli
 from swin_quant.quant.quantizer import Role
 
 BLOCKS = "w4a16, blocks"
-V1, V2 = ("swin", "w4a16"), pytest.param("swinv2", "w4a8", marks=pytest.mark.kernels)
-ALL = pytest.mark.parametrize(("kind", "policy"), [V1, V2, ("swin", BLOCKS)])
-BOTH = pytest.mark.parametrize(("kind", "policy"), [V1, V2])
+ALL = pytest.mark.parametrize(("kind", "policy"), share([("swin", "w4a16"), ("swinv2", "w4a8"), ("swin", BLOCKS)], 2))
 
 
 def weights(model):
@@ -41,14 +40,6 @@ def test_the_levels_are_fake_quant_s_two_in_a_byte(kind, policy, exported, calib
         assert stored.data_type == onnx.TensorProto.INT4 and len(stored.raw_data) == -(-weight.numel() // 2)
         levels = onnx.numpy_helper.to_array(stored).astype(np.float32).T
         assert np.array_equal(levels, (simulate(weight, amax, -8, 7) / (amax / 7)).round().numpy()), name
-
-
-@pytest.mark.slow
-@BOTH
-def test_the_weights_take_half_of_what_int8_takes(kind, policy, exported, calibrated):
-    count = sum(model.weight.numel() for model in calibrated(kind, policy)[0].modules() if hasattr(model, "add_nodes"))
-    sizes = [exported(kind, policy, int4_weights=small).file.stat().st_size for small in (False, True)]
-    assert sizes[0] - sizes[1] >= 0.5 * count
 
 
 @pytest.mark.kernels

@@ -2,14 +2,14 @@
 
 import onnx
 import pytest
-from draws import drawn
+from nightly import share
 
 from swin_quant.report.graph import IntegerProducts, by_engine, integer_products
 from swin_quant.verbs.verify import failures
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, policy", drawn([("swin", "onnxruntime"), ("swin", "cpu"), ("swinv2", "qdq")], 3))
+@pytest.mark.parametrize("kind, policy", share([("swin", "onnxruntime"), ("swin", "cpu"), ("swinv2", "qdq")], 3))
 def test_every_quantized_product_is_an_integer_one_in_plain_sessions(kind, policy, exported):
     """ONNX Runtime once merged linears of a fixed batch into float Gemms: 48 of 63 of Swin-T."""
     static, dynamic = (by_engine(exported(kind, policy, batch=batch).file) for batch in (2, None))

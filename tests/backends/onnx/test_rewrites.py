@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
@@ -62,7 +62,7 @@ def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", drawn(["swin", "swinv2"], 2))
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_fewer_operators(kind, graph, count):
     """docs/reference, section 10.4. Three blocks, one of them shifted, and a merging."""
     before, after = count(graph(kind, rewrites=frozenset())), count(graph(kind))

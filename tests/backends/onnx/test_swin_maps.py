@@ -6,7 +6,7 @@ from dataclasses import replace
 import onnx
 import pytest
 import torch
-from draws import drawn
+from nightly import share
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -30,7 +30,7 @@ def backbone(request, calibrated):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", drawn(["int8", "float"], 2))
+@pytest.mark.parametrize("precision", share(["int8", "float"], 2))
 def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, tmp_path):
     model, card = backbone
     artifact = export(model, card, tmp_path, OnnxOptions(precision=precision))

@@ -4,10 +4,9 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import pytest
+from nightly import share
 
-from swin_quant.backends.onnx_reader.products import inspect_model
-
-KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
+KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 
 
 class Graph:
@@ -35,7 +34,7 @@ def trt(graph):
     return lambda kind, policy="tensorrt", **options: Graph(graph(kind, policy, target="tensorrt", **options))
 
 
-FORMATS = pytest.mark.parametrize("policy", ["tensorrt", pytest.param("tensorrt-fp8", marks=pytest.mark.slow)])
+FORMATS = pytest.mark.parametrize("policy", share(["tensorrt", "tensorrt-fp8"], 2))
 
 
 @pytest.mark.slow
@@ -96,21 +95,6 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
         assert found.maker(second.input[1]) == "DequantizeLinear"
     if kind == "swin":
         assert not found.of("Mul") and not found.of("Div")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-@pytest.mark.parametrize("policy, format", [("qdq", "int8"), ("tensorrt-fp8", "float8")])
-def test_inspect_finds_every_block_quantized(kind, policy, format, exported):
-    report = inspect_model(onnx.load(exported(kind, policy, target="tensorrt").file))
-    blocks = {name: gemms for name, gemms in report.blocks.items() if ".blocks." in name}
-    assert len(blocks) == 3
-    assert all(len(gemms) == 6 and all(gemm.format == format for gemm in gemms) for gemms in blocks.values())
-    own = [gemm for gemm in report.gemms if gemm.format == format]
-    assert {gemm.name for gemm in report.gemms if gemm not in own} == {"patch_embed.proj", "head"}
-    assert all(gemm.weight == "per-channel" for gemm in own if gemm.kind == "linear")
-    assert report.body == "float16" and report.asymmetric == []
-    assert report.to_dict()[f"{format}_gemms"] == len(own) == len(report.gemms) - 2
 
 
 @pytest.mark.slow
@@ -183,16 +167,6 @@ def test_what_several_products_read_has_one_pair(kind, policy, trt):
     """The output of a norm or an addition has one; q, k and v are one product here."""
     readers = [node.input[0] for node in trt(kind, policy).of("QuantizeLinear")]
     assert len(readers) == len(set(readers))
-
-
-@KINDS
-@FORMATS
-def test_weights_need_no_transposition(kind, policy, trt):
-    found = trt(kind, policy)
-    for node in found.of("DequantizeLinear"):
-        if node.input[0] in found.tensors:
-            (product,) = found.readers(node)
-            assert product.op_type == "MatMul" and product.input[1] == node.output[0]
 
 
 def test_windows_of_a_shifted_block_count_as_heads(trt):

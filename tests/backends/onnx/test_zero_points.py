@@ -6,15 +6,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.backends.onnx.export import export
-from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.registry import engines
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.score.options import EngineOptions
 
-KINDS = pytest.mark.parametrize("kind", ["swin", pytest.param("swinv2", marks=pytest.mark.kernels)])
+KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 POLICY = "zero points"
 
 
@@ -85,23 +85,6 @@ def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alik
         exact_on(engine)
     loaded = engines()[engine].loader(exported(kind, POLICY, target=engine), EngineOptions(threads=1))
     assert_quantized_alike(loaded(images).numpy(), kind, POLICY)
-
-
-@pytest.mark.slow
-@KINDS
-def test_inspect_takes_their_products_for_int8_and_names_their_nodes(kind, exported):
-    inspection = inspect_model(onnx.load(exported(kind, POLICY).file))
-    assert all(gemm.int8 for gemm in inspection.gemms if gemm.name.endswith("mlp.fc2"))
-    assert {name.rpartition("_quantizer")[0].split(".")[-1] for name in inspection.asymmetric} == {
-        "_input",
-        "matmul_a_input",
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("opset", [17, 20])
-def test_both_ends_of_the_opsets(opset, exported, run, images, assert_quantized_alike):
-    assert_quantized_alike(run(exported("swin", POLICY, opset=opset).file, images)["logits"], "swin", POLICY)
 
 
 @pytest.mark.kernels

@@ -1,7 +1,5 @@
 """ONNX files as `analyze` counts them: products by hand, shapes by inference."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from swin_quant.backends.onnx_reader.calls import counted, macs_of  # noqa: E402
 from swin_quant.base.errors import SwinQuantError, UsageError  # noqa: E402
-from swin_quant.cli import main  # noqa: E402
 from swin_quant.verbs.analyze import analyze_onnx  # noqa: E402
 
 
@@ -64,16 +61,6 @@ def test_what_is_inside_of_a_branch_is_counted(tmp_path):
     found = analyze_onnx(file_of(tmp_path, nodes, {"yes": np.array(True)}, "logits"))
     assert [call.macs for call in found.calls if call.name == "MatMul"] == [1920, 1920]
     assert found.depending == ("If (logits)",)
-
-
-def test_the_command_prints_tables_and_json(network, capsys):
-    assert main(["analyze", str(network), "--batch", "2", "--target", "onnxruntime", "--json", "-"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["macs"] == 2 * (16 * 16 * 27 + 160)
-    assert [one["targets"]["onnxruntime"]["kind"] for one in said["operators"]] == ["supported"] * 5
-    assert main(["analyze", str(network)]) == 0
-    assert "batch: may vary" in capsys.readouterr().out
-    assert main(["analyze", str(network), "--replace", "roll"]) == 2
 
 
 def test_what_depends_on_data_is_named(tmp_path):

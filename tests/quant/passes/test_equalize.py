@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from nightly import share
 from torch import nn
 
 import swin_quant as sq
@@ -120,7 +121,7 @@ def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, make_conte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, where", PLACES)
+@pytest.mark.parametrize("kind, where", share(PLACES, 3))
 def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, make_context, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")
     expected = logits(model, images)
@@ -192,14 +193,6 @@ def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, 
         rescale(model, stream, torch.rand(model.layers[stage].blocks[0].norm1.weight.shape) + 0.5)
         assert torch.allclose(logits(model, images), expected, atol=1e-4)
     assert stage == 1
-
-
-def test_no_unit_is_worse(shallow, images, make_context, use_policy):
-    model = use_policy(shallow("swin"), "qdq")
-    expected = logits(model, images)
-    before = worth(model, images, expected)
-    run(make_context(model, images), EqualizeOptions())
-    assert worth(model, images, expected) > before - 0.5
 
 
 def test_where_nothing_stands_out_nothing_is_changed(shallow, images, make_context, use_policy):

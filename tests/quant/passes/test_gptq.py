@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import share
 from pass_contexts import logits
 
-from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_calibrated, save_calibrated
 from swin_quant.models.registry import units_of
 from swin_quant.quant.calibration import calibrate
@@ -46,7 +46,7 @@ def on_grid(layer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-@pytest.mark.parametrize("policy, weights, activations", FORMATS)
+@pytest.mark.parametrize("policy, weights, activations", share(FORMATS, 4))
 def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
@@ -88,21 +88,6 @@ def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
     assert all(torch.equal(value, before[name]) for name, value in context.original.state_dict().items())
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
-
-
-@pytest.mark.slow
-def test_twice_the_same(tiny_model, images):
-    states = []
-    for _ in range(2):
-        model = tiny_model("swinv2", **SMALL)
-        run_passes(ready(model, images), steps_of(["gptq"]), lambda: None)
-        states.append(model.state_dict())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-
-
-def test_a_pass_behind_which_ranges_are_found_again_is_refused_behind_it():
-    with pytest.raises(UsageError, match="equalize after gptq.*put it before"):
-        steps_of(["gptq", "equalize"])
 
 
 SEEDS = st.integers(0, 2**31)

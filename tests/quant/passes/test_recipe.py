@@ -3,8 +3,6 @@
 import pytest
 
 from swin_quant.base.errors import UsageError
-from swin_quant.quant import PASSES
-from swin_quant.quant.passes import passes
 from swin_quant.quant.passes.recipe import builtin_passes, load_passes, steps_of
 
 
@@ -37,15 +35,6 @@ def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
         file.write_text(f"passes: [equalize]\n{key}: [reconstrukt]\n")
         with pytest.raises(UsageError, match=f" {key}: pass 1: there is no pass"):
             load_passes(str(file))
-
-
-def test_every_pass_has_options_with_defaults():
-    assert tuple(passes()) == PASSES
-    assert [step.name for step in steps_of(list(PASSES))] == list(PASSES)
-
-
-def test_options_are_as_they_are_told():
-    assert steps_of([{"name": "equalize", "alpha": [0.6, 1]}])[0].options.alpha == (0.6, 1.0)
 
 
 @pytest.mark.parametrize(

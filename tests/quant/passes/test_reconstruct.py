@@ -15,7 +15,6 @@ from swin_quant.quant.passes.reconstruct import (
     ReconstructOptions,
     Rounding,
     random_mask,
-    rectified,
     rounding_of,
     run,
     undecided,
@@ -179,11 +178,6 @@ def test_untouched_it_rounds_to_the_nearest_level(seed, bits):
     assert torch.allclose(Rounding.of(weight, amax, *ends).hard(), quantize_dequantize(weight, amax, *ends), atol=1e-6)
 
 
-def test_shares_and_variables_are_inverse_and_all_shares_are_reached():
-    shares = torch.linspace(0, 1, 101)
-    assert torch.allclose(rectified(variable_of(shares)), shares, atol=1e-6)
-
-
 def test_the_pull_is_nothing_at_levels_and_reaches_farther_the_less_steep_it_is():
     assert undecided(variable_of(torch.tensor([0.0, 1.0, 1.0])), 4.0).item() == pytest.approx(0, abs=1e-4)
     assert undecided(variable_of(torch.tensor([0.5, 0.5])), 4.0).item() == pytest.approx(2)
@@ -193,11 +187,6 @@ def test_the_pull_is_nothing_at_levels_and_reaches_farther_the_less_steep_it_is(
         undecided(variable, steepness).backward()
         slopes.append(-variable.grad.item())
     assert 0 <= slopes[0] < 1e-6 < slopes[1]
-
-
-def test_rows_of_zeros_stay_zeros():
-    rounding = Rounding.of(torch.zeros(2, 3), torch.zeros(2, 1), -8, 7)
-    assert rounding.soft().eq(0).all() and rounding.hard().eq(0).all()
 
 
 def test_a_range_that_was_chosen_with_the_weight_stays():

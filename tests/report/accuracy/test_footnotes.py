@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from cards_of_results import CIFAR as DATASET
 from cards_of_results import VERIFICATION
 from cards_of_results import card_of as card
@@ -25,8 +26,42 @@ def with_(result, **changes) -> Result:
     return dataclasses.replace(result, **changes)
 
 
-def test_nothing_is_said_of_a_plain_row():
-    assert said(card(FLOAT, INT8)) == []
+TIMED, ELSEWHERE = with_(FLOAT, ms_per_picture=12.0), {**DATASET, "sha256": "2" * 64}
+AGAIN = card(with_(FLOAT, acc1=80.5), INT8, name="again")
+SAID = {
+    "float32 on cpu, batch 32; int8 on cuda, batch 1": [
+        card(TIMED, with_(INT8, ms_per_picture=5.0, batch_size=1, device="cuda"))
+    ],
+    "float32 was not scored on cifar10/val, so there is no delta": [card(INT8), card(FLOAT, INT8, name="other")],
+    "float32 5000, int8 4990": [card(FLOAT, with_(INT8, pictures=4990))],
+    "not the same list of pictures": [
+        card(FLOAT, INT8),
+        card(with_(FLOAT, dataset=ELSEWHERE), with_(INT8, dataset=ELSEWHERE)),
+    ],
+    "no standard error": [card(FLOAT, with_(INT8, delta_acc1=-0.5, delta_acc1_se=0.1))],
+    "4 dead nodes (only zeros seen in calibration): a, b, c and 1 more": [
+        card(FLOAT, INT8, dead_nodes=["a", "b", "c", "d"])
+    ],
+    "80.000 / 98.000 and 80.500 / 98.000": [card(FLOAT, INT8), AGAIN],
+}
+UNSAID = {
+    "a plain row": [card(FLOAT, INT8)],
+    "equal settings": [card(TIMED, with_(INT8, ms_per_picture=5.0))],
+    "its own error": [card(FLOAT, with_(INT8, delta_acc1=-1.0, delta_acc1_se=0.1))],
+    "two cards of one accuracy": [card(FLOAT, INT8), card(FLOAT, INT8, name="again")],
+    "other weights": [card(FLOAT, INT8), card(with_(FLOAT, acc1=80.5), INT8, name="another", sha256="b" * 64)],
+}
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_what_could_be_misunderstood_is_explained(words):
+    (note,) = said(*SAID[words])
+    assert words in note
+
+
+@pytest.mark.parametrize("what", UNSAID)
+def test_nothing_is_said_of(what):
+    assert said(*UNSAID[what]) == []
 
 
 def test_the_latency_of_a_simulation_is_called_that():
@@ -35,32 +70,6 @@ def test_the_latency_of_a_simulation_is_called_that():
     assert any("torch fake-quant" in note and "simulation, not of an INT8 engine" in note for note in notes)
     assert not any("simulation" in note for note in said(card(FLOAT, with_(INT8, ms_per_picture=45.0))))
     assert said(card(FLOAT, with_(simulated, ms_per_picture=None))) == []
-
-
-def test_latencies_under_unlike_settings_are_called_so():
-    timed = with_(FLOAT, ms_per_picture=12.0)
-    assert said(card(timed, with_(INT8, ms_per_picture=5.0))) == []
-    (note,) = said(card(timed, with_(INT8, ms_per_picture=5.0, batch_size=1, device="cuda")))
-    assert note == "latencies are not comparable: float32 on cpu, batch 32; int8 on cuda, batch 1"
-
-
-def test_a_card_without_float32_says_so():
-    (note,) = said(card(INT8), card(FLOAT, INT8, name="other"))
-    assert note[3:] == " float32 was not scored on cifar10/val, so there is no delta"
-
-
-def test_results_on_unequal_numbers_or_lists_of_pictures():
-    (note,) = said(card(FLOAT, with_(INT8, pictures=4990)))
-    assert "float32 5000, int8 4990" in note
-    elsewhere = {**DATASET, "sha256": "2" * 64}
-    (note,) = said(card(FLOAT, INT8), card(with_(FLOAT, dataset=elsewhere), with_(INT8, dataset=elsewhere)))
-    assert "not the same list of pictures" in note
-
-
-def test_a_standard_error_of_another_comparison_is_explained():
-    (note,) = said(card(FLOAT, with_(INT8, delta_acc1=-0.5, delta_acc1_se=0.1)))
-    assert "no standard error" in note
-    assert said(card(FLOAT, with_(INT8, delta_acc1=-1.0, delta_acc1_se=0.1))) == []
 
 
 def test_unreadable_pictures_are_counted_and_named_and_other_notes_kept_on_one_bounded_line():
@@ -72,19 +81,6 @@ def test_unreadable_pictures_are_counted_and_named_and_other_notes_kept_on_one_b
     assert said(card(FLOAT, other)) == [f"2 {left_out}", "int8 kernels checked"]
     (note,) = said(card(FLOAT, with_(INT8, note="line one\nline two " + "x" * 5000)))
     assert note.startswith("line one\\nline two") and note.isprintable() and len(note) < 400
-
-
-def test_dead_nodes_are_named():
-    (note,) = said(card(FLOAT, INT8, dead_nodes=["a", "b", "c", "d"]))
-    assert note.startswith("4 dead nodes") and note.endswith("a, b, c and 1 more")
-
-
-def test_one_checkpoint_with_two_float32_accuracies_is_inconsistent():
-    other = card(with_(FLOAT, acc1=80.5), INT8, name="again")
-    (note,) = said(card(FLOAT, INT8), other)
-    assert note.startswith("inconsistent") and "80.000 / 98.000 and 80.500 / 98.000" in note
-    assert said(card(FLOAT, INT8), card(FLOAT, INT8, name="again")) == []
-    assert said(card(FLOAT, INT8), card(with_(FLOAT, acc1=80.5), INT8, name="another", sha256="b" * 64)) == []
 
 
 def test_a_footnote_of_some_rows_has_a_number_which_they_bear():

@@ -1,6 +1,7 @@
 """Run kernels in Triton's interpreter, and on a GPU if there is one."""
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,51 @@ from interpreted import Interpreter
 from kernel_runs import FLOAT8, NO_FLOAT8, has_float8
 
 from swin_quant.backends.cuda.kernels import KERNELS
+
+HERE = Path(__file__).parent
+# What CI interprets, with these parameters: each kernel in each type. `make kernels` interprets all.
+IN_CI = {
+    "test_attention": {"d": 32},
+    "test_attention_of_wide_shifted_maps": {"m": (16, 8, 4)},
+    "test_attention_of_several_windows_a_program": {"how": "int8"},
+    "test_attention_in_tiles_of_keys": {"how": "int8", "window": 12},
+    "test_norm_and_linear": {},
+    "test_merging_and_its_linear": {},
+    "test_linear_residual_and_norm": {},
+    "test_attention_projection_and_norm": {},
+    "test_mlp": {},
+    "test_attention_with_its_projection_equals_them_apart": {"dtype": torch.int8, "post": False},
+    "test_every_window": {"m": (14, 7, 3)},
+    "test_gemm_to_int8": {},
+    "test_gemm_to_float": {},
+    "test_gemm_to_float8": {},
+    "test_rounding_to_float8": {},
+    "test_gemm_with_gelu": {},
+    "test_gemm_with_residual": {},
+    "test_gemm_to_unit_vectors": {"d": 32},
+    "test_gemm_of_fastertransformer": {},
+    "test_gelu_is_erfs": {},
+    "test_int8_is_half_to_even_and_saturated": {},
+    "test_a_nan_stays_one_where_the_type_has_it": {"kind": "quantize"},
+    "test_norm_quantize": {},
+    "test_every_window_is_gathered_and_scattered": {"m": (14, 7, 3)},
+    "test_merge_quantize": {},
+    "test_norm_residual": {},
+    "test_pool": {},
+    "test_patch_embed": {"ft": False},
+    "test_launches_of_small_networks": {"precision": "int8"},
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if item.path.parent == HERE and given.get("run") == "interpreter":
+            item.add_marker(pytest.mark.slow)
+            wanted = IN_CI.get(item.originalname)
+            if wanted is None or any(given[name] != value for name, value in wanted.items()):
+                item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session")

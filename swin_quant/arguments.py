@@ -1,0 +1,79 @@
+"""Check the calls of the Python functions: their arguments by kind, and torch's default type."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from swin_quant.base.errors import UsageError
+from swin_quant.base.files import shipped_files
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_WORDS = {"model": "a model", "pictures": "pictures", "policy": "a policy", "backend": "a backend"}
+_EXPECTED = {  # the kind of a parameter, by its name
+    **dict.fromkeys(("model", "module", "exported"), "model"),
+    **dict.fromkeys(("pictures", "images"), "pictures"),
+    **dict.fromkeys(("policy", "policies"), "policy"),
+    **dict.fromkeys(("backend", "engine"), "backend"),
+}
+_CLASSES = {  # by name, since some are slow to import
+    **dict.fromkeys(("Model", "Module", "Exported"), "model"),
+    **dict.fromkeys(("PictureSet", "Tensor", "ndarray", "DataLoader"), "pictures"),
+    "Policy": "policy",
+}
+
+
+def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`function`, which refuses missing, unknown and exchanged arguments by a UsageError with the right call."""
+    signature, name = inspect.signature(function), function.__name__
+
+    @wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> _R:
+        try:
+            given = signature.bind(*args, **options).arguments
+        except TypeError as error:
+            raise UsageError(f"{name}: {error}: call {_right_call(name, signature, {}, {})}") from None
+        if torch.get_default_dtype() is not torch.float32:
+            default = str(torch.get_default_dtype()).removeprefix("torch.")
+            raise UsageError(f"{name}: torch's default type is {default}: call torch.set_default_dtype(torch.float32)")
+        kinds = {key: _kinds(value) for key, value in given.items()}
+        free = [_EXPECTED[key] for key in signature.parameters if key in _EXPECTED]
+        free = [kind for kind in free if not any(_EXPECTED.get(key) == kind in its for key, its in kinds.items())]
+        for key, its in kinds.items():
+            for kind in (one for one in free if one in its and _EXPECTED.get(key) not in its):
+                value = f", {given[key]!r}" if isinstance(given[key], str) else ""
+                remedy = f"call {_right_call(name, signature, given, {key: kind})}"
+                raise UsageError(f"{name}: ‹{key}› is {_WORDS[kind]}{value}: {remedy}")
+        return function(*args, **options)
+
+    return call
+
+
+def _kinds(value: Any) -> set[str]:
+    """The kinds that an argument has for certain; a name may be that of a policy and of a backend."""
+    if isinstance(value, list | tuple | Mapping):
+        inner = [*(value.values() if isinstance(value, Mapping) else value)]
+        return _kinds(inner[0]) if inner else set()
+    if isinstance(value, str) and not Path(value).exists():
+        from swin_quant.backends.registry import backends
+
+        names = {"policy": {path.stem for path in shipped_files("policies")}, "backend": set(backends())}
+        return {kind for kind, known in names.items() if value in known}
+    return {kind for one in type(value).__mro__ for kind in [_CLASSES.get(one.__name__)] if kind}
+
+
+def _right_call(name: str, signature: inspect.Signature, given: Mapping[str, Any], moved: Mapping[str, str]) -> str:
+    """The call with each needed argument, and those `moved` to the parameter of their kind; texts as they are."""
+    texts = {moved.get(key, _EXPECTED.get(key)): repr(value) for key, value in given.items() if isinstance(value, str)}
+    shown = []
+    for key, parameter in signature.parameters.items():
+        kind = _EXPECTED.get(key)
+        is_needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        if is_needed or kind in moved.values():
+            by_name = f"{key}=" if not is_needed else ""
+            shown.append(by_name + (texts.get(kind, key) if kind in {*moved.values(), "policy", "backend"} else key))
+    return f"sq.{name}({', '.join(shown)})"

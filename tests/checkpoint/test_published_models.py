@@ -1,0 +1,249 @@
+"""Every published Swin is identified by names and shapes, whatever wraps it; one of each kind gives its outputs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import swin_quant as sq
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.checkpoint.identify import config_for, config_given
+from swin_quant.checkpoint.opened import OpenedCheckpoint, named_weights
+from swin_quant.checkpoint.read import Source, choose_state
+from swin_quant.config import architecture
+from tests.checkpoint import published
+from tests.checkpoint.published import timm, torchvision, transformers
+
+CLASSES = (1000, 21841, 37, 0)
+KINDS = {  # publisher, as in docs/checkpoints.md -> the names of its models, and the function that makes one
+    "Microsoft": (published.MICROSOFT, published.of_microsoft),
+    "Microsoft's code at other sizes": (published.RESIZED, published.of_microsoft),
+    "timm": ([name for name in published.TIMM if name not in published.S3], published.of_timm),
+    "transformers": (published.TRANSFORMERS, published.of_transformers),
+}
+BACKBONES = {
+    "mmpretrain": (published.MICROSOFT, published.of_openmmlab),
+    "mmdetection, mmsegmentation": (published.V1, lambda name: published.of_openmmlab(name, (0, 1, 2, 3))),
+    "detectron2": (published.V1, published.of_detectron2),
+    "SimMIM": (["swin_base_patch4_window6_192", "swinv2_base_patch4_window12_192"], published.of_microsoft),
+}
+
+
+def under(prefix):
+    return lambda state: {prefix + key: value for key, value in state.items()}
+
+
+def beside_raw(state):
+    raw = {key: torch.empty_like(value) for key, value in state.items()}
+    return {"epoch": 3, "state_dict": raw, "state_dict_ema": state, "optimizer": {"state": {}}}
+
+
+WRAPPERS = {
+    "bare": dict,
+    "`module.`": under("module."),
+    "`model.`": under("model."),
+    "`_orig_mod.`": under("_orig_mod."),
+    "`state_dict` with EMA": beside_raw,
+    "`state_dict` of a wrapper with EMA": lambda state: beside_raw(under("module._orig_mod.")(state)),
+}
+
+
+def opened(content, file):
+    """What `open_checkpoint` makes of a file with this content."""
+    return OpenedCheckpoint(file, named_weights(*choose_state(content, Source(file, "", "pth"))))
+
+
+def facts(cfg, geometry):
+    found = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, **architecture(cfg)}
+    return {key: found[key] for key in geometry if key != "NUM_CLASSES"}
+
+
+def without_classes(geometry):
+    return {key: value for key, value in geometry.items() if key != "NUM_CLASSES"}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (names, _) in KINDS.items() for name in names])
+def test_a_classifier_is_identified_whatever_wraps_it(kind, name, tmp_path):
+    model = KINDS[kind][1](name)
+    for classes in CLASSES:
+        state, file = model.with_classes(classes), model.written(tmp_path, classes)
+        overrides = {} if classes else {"MODEL.OUTPUT_KIND": "embedding"}
+        bare = opened(state, file)
+        cfg = config_for(bare, overrides)
+        assert facts(cfg, model.geometry) == without_classes(model.geometry)
+        assert not classes or classes == cfg.MODEL.NUM_CLASSES
+        if kind == "Microsoft" and classes == model.geometry["NUM_CLASSES"]:
+            assert name == cfg.MODEL.NAME
+        for wrap in WRAPPERS.values() if classes in (37, 0) else ():  # a number of classes changes no name
+            found, expected = opened(wrap(state), file).weights().state, bare.weights().state
+            assert {key: x.shape for key, x in found.items()} == {key: x.shape for key, x in expected.items()}
+            assert all(found[key] is x for key, x in expected.items() if ".qkv." not in key)
+
+
+HEADS = {
+    "mmpretrain": ("backbone.", ("neck.w", "head.fc.weight"), "mmpretrain", "OpenMMLab: not supported as a classifier"),
+    "mmdetection, mmsegmentation": ("backbone.", ("neck.fpn.w", "bbox_head.w"), "detection", "OpenMMLab|a detector"),
+    "detectron2": ("backbone.bottom_up.", ("roi_heads.w",), "detection", "a detector whose backbone is a Swin V1"),
+    "SimMIM": (
+        "encoder.",
+        ("encoder.mask_token", "decoder.0.weight"),
+        "timm",
+        "under encoder.: take its maps by output_kind features",
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, (names, _) in BACKBONES.items() for name in names])
+def test_a_backbone_is_identified_and_refused_as_a_classifier(kind, name, tmp_path):
+    model, (prefix, beside, windows, refusal) = BACKBONES[kind][1](name), HEADS[kind]
+    state = under(prefix)(model.with_classes(0)) | {key: torch.empty(2, 2) for key in beside}
+    file = model.written(tmp_path, 0)
+    for wrap in (*WRAPPERS.values(), lambda state: {"model": state}):
+        checkpoint = opened(wrap(state), file)
+        cfg = config_for(checkpoint, {"MODEL.OUTPUT_KIND": "features"})
+        assert facts(cfg, model.geometry) == without_classes(model.geometry)
+        assert cfg.MODEL.FEATURES.WINDOWS == windows
+        with pytest.raises(SwinQuantError, match=refusal):
+            config_for(checkpoint)
+
+
+@pytest.mark.parametrize("name", published.S3 + published.CR)
+def test_the_models_that_timm_alone_has_are_timm_s(name, tmp_path):
+    model = published.Published("timm", name, published.timm_state(name))
+    for classes in CLASSES[:3]:
+        state, file = model.with_classes(classes), model.written(tmp_path, classes)
+        for wrap in WRAPPERS.values():
+            checkpoint = opened(wrap(state), file)
+            cfg = config_given(f"timm:{name}", checkpoint)
+            assert (cfg.MODEL.TYPE, cfg.MODEL.NUM_CLASSES) == ("timm", classes)
+            assert name.partition(".")[0] == cfg.MODEL.TIMM.ARCHITECTURE
+        with pytest.raises(SwinQuantError, match=r"Swin-S3: not supported|timm has it, by cfg timm:NAME"):
+            config_for(checkpoint)
+
+
+@pytest.mark.parametrize("name", published.TORCHVISION)
+def test_the_models_of_torchvision_are_refused_with_the_way(name, tmp_path):
+    with published.Shapes():
+        state = torchvision.models.get_model(name, weights=None).state_dict()
+    model = published.Published("torchvision", name, state)
+    way = "a Video Swin: not supported" if "3d" in name else "a Swin of torchvision: .*`sq.wrap`"
+    for wrap in WRAPPERS.values():
+        with pytest.raises(SwinQuantError, match=way):
+            config_for(opened(wrap(state), model.written(tmp_path, 0)))
+
+
+def table():
+    """The rows of docs/checkpoints.md."""
+    rows = {
+        **{kind: (len(names), "a classifier, and its embedding") for kind, (names, _) in KINDS.items()},
+        **{kind: (len(names), "a backbone, by `--output-kind features`") for kind, (names, _) in BACKBONES.items()},
+        "timm's Swin-S3": (len(published.S3), "by `--cfg timm:NAME`"),
+        "timm's Swin V2-CR": (len(published.CR), "by `--cfg timm:NAME`"),
+        "torchvision": (len(published.TORCHVISION), "refused as a file: `sq.wrap`"),
+    }
+    return [f"| {kind} | {count} | {opens} |" for kind, (count, opens) in rows.items()]
+
+
+def test_the_guide_has_the_table_of_published_models():
+    text = Path("docs/checkpoints.md").read_text()
+    assert "\n".join(table()) in text
+    assert ", ".join(WRAPPERS) in re.sub(r"\s+", " ", text)
+
+
+def randomised(model):
+    torch.manual_seed(0)
+    for value in model.parameters():
+        value.data += 0.05 * torch.randn_like(value)
+    model.eval()  # mmpretrain's returns nothing
+    return model
+
+
+def is_close(found, expected):
+    return (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+V1, V2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["timm", "Microsoft", "Lightning"])
+@pytest.mark.parametrize("name", [V1, V2])
+def test_a_classifier_gives_its_publisher_s_logits(kind, name, tmp_path):
+    model = randomised(timm.create_model(name, num_classes=37))
+    state = model.state_dict() if kind == "timm" else published.microsoft_names(model.state_dict())
+    state = {"state_dict": under("model.")(state), "epoch": 3} if kind == "Lightning" else state
+    torch.save(state, tmp_path / f"{name}.pth")
+    loaded = sq.load(tmp_path / f"{name}.pth")
+    images = torch.randn(2, 3, *[loaded.config.DATA.IMG_SIZE] * 2)
+    assert loaded.config.MODEL.TYPE == name.split("_")[0] and is_close(loaded.module(images), model(images))
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
+    sizes = {"image_size": 256, "window_size": 16, "pretrained_window_sizes": [12, 12, 12, 6]}
+    config = getattr(transformers, f"{kind}Config")(num_labels=37, **(sizes if kind == "Swinv2" else {}))
+    model = randomised(getattr(transformers, f"{kind}ForImageClassification")(config))
+    model.save_pretrained(tmp_path)
+    if in_memory:  # V1's names differ there
+        (tmp_path / "model.safetensors").unlink()
+        torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    images = torch.randn(1, 3, config.image_size, config.image_size)
+    assert is_close(sq.load(tmp_path).module(images), model(images).logits)
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["swin_s3_tiny_224", "swinv2_cr_tiny_ns_224"])
+def test_timm_s_own_kinds_give_their_logits(name, tmp_path):
+    model = randomised(timm.create_model(name, num_classes=37))
+    torch.save({"state_dict": under("module.")(model.state_dict())}, tmp_path / "x.pth")
+    images = torch.randn(1, 3, 224, 224)
+    assert is_close(sq.load(tmp_path / "x.pth", config=f"timm:{name}").module(images), model(images))
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_weights_chooses_among_the_encoders_of_moby(tmp_path):
+    """Its file holds an encoder, and the average of it, `encoder_k`."""
+    models = {prefix: randomised(timm.create_model(V1, num_classes=0)) for prefix in ("encoder.", "encoder_k.")}
+    models["encoder_k."].layers[0].blocks[0].mlp.fc2.weight.data += 1
+    state = {}
+    for prefix, model in models.items():
+        state |= under(prefix)(published.microsoft_names(model.state_dict()))
+    torch.save({"model": state | {"queue1": torch.ones(256, 8)}, "epoch": 3}, tmp_path / "moby.pth")
+    images = torch.randn(1, 3, 224, 224)
+    for prefix, model in models.items():
+        loaded = sq.load(tmp_path / "moby.pth", output_kind="embedding", weights=prefix[:-1])
+        assert is_close(loaded.module(images), model(images))
+        maps = sq.load(tmp_path / "moby.pth", output_kind="features", weights=prefix[:-1]).module(images)
+        first = model.layers[0](model.patch_embed(images)).permute(0, 3, 1, 2)
+        assert is_close(maps[0], first)
+    for kind in ("embedding", "features"):
+        with pytest.raises(SwinQuantError, match="encoder, encoder_k could each be the model: choose one by weights"):
+            sq.load(tmp_path / "moby.pth", output_kind=kind)
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_a_backbone_of_detectron2_gives_the_maps_of_its_stages(tmp_path):
+    """Its code pads and always shifts; at 224 pixels with four whole windows a map, timm's stages compute the same."""
+    model = randomised(timm.create_model(V1, img_size=448))
+    state = published.microsoft_names(model.state_dict())
+    widths = {stage: 96 << stage for stage in range(4)}
+    state = {key: value for key, value in state.items() if not key.startswith(("norm.", "head."))}
+    for stage, width in widths.items():
+        state |= {f"norm{stage}.weight": torch.rand(width) + 0.5, f"norm{stage}.bias": torch.randn(width)}
+    torch.save({"model": under("backbone.bottom_up.")(state) | {"roi_heads.w": torch.ones(1)}}, tmp_path / "x.pth")
+    images, maps = torch.randn(1, 3, 448, 448), []
+    x = model.patch_embed(images)
+    for stage, layer in enumerate(model.layers):
+        x = layer(x)
+        norm = (state[f"norm{stage}.weight"], state[f"norm{stage}.bias"])
+        maps.append(torch.nn.functional.layer_norm(x, (widths[stage],), *norm).permute(0, 3, 1, 2))
+    found = sq.load(tmp_path / "x.pth", output_kind="features").module(images)
+    assert all(is_close(one, other) for one, other in zip(found, maps, strict=True))

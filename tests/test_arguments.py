@@ -1,0 +1,113 @@
+"""Calls of the Python functions with missing, exchanged or strange arguments: one line with the right call."""
+
+import pytest
+import torch
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.arguments import checked
+
+X = torch.zeros(2, 3, 8, 8)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return sq.wrap(nn.Sequential(nn.Conv2d(3, 8, 3)), 8)
+
+
+CALLS = {
+    "wrap(net)": (lambda model: sq.wrap(nn.ReLU()), "wrap: missing .*'size': call sq.wrap(module, size)"),
+    "wrap(8, net)": (lambda model: sq.wrap(8, nn.ReLU()), "wrap: size is a model: call sq.wrap(module, size)"),
+    "wrap(net, x)": (lambda model: sq.wrap(nn.ReLU(), X), "size is a tensor [2, 3, 8, 8]: give a side, .*"),
+    "wrap(net, 8.0)": (lambda model: sq.wrap(nn.ReLU(), 8.0), "size is 8.0: give a side, .*"),
+    "wrap(model)": (lambda model: sq.wrap(model.module, 8), "model: is a model already: give it to sq.calibrate"),
+    "calibrate(model)": (
+        lambda model: sq.calibrate(model),
+        "calibrate: missing .*: call sq.calibrate(model, pictures)",
+    ),
+    "calibrate(model, policy, data)": (
+        lambda model: sq.calibrate(model, "qdq", [X]),
+        "calibrate: pictures is a policy, 'qdq': call sq.calibrate(model, pictures, policy='qdq')",
+    ),
+    "calibrate(model, Policy, data)": (
+        lambda model: sq.calibrate(model, sq.policy("qdq"), [X]),
+        "calibrate: pictures is a policy: call sq.calibrate(model, pictures, policy=policy)",
+    ),
+    "calibrate(data, model)": (
+        lambda model: sq.calibrate([X], model, "qdq"),
+        "calibrate: model is pictures: call sq.calibrate(model, pictures)",
+    ),
+    "evaluate(data, model)": (
+        lambda model: sq.evaluate([(X, X)], model),
+        "evaluate: model is pictures: call sq.evaluate(model, pictures)",
+    ),
+    "evaluate(model, policy, data)": (
+        lambda model: sq.evaluate(model, "qdq", [X]),
+        "evaluate: pictures is a policy, 'qdq': call sq.evaluate(model, pictures, policies='qdq')",
+    ),
+    "sensitivity(model, policy, data)": (
+        lambda model: sq.sensitivity(model, "qdq", [X]),
+        "sensitivity: pictures is a policy, 'qdq': call sq.sensitivity(model, pictures, policy='qdq')",
+    ),
+    "export(model, folder, backend)": (
+        lambda model: sq.export(model, "out", "onnxruntime"),
+        "export: folder is a backend, 'onnxruntime': call sq.export(model, 'onnxruntime', folder)",
+    ),
+    "export(model, backend)": (
+        lambda model: sq.export(model, "onnx"),
+        "export: missing .*'folder': call sq.export(model, backend, folder)",
+    ),
+    "quantize(model, backend, data)": (
+        lambda model: sq.quantize(model, "openvino", [X], "out"),
+        "quantize: pictures is a backend, 'openvino': call sq.quantize(model, pictures, 'openvino', folder)",
+    ),
+    "predict(data, model)": (
+        lambda model: sq.predict(X, model),
+        "predict: model is pictures: call sq.predict(model, images)",
+    ),
+    "an unknown option": (
+        lambda model: sq.calibrate(model, [X], polcy="qdq"),
+        "calibrate: got an unexpected keyword argument 'polcy': call sq.calibrate(model, pictures)",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_wrong_call_is_answered_with_the_right_one(model, call):
+    wrong, line = CALLS[call]
+    for sign in "()[]":
+        line = line.replace(sign, f"\\{sign}")
+    with pytest.raises(sq.UsageError, match=f"^{line}$"):
+        wrong(model)
+
+
+def test_another_default_type_is_named(model):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        for call in (lambda: sq.wrap(nn.ReLU(), 8), lambda: sq.calibrate(model, [X], "qdq"), lambda: sq.load("a.pth")):
+            with pytest.raises(sq.UsageError, match=r"type is float64: call torch.set_default_dtype\(torch.f"):
+                call()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_arguments_that_may_be_of_a_kind_stay(tmp_path, monkeypatch):
+    """A folder may have a backend's name, and pictures may lie in a folder that a policy is named like."""
+    got = []
+
+    @checked
+    def export(model, backend, folder, policy=None):
+        got.append((backend, folder, policy))
+
+    @checked
+    def calibrate(model, pictures, policy=None):
+        got.append((pictures, policy))
+
+    (tmp_path / "qdq").mkdir()
+    monkeypatch.chdir(tmp_path)
+    export(nn.ReLU(), "onnx", "onnx")
+    export("a.pth", "openvino", "out", "openvino")
+    calibrate(nn.ReLU(), "qdq")
+    calibrate(nn.ReLU(), [(X, [1])], sq.policy("qdq"))
+    assert len(got) == 4
