@@ -64,7 +64,7 @@ class _Search:
             _give(node, before if best is None else candidates[best])
 
     def together(self, finer: int) -> None:
-        """Each node with the old ranges of all others; all keep their old ranges if the choices together are no better."""
+        """Each node with the old ranges of all others; all keep theirs if the choices together are no better."""
         nodes, before = self.nodes, [node.range.clone() for node in self.nodes]
         candidates = [list(self.candidates(node, finer)) for node in nodes]
 
