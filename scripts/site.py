@@ -16,8 +16,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from swin_quant import _FACE
+from swin_quant.cli.command import Command
 from swin_quant.cli.commands import COMMANDS
-from swin_quant.cli.session import command_of, parser_of
 
 PAGES = {
     "README.md": "index.md",
@@ -105,10 +105,9 @@ def _cell(row: Mapping[str, str], column: str) -> str:
 
 def commands() -> str:
     """The --help of every command."""
-    os.environ["COLUMNS"] = "100"
     parts = ["# Commands\n"]
     for name, what in COMMANDS.items():
-        help_text = parser_of(name, command_of(name)).format_help()
+        help_text = Command(name).help(100)
         parts.append(f"## swin-quant {name}\n\n{what}\n\n```text\n{help_text}```\n")
     return "\n".join(parts)
 

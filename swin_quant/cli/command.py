@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import cyclopts
 import docstring_parser
 from cyclopts import App, Group, Parameter
+from rich.console import Console
 
 from swin_quant.base.arguments import Fields
 from swin_quant.base.errors import UsageError, memory_errors_named, speaking
@@ -109,6 +111,12 @@ class Command:
         flat.__doc__ = None
         return flat
 
+    def help(self, width: int) -> str:
+        """The text of `--help`, in lines of at most `width` characters."""
+        with (console := Console(width=width, file=io.StringIO(), force_terminal=False)).capture() as shown:
+            self.app.help_print([], console=console)
+        return shown.get()
+
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
         try:
@@ -199,7 +207,8 @@ def _typed(kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         some = [one for one in get_args(kind) if one is not type(None)]
         plain = [one for one in some if one in (int, float, str, bool, Path) or get_origin(one) in (Literal, tuple)]
-        chosen = plain[0] if len(plain) == 1 else next((one for one in (str, Path) if one in plain), plain[0])
+        several = [one for one in plain if get_origin(one) is tuple]
+        chosen = next(iter(several), None) or next((one for one in (str, Path) if one in plain), plain[0])
         return Union[chosen, None] if type(None) in get_args(kind) else chosen  # noqa: UP007  (may be text)
     return kind
 

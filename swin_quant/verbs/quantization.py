@@ -52,13 +52,17 @@ from swin_quant.verbs.verify import failures
 
 @dataclass(frozen=True)
 class Job:
-    """One checkpoint on its way to an artifact in `folder`; the rest as `quantize` was asked for it."""
+    """One checkpoint on its way to an artifact in `folder`; the rest as `quantize` was asked for it.
+
+    `pictures` has all its fields, by the config; `asked` those that were given, and the path.
+    """
 
     file: ModelFile
     cfg: CfgNode
     folder: Path
     target: Backend
     pictures: PictureSet
+    asked: PictureSet
     choice: PolicyChoice
     method: Method
     passes: str | None
@@ -67,6 +71,7 @@ class Job:
     tune: bool
     float_type_asked: str | None
     threads: int | None
+    half: str
 
     @property
     def checkpoint(self) -> OpenedCheckpoint:
@@ -106,16 +111,11 @@ class Job:
     def has_val(self) -> bool:
         return place_has(self.pictures.path, "val", bool(self.pictures.zip_mode))
 
-    @property
-    def val(self) -> PictureSet:
-        """The pictures that score."""
-        return replace(self.pictures, split=None, count=None)
-
     @cached_property
     def scored_on(self) -> DatasetRecord:
         """The record of the pictures that score. SwinQuantError where they are not to be had."""
         names, classes = names_of(self.cfg, self.checkpoint), self.cfg.MODEL.NUM_CLASSES
-        opened = replace(self.val, split="val", cache_mode="no").open(classes, names)
+        opened = replace(self.pictures, split="val", count=None, cache_mode="no").open(classes, names)
         return dataset_record(self.pictures.path, "val", opened)
 
     @property

@@ -133,6 +133,7 @@ def quantize(
     tune: bool = False,
     float_type: Literal["float32", "bfloat16", "float16"] | None = None,
     threads: int | None = None,
+    half: Literal["auto", "none", "float16", "bfloat16"] = "auto",
     dry_run: bool = False,
     config: Annotated[str | Path | None, Parameter(parse=False)] = None,
 ) -> Quantized | QuantizedFiles | None:
@@ -158,6 +159,7 @@ def quantize(
         tune: openvino: try policies and operators here, keep the fastest
         float_type: type of float layers (default float32; GPUs float16)
         threads: threads of the engine (default: its own choice)
+        half: half-precision baseline (default: the device's)
         dry_run: print the steps, as commands, and do nothing
         config: For a checkpoint whose model no run card or shape tells.
 
@@ -197,13 +199,14 @@ def quantize(
             cfg = file.config()
             file.need_checkpoint().forget()
             place = Path(folder or "output") / cfg.MODEL.NAME if len(each) > 1 or folder is None else Path(folder)
-            given = PictureSet() if not isinstance(pictures, PictureSet | str | Path) else pictures
-            settled = source_of(given, cfg)
-            assert isinstance(settled, PictureSet)
+            asked = PictureSet(str(pictures)) if isinstance(pictures, str | Path) else pictures
+            assert isinstance(asked, PictureSet), "`source` is one"
+            settled = asked.settled(cfg)
+            asked = replace(asked, path=settled.path, zip_mode=settled.zip_mode or None)
             if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
                 settled.of_split(TRAIN).open()  # says what is missing, before the choice of a policy compiles operators
             wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
-            jobs.append(Job(file, cfg, place, target, settled, *wanted, float_type, threads))
+            jobs.append(Job(file, cfg, place, target, settled, asked, *wanted, float_type, threads, half))
         return _quantize_files(jobs, dry_run)
     file = model.each()[0] if isinstance(model, ModelFiles) else None
     return _quantize_in_memory(

@@ -20,7 +20,7 @@ from swin_quant.data.sources import TRAIN
 from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.policies import PolicyChoice
-from swin_quant.quant import SEARCHED_ON
+from swin_quant.quant import DEFAULT_PERCENTILE, SEARCHED_ON
 from swin_quant.report.verdict import DeployVerdict, of_artifact
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
@@ -36,52 +36,52 @@ ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it
 
 
 class Step(NamedTuple):
-    """A verb with its arguments at that moment, and whether its result is there; `changed`: in what a result that is
+    """A verb with its arguments, and whether its result is there; `changed`: in what a result that is
     there differs."""
 
     name: str
     function: Callable[..., Any]
-    arguments: Callable[[], dict[str, Any]]
+    arguments: dict[str, Any]
     is_done: bool
     changed: Sequence[str] = ()
     more: tuple[str, ...] = ()
 
     @property
     def command(self) -> str:
-        return as_command(self.name, self.function, *self.more, **self.arguments())
+        return as_command(self.name, self.function, *self.more, **self.arguments)
 
 
 def steps(job: Job) -> list[Step]:
     """The steps of a job as they are now, in order."""
-    engine, scoring = job.engine, {"threads": job.threads, "float_type": job.float_type_asked}
+    engine, device = job.engine, job.file.device
+    timing = {"threads": job.threads, "float_type": job.float_type_asked}
     method = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
-    method |= {"percentile": job.method.percentile} if job.method.name == "percentile" else {}
-    calibrated = replace(job.file, checkpoint=str(job.calibrated))
-    found = artifact_of(job)
+    method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
+    own, found = ModelFile(str(job.calibrated), device=device), artifact_of(job)
     file = str(found.file) if found else ARTIFACT
-    place = replace(job.pictures, seed=job.pictures.seed or None)
-    calibrating = {"model": job.file, "pictures": place, "policy": job.calibrated_under, **method}
+    calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
     done = is_calibrated(job)
     output = ("--output", shlex.quote(str(job.folder)))
-    all_steps = [Step("calibrate", calibrate, lambda: calibrating, done, () if done else changed(job) or (), output)]
-    own = ModelFile(calibrated.checkpoint)
+    all_steps = [Step("calibrate", calibrate, calibrating, done, () if done else changed(job) or (), output)]
     if job.is_automatic:
-        searched = replace(place, count=None, batch=None)
-        asked = {"model": own, "pictures": searched, "engine": job.target.name, "folder": job.folder}
-        searching = {**asked, "budget": job.budget.or_default, **scoring}
-        all_steps.append(Step("search", search, lambda: searching, is_found(job)))
+        searched = replace(job.asked, count=None, batch=None)
+        searching = {"model": own, "pictures": searched, "engine": job.target.name, "folder": job.folder}
+        all_steps.append(
+            Step("search", search, {**searching, "budget": job.budget.or_default, **timing}, is_found(job))
+        )
     policy = PolicyChoice((str(job.found_file),)) if job.is_automatic else job.calibrated_under
-    exporting = {"model": own, "backend": job.target.name, "folder": job.folder}
+    exporting = {"model": ModelFile(own.checkpoint), "backend": job.target.name, "folder": job.folder}
     exporting |= {"policy": None if job.tune else policy, "float_type": job.float_type}
     exporting |= {"int4_weights": job.int4_weights, "tune": job.tune}
-    all_steps.append(Step("export", export, lambda: exporting, found is not None))
+    all_steps.append(Step("export", export, exporting, found is not None))
     if engine:
-        val = replace(job.val, split="val" if job.has_val else TRAIN, batch=None)
-        verifying = {"artifact": file, "pictures": val, "engine": (engine,), **scoring}
-        all_steps.append(Step("verify", verify, lambda: verifying, is_verified(job)))
+        shown = replace(job.asked, split="val" if job.has_val else TRAIN, count=None, batch=None, seed=None)
+        verifying = {"artifact": file, "pictures": shown, "engine": (engine,), **timing, "device": device}
+        all_steps.append(Step("verify", verify, verifying, is_verified(job)))
     if engine and job.has_val:
-        evaluating = {"model": SubjectFiles(files=(file,)), "pictures": job.val, "engine": (engine,), **scoring}
-        all_steps.append(Step("evaluate", evaluate, lambda: evaluating, is_scored(job)))
+        scored = replace(job.asked, split=None, count=None, seed=None)
+        scoring = {"model": SubjectFiles(files=(file,), device=device), "pictures": scored, "half": job.half}
+        all_steps.append(Step("evaluate", evaluate, {**scoring, "engine": (engine,), **timing}, is_scored(job)))
     return all_steps
 
 
@@ -103,7 +103,7 @@ def finish(job: Job) -> Artifact:
         log.info("%d/%d %s%s", number + 1, count, step.command, state)
         if step.is_done:
             continue
-        arguments = step.arguments()
+        arguments = step.arguments
         if step.name == "calibrate":
             usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
             if step.changed and usual.samefile(job.checkpoint):

@@ -12,7 +12,7 @@ from cards_of_results import INT8, OWN, TORCH, TRAINING, card_of
 
 from swin_quant.backends.registry import targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
-from swin_quant.cli.session import command_of, parser_of
+from swin_quant.cli.command import Command
 from swin_quant.report.verdict import FLOAT, loss_in_words, of_artifact, of_search, of_training
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
@@ -26,7 +26,7 @@ def parsed(command):
     """The options of a command as it would be typed."""
     program, name, *words = shlex.split(command)
     assert program == "swin-quant"
-    return vars(parser_of(name, command_of(name)).parse(words))
+    return Command(name).parse(words)
 
 
 def test_three_lines_at_80_columns_with_the_same_engine_s_float():

@@ -15,7 +15,7 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
-from swin_quant.cli.session import command_of, parser_of
+from swin_quant.cli.command import Command
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
@@ -116,7 +116,7 @@ def planned(run, *words):
     """The commands of a dry run, each with its options."""
     done = run("quantize", *words, "--dry-run").ok()
     told = map(shlex.split, done.out.splitlines())
-    return [(name, vars(parser_of(name, command_of(name)).parse(rest))) for _, name, *rest in told]
+    return [(name, Command(name).parse(rest)) for _, name, *rest in told]
 
 
 def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_nothing(run, words, tmp_path):
@@ -127,8 +127,8 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
     assert [name for name, _ in told] == ["calibrate", "export", "verify", "evaluate"]
     calibrate, export, verify, evaluate = (options for _, options in told)
     assert not (tmp_path / "out").exists()
-    assert calibrate["policy"] == export["policy"] == [str(tmp_path / "my own.yaml")]
-    assert calibrate["cfg"] and (calibrate["calibrator"], calibrate["split"], calibrate["seed"]) == ("mse", "val", 3)
+    assert calibrate["policy"] == export["policy"] == (str(tmp_path / "my own.yaml"),)
+    assert calibrate["cfg"] and (calibrate["method"], calibrate["split"], calibrate["seed"]) == ("mse", "val", 3)
     assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == ("32", 4, "raw")
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
@@ -138,10 +138,10 @@ CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-rang
 
 def test_what_changes_a_policy_is_given_to_the_commands_that_take_one(run, words):
     told = planned(run, *words, *CHANGED)
-    asked = vars(parser_of("quantize", command_of("quantize")).parse([*map(str, [*words, *CHANGED])]))
+    asked = Command("quantize").parse([*map(str, [*words, *CHANGED])])
     flags = ("policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "off")
     for _, given in told[:2]:
-        assert [given[flag] for flag in flags] == [asked[flag] for flag in flags]
+        assert [given.get(flag) for flag in flags] == [asked.get(flag) for flag in flags]
     assert not any(given.get("off") for _, given in told[2:])
 
 
@@ -364,17 +364,20 @@ def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path)
     assert "swin_micro: " in done.out
 
 
-def test_an_engine_that_gives_up_on_one_does_not_stop_the_others(monkeypatch):
-    def some(asked):
-        if asked == "bad":
+def test_an_engine_that_gives_up_on_one_does_not_stop_the_others(run, micro, pictures, tmp_path, monkeypatch):
+    one, two = (named(micro, kind, tmp_path) for kind in ("swin", "swinv2"))
+    finish = quantizing.finish
+
+    def some(job):
+        if job.cfg.MODEL.TYPE == "swinv2":
             raise RuntimeError("no such kernel")
-        return asked
+        return finish(job)
 
     monkeypatch.setattr(quantizing, "finish", some)
-    made, (error,) = quantizing.quantize_all({"a": "bad", "b": "good"})
-    assert made == {"b": "good"} and str(error) == "1 of 2 checkpoints failed: a: RuntimeError: no such kernel"
-    with pytest.raises(RuntimeError):
-        quantizing.quantize_all({"a": "bad"})
+    words = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "torchscript", "--half", "none"]
+    done = run("quantize", two, one, *words, "--output", tmp_path / "family")
+    assert "error: 1 of 2 checkpoints failed: swinv2_micro: RuntimeError: no such kernel" in done.err
+    assert done.code == 1 and "swin_micro: " in done.out
 
 
 @pytest.mark.slow
