@@ -46,7 +46,7 @@ class Command:
             help_epilogue=f"```\n{self.examples}\n```" if self.examples else None,
             help_format="markdown",
             version_flags=[],
-            default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True),
+            default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True, json_list=False),
             result_action="return_value",
         )
         self.app.default(self._flat())
@@ -119,8 +119,12 @@ class Command:
 
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
+        words = list(arguments)
+        for place, word in enumerate(words):
+            if word == "--json" and (place + 1 == len(words) or words[place + 1].startswith("--")):
+                words[place] = "--json=-"  # alone it means standard output
         try:
-            called, bound, *_ = self.app.parse_args(arguments, exit_on_error=False, print_error=False)
+            called, bound, *_ = self.app.parse_args(words, exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
             told = " ".join(str(error).split()).rstrip(".")
             raise UsageError(f"{told}; see swin-quant {self.name} --help") from error
@@ -154,7 +158,8 @@ class Command:
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run the command `name`. Returns 0; errors are raised."""
     command = Command(name)
-    given = command.parse(arguments)
+    with speaking(command.words):
+        given = command.parse(arguments)
     if given is None:
         return 0
     from swin_quant.base import progress

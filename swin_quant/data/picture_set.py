@@ -160,29 +160,22 @@ def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
     return PictureSet.of_config(cfg, split, cache_mode="no").open()
 
 
-def source_of(given: Source, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
-    """The pictures that a verb was given.
-
-    Args:
-        given: A place on disk, a set, or batches.
-        cfg: The model's config, whose DATA fills in what a set leaves open.
-
-    Returns:
-        A set with all its fields, or the batches as they are.
-
-    Raises:
-        UsageError: It is neither.
-    """
+def asked_for(given: Source) -> PictureSet | Iterable[Any]:
+    """The pictures that a verb was given: a set, with what was left open, or batches. UsageError for neither."""
     if isinstance(given, str | Path):
-        given = pictures(given)
-    if isinstance(given, PictureSet):
-        return given.settled(cfg)
-    if isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping):
+        return pictures(given)
+    if isinstance(given, PictureSet) or (isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)):
         return given
     raise UsageError(
         f"pictures are {type(given).__name__}: give a folder, sq.pictures(FOLDER, SPLIT) or an iterable of batches, of "
         "one alone [batch]"
     )
+
+
+def source_of(given: Source, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
+    """`asked_for`, with all fields of a set: the DATA of the model's config fills in what was left open."""
+    asked = asked_for(given)
+    return asked.settled(cfg) if isinstance(asked, PictureSet) else asked
 
 
 def batches(source: Iterable[Any], labelled: bool, prepared: Prepared, classes: int | None = None) -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result, sha256_in
 from swin_quant.checkpoint.ranges import check_bits
-from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import Exported, SubjectFiles, find_checkpoint, subject_of
 from swin_quant.loading import ModelFile, baseline_of
@@ -44,6 +44,8 @@ swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2
 swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet
 swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers
 torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1"""
+
+BATCH = {"cpu": 8, "cuda": 32}  # pictures at a time: latencies are of batches as in deployment
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def evaluate(
     shard: int | None = None,
     fake_quant: bool = False,
     own_float: Annotated[bool, Parameter(negative="--no-own-float")] = True,
-    batch_size: Annotated[int, Parameter(parse=False)] = 32,
+    batch_size: Annotated[int | None, Parameter(parse=False)] = None,
 ) -> Evaluation:
     """Score a model, or artifacts on their engines, on labelled pictures: float32, half precision, and quantized.
 
@@ -160,7 +162,7 @@ def evaluate(
         shard: pictures a Parquet file (default 10000)
         fake_quant: score the simulation beside an artifact
         own_float: score the float form on the engine beside an artifact
-        batch_size: Pictures at a time, where the model came from no file.
+        batch_size: Pictures at a time (default: 8, on a GPU 32): a latency is that of a batch in deployment.
 
     Returns:
         The results, the float model's first.
@@ -170,7 +172,9 @@ def evaluate(
         UsageError: Options that do not fit the subject.
     """
     subject = model.subjects() if isinstance(model, SubjectFiles) else subject_of(model)
-    source = source_of(PictureSet() if pictures is None else pictures) if pictures is not None else PictureSet()
+    source = asked_for(PictureSet() if pictures is None else pictures)
+    if isinstance(source, PictureSet) and source.batch is None:
+        source = replace(source, batch=batch_size or BATCH[this_world().device.type])
     names = (engine,) if isinstance(engine, str) else tuple(engine or ())
     if shard is not None and answers is None:
         raise UsageError("--shard: is for --answers")
@@ -178,9 +182,7 @@ def evaluate(
     if isinstance(subject, list | Exported):
         exported = [subject] if isinstance(subject, Exported) else subject
         if policies is not None:
-            raise UsageError(f"‹policy›: {exported[0].file} is an artifact, which has its own: leave it out")
-        if isinstance(source, PictureSet) and not isinstance(model, SubjectFiles):
-            source = replace(source, batch=batch_size)
+            raise UsageError(f"‹policy› is not for artifacts: {exported[0].file} has its own: leave it out")
         options = EngineOptions(threads, float_type, this_world().device.type, extensions=extension)
         scoring = Scoring(
             source,
@@ -195,25 +197,21 @@ def evaluate(
             exported[0].origin,
         )
         return _score_artifacts(exported, scoring)
-    if names or threads or extension or float_type:
-        raise UsageError(
-            f"{'‹engine› ' + names[0] if names else '‹threads›'}: is for artifacts: export the model first"
-        )
-    if fake_quant or not own_float:
-        raise UsageError("‹fake_quant› and ‹own_float› are for artifacts: name one")
+    for_artifacts = {"engine": names, "threads": threads, "extension": extension, "float_type": float_type}
+    for_artifacts |= {"fake_quant": fake_quant, "own_float": not own_float}
+    if wrong := [name for name, value in for_artifacts.items() if value]:
+        raise UsageError(f"‹{wrong[0]}› is not for checkpoints: name an artifact")
     chosen = policies_from(policies)
-    tell_bits(chosen)
-    from_file = isinstance(subject, ModelFile)
     if isinstance(subject, ModelFile):
         subject = subject.load(chosen)
     chosen = chosen if policies is not None else subject.policies
+    tell_bits(chosen)
     if isinstance(source, PictureSet):
         cfg = subject.given
         if cfg is not None and subject.preprocess != Preprocess.from_config(cfg):
             log.warning("preprocessing is that of the run card, which differs from the config: %s", subject.preprocess)
         scored = source.count or (cfg.DATA.SCORED or None if cfg is not None else None)
         source = replace(source.settled(cfg), count=scored)
-        source = source if from_file else replace(source, batch=batch_size)
     if subject.is_calibrated:
         check_bits(subject.module, subject.card, chosen, subject.name)
     if keep and not has_classes(subject.module):

@@ -15,7 +15,7 @@ from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError, called_in_python, memory_errors_named, one_line
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.sources import TRAIN, place_has
 from swin_quant.exported import Exported, model_of
 from swin_quant.loading import ModelFile
@@ -180,7 +180,9 @@ def quantize(
             "‹tune› chooses the policy, and times files in the engine's fastest types: leave ‹policy› and what changes "
             "one, ‹float_type› and ‹int4_weights› out"
         )
-    source, target = source_of(PictureSet() if pictures is None else pictures), target_named(backend)
+    asked_pictures = asked_for(PictureSet() if pictures is None else pictures)
+    source = asked_pictures.settled() if isinstance(asked_pictures, PictureSet) else asked_pictures
+    target = target_named(backend)
     with called_in_python(calibrator="method"):
         kind = "percentile" if method is None and percentile is not None else method
         found_by = Method(kind, exact=exact) if percentile is None else Method(kind, percentile, exact)
@@ -199,10 +201,9 @@ def quantize(
             cfg = file.config()
             file.need_checkpoint().forget()
             place = Path(folder or "output") / cfg.MODEL.NAME if len(each) > 1 or folder is None else Path(folder)
-            asked = PictureSet(str(pictures)) if isinstance(pictures, str | Path) else pictures
-            assert isinstance(asked, PictureSet), "`source` is one"
-            settled = asked.settled(cfg)
-            asked = replace(asked, path=settled.path, zip_mode=settled.zip_mode or None)
+            assert isinstance(asked_pictures, PictureSet), "`source` is one"
+            settled = asked_pictures.settled(cfg)
+            asked = replace(asked_pictures, path=settled.path, zip_mode=settled.zip_mode or None)
             if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
                 settled.of_split(TRAIN).open()  # says what is missing, before the choice of a policy compiles operators
             wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
