@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,8 +88,11 @@ def calibrate(
         name = "percentile" if method is None and percentile is not None else method
         found_by = Method(name, exact=exact) if percentile is None else Method(name, percentile, exact)
     if statistics is not None:
-        if pictures is not None or passes is not None or augment:
-            raise UsageError("‹statistics›: have their pictures, passes and crops: leave ‹data_path› and the rest out")
+        asked = {"passes": passes is not None, "augment": augment, "exact": exact}
+        if isinstance(pictures, PictureSet):
+            asked |= {one.name: getattr(pictures, one.name) not in (None, "", ()) for one in fields(PictureSet)}
+        if idle := [name for name, is_given in asked.items() if is_given] or ["pictures"] * (pictures is not None):
+            raise UsageError(f"‹{idle[0]}›: the pictures are those of ‹statistics›: leave it out")
         return search_again(
             model if isinstance(model, ModelFile) else ModelFile(str(model)), statistics, chosen, found_by
         )

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import RunCard
@@ -77,6 +77,8 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
 
     def record(_: Sequence[Numbered]) -> CalibrationRecord:
         unreadable, names = drawn.unreadable(), drawn.names()
+        if unreadable:
+            log.warning("%d of %d pictures are unreadable: %s", len(unreadable), len(opened), listed(unreadable))
         sampled = {"batches": drawn.count, "batch_size": drawn.size, "seed": seed, "split": split}
         used = {"pictures_sha256": digest(names), "files": names, "unreadable": unreadable}
         return cast("CalibrationRecord", {**sampled, "augment": augment, "place": place_named(found), **used})

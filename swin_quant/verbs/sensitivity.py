@@ -156,7 +156,7 @@ def sensitivity(
         need_logits(getattr(module, "output_kind", FEATURES), "sensitivity")
     chosen = asked or model.policy
     if chosen is None:
-        raise UsageError(f"{model.name}: has no policy: name one, or calibrate the model")
+        raise UsageError(f"{model.name}: has no policy: name one, or calibrate it first")
     if model.is_calibrated and not file:
         check_bits(module, model.card, [chosen], model.name)
     sample = read_sample(model, PictureSet() if pictures is None else pictures, COUNT)
