@@ -358,7 +358,7 @@ def float_flags(micro, pictures):
     """The options that every calibration needs: V1, its weights, the pictures, 2 batches of 4."""
     return [
         *("--cfg", micro / "swin.yaml", "--checkpoint", micro / "swin.pth", "--data-path", pictures),
-        *("--pictures", 8, "--batch", 4, "--device", "cpu", "--half", "none"),
+        *("--pictures", 8, "--batch", 4, "--device", "cpu"),
     ]
 
 
@@ -372,12 +372,14 @@ def ft_flags(micro, pictures):
 
 
 @pytest.fixture(scope="session")
-def calibrated(tmp_path_factory, float_flags) -> Path:
+def calibrated(tmp_path_factory, float_flags, scoring_flags) -> Path:
     """swin_micro_calib.pth and its card, with results under ft-mode1. Copy it before you change it."""
     folder = tmp_path_factory.mktemp("calibrated")
+    file = folder / "swin_micro_calib.pth"
     words = [str(word) for word in (*float_flags, "--policy", "ft-mode1", "--output", folder, "--quiet")]
     assert main(["calibrate", *words]) == 0
-    return folder / "swin_micro_calib.pth"
+    assert main(["evaluate", str(file), *map(str, scoring_flags), "--batch", "4", "--quiet"]) == 0
+    return file
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import cyclopts
 import docstring_parser
@@ -44,7 +44,7 @@ class Command:
             help_epilogue=f"```\n{self.examples}\n```" if self.examples else None,
             help_format="markdown",
             version_flags=[],
-            default_parameter=Parameter(negative="", consume_multiple=True),
+            default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True),
             result_action="return_value",
         )
         self.app.default(self._flat())
@@ -70,11 +70,16 @@ class Command:
                 if any(isinstance(note, Parameter) and note.parse is False for note in get_args(hint)[1:]):
                     continue
                 self.values[name] = name, ""
-                parts[name] = _part(name, hint, argument.default, notes.get(name, ""), argument.kind)
+                named = [note.name for note in get_args(hint)[1:] if isinstance(note, Parameter) and note.name]
+                is_placed = argument.default is inspect.Parameter.empty and not named
+                kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
+                parts[name] = _part(name, hint, argument.default, notes.get(name, ""), kind)
                 continue
             help, own = _notes(inside.kind), get_type_hints(inside.kind, include_extras=True)
             for field in fields(inside.kind):
-                if any(isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]):
+                if field.name in inside.without or any(
+                    isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]
+                ):
                     continue
                 is_placed = field.name in inside.positional
                 kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
@@ -83,7 +88,7 @@ class Command:
                 title = Group(inside.title)
                 parts[field.name] = _part(field.name, own[field.name], default, help.get(field.name, ""), kind, title)
         if self.saves:
-            note = Parameter(help="folder of the results (default: output/<NAME>)", group="output")
+            note = Parameter(help=r"folder of the results (default: output/\<NAME>)", group="output")
             parts["output"] = _part("output", Annotated[Path | None, note], None, "")
         for name, hint in _COMMON.items():
             parts[name] = _part(name, hint, False if name in ("verbose", "quiet") else None, "")
@@ -155,6 +160,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 save(result, given.get("output"), world)
         if world.is_main and result is not None:
             show(result, json)
+            if hasattr(result, "check"):
+                result.check()
         sys.stdout.flush()  # flushed before this rank waits for the other ranks
     return 0
 
@@ -170,7 +177,7 @@ def _part(
     """An argument of the flat function: `hint` with its help and group."""
     kinds, notes = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
     own = [note for note in notes if isinstance(note, Parameter)]
-    said = {"help": help} if help and not any(note.help for note in own) else {}
+    said = {"help": help.replace("<", "\\<")} if help and not any(note.help for note in own) else {}
     placed = {"group": group} if group and not any(note.group for note in own) else {}
     hidden = {} if default or default == 0 and default is not False else {"show_default": False}
     note = Parameter.combine(*own, Parameter(**said, **placed, **hidden))  # type: ignore[arg-type]
@@ -186,7 +193,7 @@ def _typed(kind: Any) -> Any:
         some = [one for one in get_args(kind) if one is not type(None)]
         plain = [one for one in some if one in (int, float, str, bool, Path) or get_origin(one) in (Literal, tuple)]
         chosen = plain[0] if len(plain) == 1 else next((one for one in (str, Path) if one in plain), plain[0])
-        return Optional[chosen] if type(None) in get_args(kind) else chosen
+        return Union[chosen, None] if type(None) in get_args(kind) else chosen  # noqa: UP007  (may be text)
     return kind
 
 
@@ -216,4 +223,4 @@ def _notes(described: Any) -> dict[str, str]:
 
 def _summary(function: Callable[..., Any]) -> str:
     parsed = docstring_parser.parse(inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE)
-    return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
+    return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description))).replace("<", "\\<")

@@ -49,4 +49,7 @@ GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 FUNCTIONS = {
     "calibrate": "swin_quant.verbs.calibrate:calibrate",
     "evaluate": "swin_quant.verbs.evaluate:evaluate",
+    "finetune": "swin_quant.verbs.finetune:finetune",
+    "train": "swin_quant.verbs.train:train",
+    "demo": "swin_quant.verbs.demo:demo",
 }

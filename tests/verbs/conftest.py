@@ -83,7 +83,7 @@ def calibrated_32(tmp_path_factory, pictures, randomise):
     config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
     torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
     words = ["calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures]
-    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --no-eval --device cpu --quiet --output".split(), folder]
+    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --device cpu --quiet --output".split(), folder]
     assert main([str(word) for word in words]) == 0
     return folder / "micro_calib.pth"
 
