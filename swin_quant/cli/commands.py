@@ -44,6 +44,7 @@ SECTIONS = {
 }
 COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
+FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 # The commands that are made of a function.
 FUNCTIONS = {
