@@ -71,8 +71,12 @@ class ModelFile:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     random_weights: Annotated[bool, Parameter(show=False)] = False
 
-    def config(self) -> CfgNode:
-        """The config: `cfg`, else the checkpoint's; then `opts`, then the other fields. UsageError without either."""
+    def config(self, more: Mapping[str, Any] | None = None) -> CfgNode:
+        """The config: `cfg`, else the checkpoint's; then `opts`, the other fields, and `more` by dotted key.
+
+        Raises:
+            UsageError: Neither `cfg` nor a checkpoint is named, or a value is impossible.
+        """
         from swin_quant.checkpoint.identify import config_for, config_given
 
         opened = self.opened
@@ -84,7 +88,7 @@ class ModelFile:
             "MODEL.SWIN.WINDOW_SIZE": self.window,
             "MODEL.SWINV2.WINDOW_SIZE": self.window,
         }
-        wanted = {key: value for key, value in wanted.items() if value is not None}
+        wanted = {key: value for key, value in wanted.items() if value is not None} | dict(more or {})
         if self.cfg:
             cfg = config_given(self.cfg, opened, self.opts, wanted)
         elif opened:

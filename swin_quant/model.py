@@ -321,6 +321,7 @@ class Model:
         self.file = Path(place)
         self.card = finish(self.module, self.file, self.card, self.calibration, world)
         self._saved = _weights_digest(self.module)
+        gather([])  # from here on every rank finds the files
 
     def show(self) -> None:
         """Print the file, or the model where it is in none."""

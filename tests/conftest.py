@@ -366,13 +366,13 @@ def ft_flags(micro, pictures):
 
 
 @pytest.fixture(scope="session")
-def calibrated(tmp_path_factory, float_flags) -> Path:
+def calibrated(tmp_path_factory, float_flags, scoring_flags) -> Path:
     """swin_micro_calib.pth and its card, with results under ft-mode1. Copy it before you change it."""
     folder = tmp_path_factory.mktemp("calibrated")
+    file = folder / "swin_micro_calib.pth"
     words = [str(word) for word in (*float_flags, "--policy", "ft-mode1", "--output", folder, "--quiet")]
     assert main(["calibrate", *words]) == 0
-    file, place = folder / "swin_micro_calib.pth", words[words.index("--data-path") + 1]
-    assert main(["evaluate", str(file), "--data-path", place, *"--device cpu --half none --quiet".split()]) == 0
+    assert main(["evaluate", str(file), *map(str, scoring_flags), "--batch", "4", "--quiet"]) == 0
     return file
 
 

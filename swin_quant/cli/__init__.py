@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from swin_quant.base import __version__
 from swin_quant.base.cpu import reproducible
-from swin_quant.cli.commands import COMMANDS, FUNCTIONS, GROUPS, SECTIONS
+from swin_quant.cli.commands import COMMANDS, FRONT_DOOR, FUNCTIONS, GROUPS, SECTIONS
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line
 _WIDE = 140  # columns of help in a pipe
@@ -40,6 +40,10 @@ def _main(arguments: Sequence[str]) -> int:
         print(_usage(arguments[0]))
         return 0 if len(arguments) > 1 else 2
     name, rest = (" ".join(arguments[:2]), arguments[2:]) if arguments[0] in GROUPS else (arguments[0], arguments[1:])
+    if name == FRONT_DOOR:
+        from swin_quant.cli import front_door
+
+        return front_door.run(rest)
     if name in FUNCTIONS:
         from swin_quant.cli.command import run
     else:

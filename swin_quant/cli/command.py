@@ -97,7 +97,7 @@ class Command:
                 title = Group(inside.title)
                 parts[field.name] = _part(field.name, own[field.name], default, help.get(field.name, ""), kind, title)
         if self.saves:
-            note = Parameter(help="folder of the results (default: output/<NAME>)", group="output")
+            note = Parameter(help=r"folder of the results (default: output/\<NAME>)", group="output")
             parts["output"] = _part("output", Annotated[Path | None, note], None, "")
         for name, hint in _COMMON.items():
             parts[name] = _part(name, hint, False if name in ("verbose", "quiet") else None, "")
@@ -197,7 +197,7 @@ def _part(
     """An argument of the flat function: `hint` with its help and group."""
     kinds, notes = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
     own = [note for note in notes if isinstance(note, Parameter)]
-    said = {"help": help} if help and not any(note.help for note in own) else {}
+    said = {"help": help.replace("<", "\\<")} if help and not any(note.help for note in own) else {}
     placed = {"group": group} if group and not any(note.group for note in own) else {}
     hidden = {} if default or default == 0 and default is not False else {"show_default": False}
     note = Parameter.combine(*own, Parameter(**said, **placed, **hidden))  # type: ignore[arg-type]
@@ -244,4 +244,4 @@ def _notes(described: Any) -> dict[str, str]:
 
 def _summary(function: Callable[..., Any]) -> str:
     parsed = docstring_parser.parse(inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE)
-    return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
+    return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description))).replace("<", "\\<")

@@ -44,6 +44,7 @@ SECTIONS = {
 }
 COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}
 GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
+FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 # The commands that are made of a function.
 FUNCTIONS = {
@@ -54,4 +55,7 @@ FUNCTIONS = {
     "quantize": "swin_quant.verbs.quantize:quantize",
     "search": "swin_quant.verbs.search:search",
     "sensitivity": "swin_quant.verbs.sensitivity:sensitivity",
+    "finetune": "swin_quant.verbs.finetune:finetune",
+    "train": "swin_quant.verbs.train:train",
+    "demo": "swin_quant.verbs.demo:demo",
 }

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from swin_quant.base.errors import UsageError, command_lines, did_you_mean, memory_errors_named, offered, speaking
 from swin_quant.cli.commands import COMMANDS
+from swin_quant.cli.commands import FRONT_DOOR as FRONT_DOOR
 from swin_quant.cli.flags import add_flags, options_from
 
 _MODELS = (".pth", ".pt", ".safetensors", ".ckpt", ".bin", ".onnx", ".engine", ".ts", ".cuda", ".json")
@@ -66,9 +67,6 @@ def _ends(metavar: str, number: int, word: str) -> bool:
         return True
     takes_files = metavar in ("FILE", "PLACE") or "FILE" in metavar and word.endswith((".yaml", ".yml"))
     return not takes_files and os.path.exists(word) and (os.path.isfile(word) or os.sep in word)
-
-
-FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -136,7 +134,7 @@ def command_of(name: str) -> ModuleType:
 
     A `run(options)` is for the first rank alone.
     """
-    if name not in (*COMMANDS, FRONT_DOOR):
+    if name not in COMMANDS:
         raise UsageError(f"no command {name!r:.60}{offered(name, COMMANDS)}")
     return importlib.import_module(f"swin_quant.verbs.{re.sub('[- ]', '_', name)}")
 
@@ -150,13 +148,13 @@ def options_of(command: ModuleType) -> type:
 def parser_of(name: str, command: ModuleType, rare: bool = False) -> _Parser:
     """The parser of a command's arguments; `rare`: its help includes rare flags."""
     parser = _Parser(
-        prog="main.py" if name == FRONT_DOOR else f"swin-quant {name}",
+        prog=f"swin-quant {name}",
         description=command.__doc__,
         epilog=command.EXAMPLES,
         formatter_class=_Help,
         allow_abbrev=False,
     )
-    add_flags(parser, options_of(command), getattr(command, "WORDS", {}), rare or name == FRONT_DOOR)
+    add_flags(parser, options_of(command), getattr(command, "WORDS", {}), rare)
     parser.add_argument("--help-all", action="store_true", help="show this message with the flags that few need")
     parser.add_argument("--verbose", action="store_true", help="more messages, and tracebacks of errors")
     parser.add_argument("--quiet", action="store_true", help="only results, warnings and errors")

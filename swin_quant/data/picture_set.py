@@ -88,6 +88,21 @@ class PictureSet:
         missing = {name: value for name, value in _USUAL.items() if getattr(self, name) is None}
         return replace(self, **missing) if missing else self
 
+    def config_keys(self) -> dict[str, Any]:
+        """The config's keys that this set decides, for training, which reads its pictures by a config."""
+        if self.batch is not None and self.batch < 1:
+            raise UsageError(f"‹batch› {self.batch}: must be at least 1")
+        keys = {
+            "DATA.DATA_PATH": self.path or None,
+            "DATA.ZIP_MODE": self.zip_mode,
+            "DATA.CACHE_MODE": self.cache_mode,
+            "DATA.BATCH_SIZE": self.batch,
+            "DATA.NUM_WORKERS": self.workers,
+            "DATA.UPRIGHT": self.upright,
+            "SEED": self.seed,
+        }
+        return {key: value for key, value in keys.items() if value is not None}
+
     def of_split(self, unless_said: str) -> "PictureSet":
         """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""
         if self.split is not None or self.images:

@@ -8,10 +8,10 @@ import pytest
 import torch
 import yaml
 
+from swin_quant.cli.front_door import REFUSED
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.policy import load_policy, policy_from_dict, settings_for
-from swin_quant.verbs.ft_front_door import REFUSED
 
 FLAGS = {
     **{"--cfg": "x.yaml", "--opts": "SEED", "--batch-size": 8, "--data-path": "x", "--zip": None, "--cache-mode": "no"},
@@ -172,7 +172,7 @@ def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags,
         calls.append((engine.label, tuple(images.shape)))
         return 123.0
 
-    monkeypatch.setattr("swin_quant.score.candidate.throughput", timed)
+    monkeypatch.setattr("swin_quant.cli.front_door.throughput", timed)
     flags = [*scoring_flags, "--resume", calibrated, "--int8-mode", 1, "--batch-size", 4]
     done = main_py("--throughput", "--eval", *flags)
     assert done.code == 0 and calls == [("float32", (4, 3, 32, 32)), ("int8 ft-mode1", (4, 3, 32, 32))]

@@ -33,7 +33,7 @@ def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_ru
     file = tmp_path / "out" / f"{NAME}.pth"
     card = card_of(file)
     assert card["source"] is None and card["policy"] is None and card["training"]["recipe"]["ema"] == 0.9
-    run("calibrate", *float_flags, "--checkpoint", file, "--no-eval", "--output", tmp_path / "calib").ok()
+    run("calibrate", *float_flags, "--checkpoint", file, "--output", tmp_path / "calib").ok()
 
 
 def test_without_a_recipe_the_config_decides(run, float_run, tmp_path, card_of):
