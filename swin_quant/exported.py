@@ -91,7 +91,10 @@ class Exported:
             log.info("with it: %s", self.file.with_name(other["file"]))
         log.info("run card: %s", card_path(self.file))
         print(self.file)
-        target = targets()[str(record["options"].get("target", record["backend"]))]
+        known = targets()
+        target = known.get(str(record["options"].get("target"))) or known.get(record["backend"])
+        if target is None:
+            return
         runnable = card.policy is not None or not target.only_quantized
         runnable &= card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS) == LOGITS  # the next steps are about logits
         checkpoint = find_checkpoint(self.artifact) or "CHECKPOINT"
@@ -170,6 +173,14 @@ class SubjectFiles(ModelFile):
             if getattr(self, one.name) != getattr(plain, one.name):
                 raise UsageError(f"‹{one.name}› is not for artifacts: their run cards say that")
         return [Exported(open_artifact(file)) for file in dict.fromkeys(files)]
+
+
+def file_subject(file: ModelFile) -> ModelFile | Exported:
+    """The checkpoint that is named, or the artifact, which has no other fields. UsageError for none, and for those."""
+    given = {one.name: getattr(file, one.name) for one in fields(ModelFile)}
+    named = {"checkpoint": None, "files": (file.checkpoint,) if file.checkpoint else ()}
+    found = SubjectFiles(**{**given, **named}).subjects()
+    return found if isinstance(found, ModelFile) else found[0]
 
 
 def is_checkpoint(path: str) -> bool:

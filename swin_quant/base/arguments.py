@@ -16,8 +16,10 @@ class Fields:
         kind: The dataclass. Its docstring has the help of the flags, under `Args:`.
         title: The title above the flags in `--help`.
         positional: The fields that may also be given without a flag, in this order.
+        without: The fields that have no flag here.
     """
 
     kind: type
     title: str
     positional: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ class Command:
             help_epilogue=f"```\n{self.examples}\n```" if self.examples else None,
             help_format="markdown",
             version_flags=[],
-            default_parameter=Parameter(negative="", consume_multiple=True),
+            default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True),
             result_action="return_value",
         )
         self.app.default(self._flat())
@@ -77,7 +77,9 @@ class Command:
                 continue
             help, own = _notes(inside.kind), get_type_hints(inside.kind, include_extras=True)
             for field in fields(inside.kind):
-                if any(isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]):
+                if field.name in inside.without or any(
+                    isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]
+                ):
                     continue
                 is_placed = field.name in inside.positional
                 kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
@@ -103,7 +105,7 @@ class Command:
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
         try:
-            called, bound, *_ = self.app.parse_args(arguments, exit_on_error=False, print_error=False)
+            called, bound, *_ = self.app.parse_args(_with_json(arguments), exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
             told = " ".join(str(error).split()).rstrip(".")
             raise UsageError(f"{told}; see swin-quant {self.name} --help") from error
@@ -143,10 +145,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from swin_quant.base import progress
     from swin_quant.base.distributed import process_group, rank_of_launcher
     from swin_quant.base.files import check_writable, ensure_writable_dir
+    from swin_quant.cards.card import is_card
     from swin_quant.cli.results import save, show
 
     json = given.get("json")
     if json not in (None, "-"):
+        if is_card(Path(json)):
+            raise UsageError(f"{json}: is a run card, which --json would overwrite: choose another place")
         check_writable(json)
     progress.set_up(given.get("verbose", False), given.get("quiet", False), rank_of_launcher())
     with speaking(command.words), process_group(given.get("device", "auto"), given.get("local_rank")) as world:
@@ -190,9 +195,21 @@ def _typed(kind: Any) -> Any:
     if get_origin(kind) in (Union, UnionType):
         some = [one for one in get_args(kind) if one is not type(None)]
         plain = [one for one in some if one in (int, float, str, bool, Path) or get_origin(one) in (Literal, tuple)]
-        chosen = plain[0] if len(plain) == 1 else next((one for one in (str, Path) if one in plain), plain[0])
+        is_clear = len(plain) == 1 or get_origin(plain[0]) is tuple
+        chosen = plain[0] if is_clear else next((one for one in (str, Path) if one in plain), plain[0])
         return Union[chosen, None] if type(None) in get_args(kind) else chosen  # noqa: UP007  (may be text)
     return kind
+
+
+def _with_json(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--json=-` for `--json -` and for `--json` without a file: cyclopts takes - for a flag."""
+    found: list[str] = []
+    for word, after in zip(arguments, [*arguments[1:], "-"], strict=False):
+        if word == "--json" and after.startswith("-"):
+            found.append("--json=-")
+        elif word != "-" or found[-1:] != ["--json=-"]:
+            found.append(word)
+    return found
 
 
 def _checked(name: str, value: Any) -> Any:

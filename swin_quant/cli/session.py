@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from swin_quant.base.errors import UsageError, command_lines, did_you_mean, memory_errors_named, offered, speaking
-from swin_quant.cli.commands import COMMANDS
+from swin_quant.cli.commands import COMMANDS, FRONT_DOOR
 from swin_quant.cli.flags import add_flags, options_from
 
 _MODELS = (".pth", ".pt", ".safetensors", ".ckpt", ".bin", ".onnx", ".engine", ".ts", ".cuda", ".json")
@@ -66,9 +66,6 @@ def _ends(metavar: str, number: int, word: str) -> bool:
         return True
     takes_files = metavar in ("FILE", "PLACE") or "FILE" in metavar and word.endswith((".yaml", ".yml"))
     return not takes_files and os.path.exists(word) and (os.path.isfile(word) or os.sep in word)
-
-
-FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
