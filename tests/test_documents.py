@@ -22,8 +22,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.checkpoint import identify
 from swin_quant.cli import main
-from swin_quant.cli.commands import GROUPS
-from swin_quant.cli.session import FRONT_DOOR
+from swin_quant.cli.commands import FRONT_DOOR
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
@@ -44,7 +43,7 @@ QUICK = {
 }
 # Commands that are not run here, and why; test_flags parses these too.
 NOT_RUN = {
-    "tensorrt build-engine": "needs TensorRT; test_build_engine has a stand-in",
+    "build-engine": "needs TensorRT; test_build_engine has a stand-in",
     "serve": "serves until it is told to end; test_serve does",
     "demo": "trains for a minute; test_demo cuts it short",
     "search": "an export for each group of layers; test_search runs it",
@@ -52,7 +51,7 @@ NOT_RUN = {
     "bench out/my_": "a process an engine, a file a baseline; test_bench runs both",
     "finetune ... --continue": "a line of any of the others",
     "verify out/.../my_int8_sm80.safetensors": "a line that leaves out a folder; verify's own examples are run",
-    "ft export out/swin_large_calib.pth": "full size: 200 million weights",
+    "export out/swin_large_calib.pth": "full size: 200 million weights",
     "calibrate timm:resnet50": "weights of the hub's; test_any_model goes all the way with micro ones",
     "calibrate resnet50.pth": "the same, from a file",
     "export out/resnet50_calib.pth": "the same",
@@ -215,10 +214,6 @@ def test_sentences_begin_with_their_noun():
         prose = re.sub(r"```.*?```|^#.*?$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         wrong += [(path.name, found) for found in DIALECT.findall(prose) if not found.endswith("?")]
     assert wrong == []
-
-
-def test_every_group_of_commands_is_shown():
-    assert all(f"swin-quant {group}" in README for group in GROUPS)
 
 
 def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeypatch):

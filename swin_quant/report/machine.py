@@ -4,7 +4,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swin_quant.report.table import Column, ReportTable, bullets, field, html_facts, html_table, print_fitted, styled, terminal
+from swin_quant.report.table import (
+    Column,
+    ReportTable,
+    bullets,
+    field,
+    html_facts,
+    html_table,
+    print_fitted,
+    styled,
+    terminal,
+)
 
 _MARKS = {"good": "ok", "missing": "-", "caution": "!"}
 _STYLES = {"good": "", "missing": "dim", "caution": "yellow"}

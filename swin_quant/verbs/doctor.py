@@ -21,6 +21,7 @@ from swin_quant.report.machine import MachineFact, MachineFacts
 
 EXAMPLES = """swin-quant doctor
 swin-quant doctor --json machine.json"""
+_SAFE = "`export --saturation-safe` writes a file whose products cannot (docs/onnx.md)"
 _PACKAGES = ("swin-quant", "torch", "timm", "numpy")
 _REQUIRED = "pip install -c constraints.txt -e . in the checkout"
 _INDEX = "https://download.pytorch.org/whl/cpu"
@@ -31,20 +32,19 @@ _CPU_BUILD = (
 
 
 def doctor() -> MachineFacts:
-    """Look at this machine: versions, engines, CPU, compiler and GPU, each with its remedy where it is an obstacle."""
-    (build,) = [one.version.partition("+")[0] for one in importlib.metadata.distributions(name="torchvision")][:1] or [""]
-    asked: list[tuple[str, str, Callable[[], str], str]] = [
-        *(("versions", name, partial(importlib.metadata.version, name), _REQUIRED) for name in _PACKAGES),
-        ("versions", "Python", lambda: f"{versions()['python']} on {versions()['platform']}", ""),
-        ("versions", "torchvision", _torchvision, f"install the build for torch {torch.__version__}: {_CPU_BUILD % build}"),
-        *(("engines", name, partial(_engine, one), one.remedy or "") for name, one in engines().items()),
-        ("machine", "CPU", lambda: f"{versions()['cpu'] or 'unknown'}, {usable_cores()} cores for this process", ""),
-        *(("machine", f"{name}, int8", partial(_saturation, name), "`export --saturation-safe` writes a file that has none")
-          for name, one in engines().items() if one.saturation),
-        ("machine", "C++ compiler", compiler, "it compiles operators for OpenVINO at first use: install g++"),
-        ("machine", "GPU", lambda: f"{versions()['gpu'] or 'none that torch sees'}; torch {torch.__version__}", ""),
-    ]  # fmt: skip
-    return MachineFacts([_fact(*one) for one in asked])
+    """Look at this machine: versions, engines, CPU, compiler, GPU, each with its remedy where it is an obstacle."""
+    there = next(iter(importlib.metadata.distributions(name="torchvision")), None)
+    version = there.version.partition("+")[0] if there else ""
+    build = f"install the build for torch {torch.__version__}: {_CPU_BUILD % version}"
+    facts = [_fact("versions", name, partial(importlib.metadata.version, name), _REQUIRED) for name in _PACKAGES]
+    facts.append(_fact("versions", "Python", lambda: f"{versions()['python']} on {versions()['platform']}", ""))
+    facts.append(_fact("versions", "torchvision", _torchvision, build))
+    facts += [_fact("engines", name, partial(_engine, one), one.remedy or "") for name, one in engines().items()]
+    facts.append(_fact("machine", "CPU", lambda: f"{versions()['cpu']}, {usable_cores()} cores to use", ""))
+    for name in (name for name, one in engines().items() if one.saturation):
+        facts.append(_fact("machine", f"{name}, int8", partial(_saturation, name), _SAFE))
+    facts.append(_fact("machine", "C++ compiler", compiler, "operators for OpenVINO are compiled by it: install g++"))
+    return MachineFacts([*facts, _fact("machine", "GPU", lambda: versions()["gpu"] or "none that torch sees", "")])
 
 
 def _fact(topic: str, name: str, ask: Callable[[], str], remedy: str) -> MachineFact:

@@ -5,8 +5,8 @@ import functools
 import re
 from pathlib import Path
 
-from swin_quant.cli.commands import COMMANDS, GROUPS
-from swin_quant.cli.session import FRONT_DOOR, command_of, parser_of
+from swin_quant.cli.commands import COMMANDS, FRONT_DOOR
+from swin_quant.cli.session import command_of, parser_of
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {name: parser_of(name, command_of(name)) for name in (*COMMANDS, FRONT_DOOR)}
@@ -14,7 +14,7 @@ SCRIPTS = {
     "main.py": FRONT_DOOR,
     "calibrate.py": "calibrate",
     "qat_finetune.py": "finetune",
-    "export_ft.py": "ft export",
+    "export_ft.py": "export",
 }
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 FILES = [*DOCUMENTS, *sorted((ROOT / "swin_quant").rglob("*.py"))]
@@ -50,8 +50,7 @@ def command_and_words(line):
         if word in SCRIPTS:
             return SCRIPTS[word], words[place + 1 :]
         if word in ("swin-quant", "swin_quant") and words[place + 1 :]:
-            size = 2 if words[place + 1] in GROUPS else 1
-            return " ".join(words[place + 1 : place + 1 + size]), words[place + 1 + size :]
+            return words[place + 1], words[place + 2 :]
     return (words[0], words[1:]) if words and words[0] in PARSERS else (None, words)
 
 
