@@ -1,8 +1,8 @@
-"""Export: calibrated checkpoint -> FasterTransformer's files (the same as `swin-quant ft export`)."""
+"""Export: calibrated checkpoint -> FasterTransformer's files (the same as `swin-quant export --for fastertransformer`)."""
 
 import sys
 
 from swin_quant.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["ft", "export", *sys.argv[1:]]))
+    sys.exit(main(["export", "--for", "fastertransformer", *sys.argv[1:]]))

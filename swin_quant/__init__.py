@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from swin_quant.exported import artifact as artifact
     from swin_quant.loading import load as load
     from swin_quant.model import Model as Model
+    from swin_quant.policies import policy as policy
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.verbs.align import align as align
     from swin_quant.verbs.align_sides import Alignment as Alignment
@@ -36,14 +37,13 @@ if TYPE_CHECKING:
     from swin_quant.verbs.finetune import Finetuned as Finetuned
     from swin_quant.verbs.finetune import finetune as finetune
     from swin_quant.verbs.package import package as package
-    from swin_quant.verbs.policies import policy as policy
     from swin_quant.verbs.predict import predict as predict
     from swin_quant.verbs.quantize import Quantized as Quantized
     from swin_quant.verbs.quantize import quantize as quantize
     from swin_quant.verbs.search import search as search
     from swin_quant.verbs.search_costs import Search as Search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
-    from swin_quant.verbs.serve import app as app
+    from swin_quant.verbs.service import app as app
     from swin_quant.verbs.verify import Verification as Verification
     from swin_quant.verbs.verify import verify as verify
     from swin_quant.wrapping import wrap as wrap
@@ -53,7 +53,7 @@ _FACE = {
     "load": "swin_quant.loading",
     "Model": "swin_quant.model",
     "pictures": "swin_quant.data.picture_set",
-    "policy": "swin_quant.verbs.policies",
+    "policy": "swin_quant.policies",
     "Policy": "swin_quant.quant.policy",
     "Preprocess": "swin_quant.data.preprocess",
     "analyze": "swin_quant.verbs.analyze",
@@ -77,7 +77,7 @@ _FACE = {
     "predict": "swin_quant.verbs.predict",
     "artifact": "swin_quant.exported",
     "package": "swin_quant.verbs.package",
-    "app": "swin_quant.verbs.serve",
+    "app": "swin_quant.verbs.service",
     "Exported": "swin_quant.exported",
     "doctor": "swin_quant.verbs.doctor",
     "SwinQuantError": "swin_quant.base.errors",

@@ -175,6 +175,14 @@ class SubjectFiles(ModelFile):
         return [Exported(open_artifact(file)) for file in dict.fromkeys(files)]
 
 
+def file_subject(file: ModelFile) -> ModelFile | Exported:
+    """The checkpoint that is named, or the artifact, which has no other fields. UsageError for none, and for those."""
+    given = {one.name: getattr(file, one.name) for one in fields(ModelFile)}
+    named = {"checkpoint": None, "files": (file.checkpoint,) if file.checkpoint else ()}
+    found = SubjectFiles(**{**given, **named}).subjects()
+    return found if isinstance(found, ModelFile) else found[0]
+
+
 def is_checkpoint(path: str) -> bool:
     """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError for neither."""
     if path.startswith(HUBS) or os.path.isdir(path):

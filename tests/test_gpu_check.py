@@ -15,8 +15,6 @@ from types import SimpleNamespace
 import pytest
 from shown import PARSERS
 
-from swin_quant.cli.commands import GROUPS
-
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.sh"
 NOTING = """#!/bin/sh
 {{ printf '%s\\037' "$@"; echo; }} >> {notes}
@@ -129,9 +127,8 @@ def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device
     for words in given:
         if "swin_quant" in words:
             place = words.index("swin_quant") + 1
-            size = 2 if words[place] in GROUPS else 1
-            command = " ".join(words[place : place + size])
-            commands.setdefault(command, []).append(PARSERS[command].parse_args(words[place + size :]))
+            command = words[place]
+            commands.setdefault(command, []).append(PARSERS[command].parse_args(words[place + 1 :]))
     on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "predict", "align", "bench"}
     assert set(commands) == on_device | {"export"}
     assert {one.device for command in on_device for one in commands[command]} == {device}

@@ -142,5 +142,5 @@ def test_the_wheel_alone_gives_the_commands(tmp_path):
     command = tmp_path / "site" / "bin" / "swin-quant"
     elsewhere = quiet | {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": site}}
     assert subprocess.run([command, "--version"], **elsewhere).stdout.strip() == swin_quant.__version__
-    assert "ft-mode1" in subprocess.run([command, "policies"], **elsewhere).stdout
+    assert "ft-mode1" in subprocess.run([command, "show", "policies"], **elsewhere).stdout
     subprocess.run([sys.executable, "-c", ALL_COMMANDS, site], **elsewhere)

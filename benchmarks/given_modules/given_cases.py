@@ -377,7 +377,7 @@ def exported_policy(folder: Path, pictures: Path) -> str:
 @case("results", "`nodes --policy ft-mode1 FILE`")
 def words_before_file(folder: Path, pictures: Path) -> str:
     model = EXAMPLES / "swin_micro_cifar10.safetensors"
-    done = command("nodes", "--policy", "ft-mode1", model)
+    done = command("show", model, "--policy", "ft-mode1")
     return f"{len(done.stdout.splitlines())} lines" if not done.returncode else answer(done)
 
 

@@ -313,3 +313,18 @@ def with_results(card: RunCard, results: Iterable[Result]) -> RunCard:
 
 def _whose(card: RunCard) -> list[str | None]:
     return [sha256_in(record) for record in (card.artifact, card.checkpoint, card.source)]
+
+
+def is_card(file: Path) -> bool:
+    """Whether a file calls itself a run card, of whatever version."""
+    return bool(schema_in(file))
+
+
+def schema_in(file: Path) -> str | None:
+    """The version of run cards that a file names; "" for JSON of another kind, None for what is no JSON."""
+    try:
+        content = read_json(file, "run card")
+    except SwinQuantError:
+        return None
+    schema = content.get("schema") if isinstance(content, dict) else None
+    return schema if isinstance(schema, str) and schema.startswith(FAMILY) else ""

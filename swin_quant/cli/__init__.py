@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from swin_quant.base import __version__
 from swin_quant.base.cpu import reproducible
-from swin_quant.cli.commands import COMMANDS, FRONT_DOOR, FUNCTIONS, GROUPS, SECTIONS
+from swin_quant.cli.commands import COMMANDS, FRONT_DOOR, FUNCTIONS, SECTIONS
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line
 _WIDE = 140  # columns of help in a pipe
@@ -36,14 +36,11 @@ def _main(arguments: Sequence[str]) -> int:
         return 0
     if arguments[0].startswith(("--local-rank=", "--local_rank=")):  # torch.distributed.launch puts it first
         arguments = [*arguments[1:2], arguments[0], *arguments[2:]]
-    if arguments[0] in GROUPS and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
-        print(_usage(arguments[0]))
-        return 0 if len(arguments) > 1 else 2
-    name, rest = (" ".join(arguments[:2]), arguments[2:]) if arguments[0] in GROUPS else (arguments[0], arguments[1:])
-    if name == FRONT_DOOR:
+    if list(arguments[:2]) == FRONT_DOOR.split():
         from swin_quant.cli import front_door
 
-        return front_door.run(rest)
+        return front_door.run(arguments[2:])
+    name, rest = arguments[0], arguments[1:]
     if name in FUNCTIONS:
         from swin_quant.cli.command import run
     else:
@@ -51,17 +48,15 @@ def _main(arguments: Sequence[str]) -> int:
     return run(name, rest)
 
 
-def _usage(group: str = "") -> str:
-    prog = f"swin-quant {group}".strip()
+def _usage() -> str:
     width, columns = max(map(len, COMMANDS)), shutil.get_terminal_size((_WIDE, 0)).columns
-    prefix, indent, lines = f"{group} " if group else "", " " * (width + 4), []
+    indent, lines = " " * (width + 4), []
     for title, commands in SECTIONS.items():
-        entries = [
+        entries = (
             textwrap.fill(f"  {name:<{width}}  {meaning}", columns, subsequent_indent=indent)
             for name, meaning in commands.items()
-            if name.startswith(prefix)
-        ]
-        lines += [f"{title}:", *entries, ""] if entries else []
+        )
+        lines += [f"{title}:", *entries, ""]
     about = "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured"
-    usage = f"usage: {prog} COMMAND [options]      {prog} COMMAND --help"
+    usage = "usage: swin-quant COMMAND [options]      swin-quant COMMAND --help"
     return "\n".join([about, "", usage, "", *lines[:-1]])

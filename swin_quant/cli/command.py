@@ -165,10 +165,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from swin_quant.base import progress
     from swin_quant.base.distributed import process_group, rank_of_launcher
     from swin_quant.base.files import check_writable, ensure_writable_dir
+    from swin_quant.cards.card import is_card
     from swin_quant.cli.results import save, show
 
     json = given.get("json")
     if json not in (None, "-"):
+        if is_card(Path(json)):
+            raise UsageError(f"{json}: is a run card, which --json would overwrite: choose another place")
         check_writable(json)
     progress.set_up(given.get("verbose", False), given.get("quiet", False), rank_of_launcher())
     with speaking(command.words), process_group(given.get("device", "auto"), given.get("local_rank")) as world:
@@ -216,6 +219,17 @@ def _typed(kind: Any) -> Any:
         chosen = next(iter(several), None) or next((one for one in (str, Path) if one in plain), plain[0])
         return Union[chosen, None] if type(None) in get_args(kind) else chosen  # noqa: UP007  (may be text)
     return kind
+
+
+def _with_json(arguments: Sequence[str]) -> list[str]:
+    """The arguments with `--json=-` for `--json -` and for `--json` without a file: cyclopts takes - for a flag."""
+    found: list[str] = []
+    for word, after in zip(arguments, [*arguments[1:], "-"], strict=False):
+        if word == "--json" and after.startswith("-"):
+            found.append("--json=-")
+        elif word != "-" or found[-1:] != ["--json=-"]:
+            found.append(word)
+    return found
 
 
 def _checked(name: str, value: Any) -> Any:

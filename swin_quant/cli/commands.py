@@ -24,26 +24,18 @@ SECTIONS = {
     "deploy": {
         "package": "ONNX artifact -> a folder that runs without torch: Python, C++, Docker, Triton, OpenVINO, KServe",
         "serve": "an artifact over HTTP on this machine: KServe v2 protocol, dynamic batching, metrics",
-        "tensorrt build-engine": "ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
+        "build-engine": "ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
     },
     "look": {
         "analyze": "operators, MACs, shapes, precision risks, limits and replacements, before anything is quantized",
-        "nodes": "every quantizer node: state, bits, granularity, range, shape",
-        "policies": "the built-in policies: the purpose of each, and the backends that take it",
-        "inspect": "an ONNX file: int8 products, attention patterns, what an engine will not fuse and why",
-    },
-    "FasterTransformer": {
-        "ft export": "calibrated checkpoint -> FasterTransformer's weights, manifest and loader",
-        "ft gemms": "the int8 GEMMs of a model and batch, with the entries of FasterTransformer's tuner files",
+        "show": "the built-in policies; every node of a model; the int8 products of an ONNX file",
     },
     "begin": {
         "demo": "train, calibrate and score a micro Swin on handwritten digits, without downloads",
         "doctor": "obstacles on this machine, and how to mend them; with --all everything it has",
-        "completion": "the script by which bash or zsh completes our commands and flags",
     },
 }
 COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}
-GROUPS = {name.split()[0] for name in COMMANDS if " " in name}
 FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 # The commands that are made of a function.
@@ -58,4 +50,13 @@ FUNCTIONS = {
     "finetune": "swin_quant.verbs.finetune:finetune",
     "train": "swin_quant.verbs.train:train",
     "demo": "swin_quant.verbs.demo:demo",
+    "show": "swin_quant.verbs.show:show",
+    "package": "swin_quant.verbs.package:package",
+    "convert": "swin_quant.verbs.convert:convert",
+    "report": "swin_quant.verbs.report:report",
+    "predict": "swin_quant.verbs.predict:predict",
+    "align": "swin_quant.verbs.align:align",
+    "serve": "swin_quant.verbs.serve:serve",
+    "doctor": "swin_quant.verbs.doctor:doctor",
+    "build-engine": "swin_quant.verbs.build_engine:build_engine",
 }

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from swin_quant.base.errors import UsageError, command_lines, did_you_mean, memory_errors_named, offered, speaking
 from swin_quant.cli.commands import COMMANDS
-from swin_quant.cli.commands import FRONT_DOOR as FRONT_DOOR
 from swin_quant.cli.flags import add_flags, options_from
 
 _MODELS = (".pth", ".pt", ".safetensors", ".ckpt", ".bin", ".onnx", ".engine", ".ts", ".cuda", ".json")

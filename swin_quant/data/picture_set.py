@@ -34,8 +34,8 @@ class PictureSet:
 
     Without a `split`, `calibrate`, `sensitivity` and `search` take a data set's training pictures, and `evaluate` takes
     "val"; any other task takes the whole folder, or "val" if the path is no folder. Without a `count`, `calibrate`
-    takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, any other task all. A smaller count is drawn by
-    `seed`, the same everywhere; `verify` and `align` spread theirs evenly, whatever the seed.
+    takes 80 pictures, `verify` and `sensitivity` 64, `search` 1,024, `report` 256, `align` 4, any other task all. A
+    smaller count is drawn by `seed`, the same everywhere; `verify`, `report` and `align` spread theirs evenly.
 
     Args:
         path: train/ and val/, or their zips; digits, csv:FILE, ... (docs/data.md)
@@ -64,6 +64,11 @@ class PictureSet:
     cache_mode: Literal["no", "full", "part"] | None = None
     images: tuple[str, ...] = ()
     classes: Annotated[int | None, Parameter(parse=False)] = None
+
+    def __post_init__(self) -> None:
+        for name in ("count", "batch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise UsageError(f"‹{name}› {value}: must be at least 1")
 
     @classmethod
     def of_config(cls, cfg: CfgNode, split: str | None = None, **how: Any) -> "PictureSet":

@@ -234,7 +234,7 @@ def _matches(
             break
         found |= names
     if absent and not (absent.startswith("role:") and (found or may_lack)):
-        raise UsageError(f"{where}: selector {absent!r} names no node of this model; see `swin-quant nodes`")
+        raise UsageError(f"{where}: selector {absent!r} names no node of this model; see `swin-quant show`")
     return {name: None for name in roles if name in found}
 
 

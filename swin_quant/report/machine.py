@@ -4,7 +4,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swin_quant.report.table import Column, ReportTable, bullets, field, html_facts, html_table, styled, terminal
+from swin_quant.report.table import (
+    Column,
+    ReportTable,
+    bullets,
+    field,
+    html_facts,
+    html_table,
+    print_fitted,
+    styled,
+    terminal,
+)
 
 _MARKS = {"good": "ok", "missing": "-", "caution": "!"}
 _STYLES = {"good": "", "missing": "dim", "caution": "yellow"}
@@ -32,13 +42,17 @@ class MachineFacts:
         """The facts that cost accuracy or time, or break a script of the user's."""
         return [one for one in self.found if one.state == "caution"]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The facts for JSON."""
+    def show(self) -> None:
+        """Print them as wide as the terminal."""
+        print_fitted(self.text, 80)
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as data."""
         return {"schema": "swin-quant/doctor/1", "found": [asdict(one) for one in self.found]}
 
-    def text(self, width: int = 80, color: bool = False, whole: bool = True) -> str:
-        """A paragraph for each thing to do; then the engines or, if `whole`, every topic and package to add."""
-        return "".join(f"{line}\n" for line in self._lines(width, color, whole)).lstrip("\n")
+    def text(self, width: int = 80, color: bool = False) -> str:
+        """A paragraph for each thing to do, every topic, and what else can be installed."""
+        return "".join(f"{line}\n" for line in self._lines(width, color)).lstrip("\n")
 
     def __str__(self) -> str:
         return self.text()
@@ -51,17 +65,15 @@ class MachineFacts:
         for topic in dict.fromkeys(one.topic for one in self.found):
             yield topic, [one for one in self.found if one.topic == topic]
 
-    def _lines(self, width: int, color: bool, whole: bool) -> Iterator[str]:
+    def _lines(self, width: int, color: bool) -> Iterator[str]:
         if self.cautions:
             yield from self._remedies("What to do", "caution", width, color)
         else:
             yield styled("Nothing stands in the way.", "bold" * color)
         for topic, rows in self._topics():
-            if whole or topic == "engines":
-                yield from ("", styled(topic, "bold" * color))
-                yield from terminal(_table(rows), width, color).splitlines()[1:]
-        if whole:
-            yield from self._remedies("What else there is", "missing", width, color)
+            yield from ("", styled(topic, "bold" * color))
+            yield from terminal(_table(rows), width, color).splitlines()[1:]
+        yield from self._remedies("What else there is", "missing", width, color)
 
     def _remedies(self, heading: str, state: str, width: int, color: bool) -> Iterator[str]:
         if due := [one for one in self.found if one.state == state and (one.remedy or state == "caution")]:

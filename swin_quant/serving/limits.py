@@ -19,13 +19,13 @@ _RANGES = {
 class ServiceLimits:
     """Limits of batches and requests. UsageError for an impossible number.
 
-    Attributes:
-        max_batch: pictures that run at a time.
-        delay_us: microseconds that a picture waits for a fuller batch.
-        max_queue: requests in work at a time, and pictures that wait for the engine.
-        max_megabytes: size of a body.
-        timeout_s: seconds for the body of a request to arrive, and again for its answer.
-        max_megapixels: size of a picture, multiplied by the scans of a progressive JPEG.
+    Args:
+        max_batch: pictures that run at a time
+        delay_us: microseconds that a picture waits for a fuller batch
+        max_queue: requests in work at a time, and pictures that wait for the engine
+        max_megabytes: megabytes of a body
+        timeout_s: seconds for the body of a request to arrive, and again for its answer
+        max_megapixels: megapixels of a picture, multiplied by the scans of a progressive JPEG
     """
 
     max_batch: int = 8

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
@@ -26,15 +25,13 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import opened, reads, unpacked
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
-from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
-from swin_quant.cli.output import Printed
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import load_engines, on_its_device, one_engine, preprocess_of
-from swin_quant.loading import load_for_scoring
+from swin_quant.loading import ModelFile, load_for_scoring
 from swin_quant.quant.policy import Policy
-from swin_quant.report.engines import alignment_table
+from swin_quant.report.engines import alignment_data, alignment_table
+from swin_quant.report.printed import Printed
 from swin_quant.report.table import ReportTable
 from swin_quant.score.alignment import (
     IMAGES,
@@ -58,11 +55,18 @@ FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float si
 _PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are
 
 
+@dataclass(frozen=True)
 class Alignment(Differences, Printed):
-    """How far two sides are apart, tensor by tensor; printed, it is the table of `swin-quant align`."""
+    """How far two sides are apart, tensor by tensor; printed, it is a table of the tensors with names like `shown`."""
+
+    shown: tuple[str, ...] = ()
 
     def tables(self) -> list[ReportTable[Aligned]]:
-        return [alignment_table(self)]
+        return [alignment_table(self, self.shown)]
+
+    def to_json(self) -> dict[str, Any]:
+        """All tensors, and which is the first that differs."""
+        return alignment_data(self)
 
 
 @dataclass(frozen=True)
@@ -95,30 +99,30 @@ class Side:
 
 
 def open_side(
-    place: str | Path,
+    file: ModelFile | str | Path,
     policy: Policy | None = None,
     engine: str | None = None,
     options: EngineOptions = EngineOptions(),
     world: World = World(),
-    config: Callable[[OpenedCheckpoint], CfgNode] = config_for,
 ) -> Side:
-    """The side at a place: a dump (.npz, or a folder of .npy), an artifact, or a checkpoint.
+    """The side in a file: a dump (.npz, or a folder of .npy), an artifact, or a checkpoint.
 
-    `policy` and `config` are for a checkpoint (None: the policy of its run card), `engine` and `options` for an
-    artifact (None: the engine that it was made for).
+    `policy` is for a checkpoint (None: the policy of its run card), `engine` and `options` for an artifact (None: the
+    engine that it was made for).
     """
-    path = Path(place)
+    file = file if isinstance(file, ModelFile) else ModelFile(str(file))
+    path = Path(str(file.checkpoint))
     if path.suffix == ".npz" or (path.is_dir() and any(path.rglob("*.npy"))):
         trace = _renamed(from_arrays(read_arrays(path)), lambda own: from_mindspore(own) if is_mindspore(own) else own)
-        return Side(str(place), dumped=trace)
+        return Side(str(path), dumped=trace)
     if path.suffix == ".onnx" or (card_path(path).is_file() and RunCard.read(card_path(path)).artifact):
-        return of_artifact(open_artifact(path), engine, options)
-    checkpoint = open_checkpoint(place)
-    model, policies = load_for_scoring(config(checkpoint), checkpoint, [policy] if policy else [], world)
-    return of_model(model.module, policies[:1], world, str(place), model.preprocess)
+        return artifact_side(open_artifact(path), engine, options)
+    cfg, checkpoint = file.config(), file.need_checkpoint()
+    model, policies = load_for_scoring(cfg, checkpoint, [policy] if policy else [], world, file.replace_head)
+    return model_side(model.module, policies[:1], world, str(file.checkpoint), model.preprocess)
 
 
-def of_model(
+def model_side(
     model: nn.Module, policies: Sequence[Policy], world: World, name: str, preprocess: Preprocess | None = None
 ) -> Side:
     """A model that torch runs: quantized under the policy if that enables a node, else in float."""
@@ -133,7 +137,7 @@ def of_model(
     )
 
 
-def of_artifact(artifact: Artifact, engine: str | None = None, options: EngineOptions = EngineOptions()) -> Side:
+def artifact_side(artifact: Artifact, engine: str | None = None, options: EngineOptions = EngineOptions()) -> Side:
     """An artifact on its engine: logits of the file as it is, all else of a copy that gives more (`Backend.inside`)."""
     name = one_engine(artifact, [engine] if engine else [])
     options = on_its_device(name, options)

@@ -13,15 +13,14 @@ import torch
 from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of_data, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
-from swin_quant.cli.shared import EngineFlags, PictureOptions
 from swin_quant.config.outputs import FEATURES, LOGITS, classes_of, need_logits
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
@@ -30,6 +29,7 @@ from swin_quant.model import Model
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine, engine_under
 from swin_quant.score.metrics import Guess, class_names, top_classes
+from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer
 from swin_quant.verbs.align_sides import write_arrays
 
@@ -57,16 +57,17 @@ class Predictions:
     unreadable: dict[str, str]
 
 
-def of_artifact(artifact: Artifact, engines: EngineFlags, device: str) -> Classifying:
+def artifact_classifier(artifact: Artifact, engine_name: str | None, options: EngineOptions) -> Classifying:
     """An artifact on one engine."""
     cfg, preprocess = config_of(artifact), preprocess_of(artifact)
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
-    (engine,) = load_engines(artifact, [one_engine(artifact, engines.engine)], engines.options(device)).values()
+    name = one_engine(artifact, [engine_name] if engine_name else [])
+    (engine,) = load_engines(artifact, [name], options).values()
     names, sha256 = labels_in(artifact), artifact.record["sha256"]
     return Classifying(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)
 
 
-def of_model(model: Model, policies: Sequence[Policy], name: str) -> Classifying:
+def model_classifier(model: Model, policies: Sequence[Policy], name: str) -> Classifying:
     """A model in torch: quantized under the first of `policies`, else in float."""
     engine, sha256 = engine_under(model.module, model.device, policies[:1]), model.card.weights_sha256
     return Classifying(name, engine, model.preprocess, model.classes, model.class_names, sha256, model.device)
@@ -74,12 +75,14 @@ def of_model(model: Model, policies: Sequence[Policy], name: str) -> Classifying
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers for each picture: `top` classes, named by the file `labels`; and how pictures are read."""
+    """The answers for each picture: `top` classes, named by the file `labels`; and how pictures are read,
+    of which the share `max_unreadable` may be unreadable."""
 
     top: int = 5
     labels: str | None = None
     batch_size: int = 32
     workers: int = 0
+    max_unreadable: float = 1.0
 
 
 def classify(by: Classifying, pictures: Pictures, wanted: Answers) -> Predictions:
@@ -92,6 +95,7 @@ def classify(by: Classifying, pictures: Pictures, wanted: Answers) -> Prediction
         by.classes,
         batch_size=wanted.batch_size,
         workers=wanted.workers,
+        max_unreadable=wanted.max_unreadable,
         device=by.device,
     )
     (logits,) = inferred.logits.values()
@@ -171,33 +175,40 @@ def _columns() -> list[tuple[str, Any]]:
     return [("picture", pyarrow.string()), ("classes", pyarrow.list_(guess)), ("unreadable", pyarrow.string())]
 
 
-def write_logits(file: str, place: PictureOptions, engines: EngineFlags, folder: str, device: str) -> None:
+def write_logits(
+    artifact: Artifact,
+    pictures: Pictures,
+    how: PictureSet,
+    engine: str | None,
+    options: EngineOptions,
+    folder: str | Path,
+) -> Path:
     """Write <ARTIFACT>_logits.npz into `folder`: names [N], logits float32 [N, classes], top1 and labels int64 [N].
 
     An embedding is `embedding`, float32 [N, channels], in <ARTIFACT>_embedding.npz. Maps are `features0` to `features3`
     by stage, [N, C, h, w], in <ARTIFACT>_features.npz; where pictures have several sizes, those of picture 7 are
-    `features0_7`, [C, h, w].
-    Pictures that cannot be read are left out.
+    `features0_7`, [C, h, w]. Pictures that cannot be read are left out. `how`: the batch, workers and the share that
+    may be unreadable. Returns the file.
     """
-    artifact = open_artifact(file)
-    name = one_engine(artifact, engines.engine)
-    cfg, shown = config_of(artifact), place.open()
+    name = one_engine(artifact, [engine] if engine else [])
+    cfg = config_of(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
     target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"
     inferred = infer(
-        load_engines(artifact, [name], engines.options(device)),
-        shown,
+        load_engines(artifact, [name], options),
+        pictures,
         preprocess_of(artifact),
         classes_of(cfg),
-        batch_size=place.batch,
-        workers=place.workers,
-        max_unreadable=place.max_unreadable,
+        batch_size=how.batch or 32,
+        workers=how.workers or 0,
+        max_unreadable=how.max_unreadable or 0.0,
     )
     if inferred.unreadable:
         log.warning("left out, unreadable: %s", listed(inferred.unreadable))
     arrays = _maps(inferred, cfg) if kind == FEATURES else _logits(inferred, kind)
     write_arrays(target, {"names": np.array(inferred.names), "labels": inferred.labels.numpy(), **arrays})
-    log.info("%d pictures, %s: %s", len(inferred.names), name, target)
+    log.info("%d pictures, %s", len(inferred.names), name)
+    return target
 
 
 def _logits(inferred: Inferred, kind: str) -> dict[str, np.ndarray]:

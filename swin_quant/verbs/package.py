@@ -1,97 +1,66 @@
 """Write a folder that runs an ONNX artifact without torch and without this package, alone or in a model server."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from swin_quant.arguments import checked
+from swin_quant.base.arguments import Parameter
+from swin_quant.base.distributed import one_process
+from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
-from swin_quant.cli.flags import Flag
-from swin_quant.cli.shared import ClassNames, one_process
 from swin_quant.config.outputs import LOGITS
+from swin_quant.exported import Exported, config_of, labels_in, subject_of
+from swin_quant.score.metrics import class_names
+from swin_quant.ship import check_place, write_package
+from swin_quant.ship.facts import facts_of
+from swin_quant.ship.texts import Serving
 
-if TYPE_CHECKING:
-    from swin_quant.base.distributed import World
-    from swin_quant.exported import Exported
-
-EXAMPLES = """examples:
-  swin-quant package out/my_int8.onnx --output out/package
-  swin-quant package out/my_int8.onnx --max-batch 16 --delay-us 1000 --output out/package --overwrite
-
-In it: model, preprocessing as JSON and in numpy, labels, run card, infer.py, C++, Dockerfile, and a model repository
-with configurations of Triton Inference Server, OpenVINO Model Server and KServe (docs/shipping.md)."""
-MAX_BATCH, DELAY_US, INSTANCES = 32, 2000, 1
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """How model servers run the package."""
-
-    TITLE = "servers"
-    max_batch: Annotated[int, Flag("pictures at a time", "N")] = MAX_BATCH
-    delay_us: Annotated[int, Flag("microseconds that a request waits for others", "N")] = DELAY_US
-    instances: Annotated[int, Flag("copies of the model", "N")] = INSTANCES
-
-
-@dataclass(frozen=True)
-class PackageOptions:
-    """The artifact to package, and the folder for it."""
-
-    artifact: Annotated[str, Flag("exported ONNX file; its run card lies beside it", "ARTIFACT", place=True)]
-    output: Annotated[str, Flag("the package: a folder that is not there yet", "DIR")]
-    overwrite: Annotated[bool, Flag("replace a package that is there")] = False
-    labels: ClassNames = None
-    servers: ServerOptions = ServerOptions()
-
-
-def run(options: PackageOptions, world: World) -> None:
-    from swin_quant.exported import artifact
-
-    one_process(world, "package")
-    servers = options.servers
-    written = package(
-        artifact(options.artifact),
-        options.output,
-        labels=options.labels,
-        overwrite=options.overwrite,
-        max_batch=servers.max_batch,
-        delay_us=servers.delay_us,
-        instances=servers.instances,
-    )
-    print(written)
+EXAMPLES = """swin-quant package out/my_int8.onnx --output out/package
+swin-quant package out/my_int8.onnx --max-batch 16 --delay-us 1000 --output out/package --overwrite"""
 
 
 @checked
 def package(
-    exported: Exported,
-    folder: str | Path,
+    exported: Exported | str | Path,
+    folder: Annotated[str | Path, Parameter(name="--output")],
     *,
-    labels: str | None = None,
+    labels: str | Path | None = None,
     overwrite: bool = False,
-    max_batch: int = MAX_BATCH,
-    delay_us: int = DELAY_US,
-    instances: int = INSTANCES,
+    max_batch: int = 32,
+    delay_us: int = 2000,
+    instances: int = 1,
 ) -> Path:
-    """Write a folder that runs an ONNX artifact without torch and without this package (docs/shipping.md).
+    """Write a folder that runs an ONNX artifact without torch and without this package.
 
-    `labels`: a file of class names, one a line; None: the artifact's, else ImageNet's, else none. `max_batch`,
-    `delay_us` and `instances` are for model servers. UsageError for an artifact that cannot be packaged, or a folder
-    that is there; SwinQuantError for a disk that fails, and then the folder is left as it was.
+    In it: model, preprocessing as JSON and in numpy, labels, run card, infer.py, C++, Dockerfile, and a model
+    repository with configurations of Triton Inference Server, OpenVINO Model Server and KServe (docs/shipping.md).
+
+    Args:
+        exported: an exported ONNX file; its run card lies beside it
+        folder: the package: a folder that is not there yet
+        labels: file of class names, one a line (default: the artifact's, else ImageNet's, else none)
+        overwrite: replace a package that is there
+        max_batch: servers: pictures at a time
+        delay_us: servers: microseconds that a request waits for others
+        instances: servers: copies of the model
+
+    Returns:
+        The folder.
+
+    Raises:
+        SwinQuantError: The disk fails; the folder is left as it was.
+        UsageError: The artifact cannot be packaged, or the folder is there.
     """
-    from swin_quant.exported import config_of, labels_in
-    from swin_quant.score.metrics import class_names
-    from swin_quant.ship import check_place, write_package
-    from swin_quant.ship.facts import facts_of
-    from swin_quant.ship.texts import Serving
-
-    serving, artifact = Serving(max_batch, delay_us, instances), exported.artifact
+    one_process("package")
+    found = subject_of(exported)
+    if not isinstance(found, Exported):
+        raise UsageError(f"{found.name}: is a model, and `package` takes an artifact: export it first")
+    serving, artifact = Serving(max_batch, delay_us, instances), found.artifact
     check_place(Path(folder), overwrite)
     cfg = config_of(artifact)
+    given = None if labels is None else str(labels)
     is_classifier = cfg.MODEL.OUTPUT_KIND == LOGITS
-    names = class_names(cfg.MODEL.NUM_CLASSES, labels, labels_in(artifact)) if is_classifier else ()
-    facts = facts_of(artifact, names)
+    facts = facts_of(artifact, class_names(cfg.MODEL.NUM_CLASSES, given, labels_in(artifact)) if is_classifier else ())
     written = write_package(facts, serving, folder, overwrite)
     if facts.library:
         log.info("operators/: compiled operators, for infer.py on OpenVINO; models/: the plain file, for servers")

@@ -1,88 +1,103 @@
 """The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV, JSON, a page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
+from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_json
+from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.cards.card import FAMILY, RunCard
-from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag
-from swin_quant.cli.output import tell
-from swin_quant.report import FORMATS, SUFFIXES
+from swin_quant.cards.card import RunCard, is_card, schema_in
+from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.report import SUFFIXES
+from swin_quant.report.accuracy import AccuracyTable
 from swin_quant.report.table import print_text
+from swin_quant.verbs.report_page import write_page
 
-EXAMPLES = """examples:
-  swin-quant report out/swin_tiny_patch4_window7_224_calib.json
-  swin-quant report out/mode1 out/mode2 --output docs/results         (all run cards directly in a directory)
-  swin-quant report out/*/*_calib.json --format csv > table.csv
-  swin-quant report out --columns name policy quantized_acc1 delta_acc1 agreement quantized_ms
-  swin-quant report out --html report.html                            (a page: one file, which fetches nothing)
-  swin-quant report out --html report.html --data-path data           (and pictures that INT8 classifies differently)"""
+EXAMPLES = """swin-quant report out/swin_tiny_patch4_window7_224_calib.json
+swin-quant report out/mode1 out/mode2 --output docs/results
+swin-quant report out/*/*_calib.json --format csv > table.csv
+swin-quant report out --columns name policy quantized_acc1 delta_acc1 agreement quantized_ms
+swin-quant report out --html report.html --data-path data"""
 _NAME = "accuracy"  # first part of the names of files in --output
-_FILES = ", ".join(f"{_NAME}{suffix}" for suffix in SUFFIXES)
 _NO_RESULT = "no result: run `swin-quant evaluate`"
+_WITHOUT = ("seed", "cache_mode")
 
 
 @dataclass(frozen=True)
-class PageOptions(shared.SplitOptions):
-    """Pictures for the page."""
+class Report:
+    """The accuracy-delta table, and the form that it is printed in."""
 
-    TITLE = "pictures for the page: those that float and INT8 classify differently are shown"
-    pictures: Annotated[int, Flag("how many", "N", least=1)] = 256
+    table: AccuracyTable
+    format: str = "terminal"
 
+    def show(self) -> None:
+        """Print the table."""
+        if self.format == "terminal":
+            self.table.show()
+        else:
+            print_text(str(self))
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """The cards of the report, and the forms and places that it is written in."""
+    def to_json(self) -> dict[str, Any]:
+        """The rows by the keys of CSV, and the footnotes."""
+        return self.table.as_data()
 
-    cards: Annotated[tuple[str, ...], Flag("run card, or directory of run cards", "RUN_CARD", place=True)]
-    format: Annotated[str, Flag("form that is printed (default terminal)", choices=FORMATS)] = "terminal"
-    columns: Annotated[
-        tuple[str, ...],
-        Flag("these, as CSV calls them, in this order; all: every one, in Markdown, too", "KEY"),
-    ] = ()
-    output: Annotated[str | None, Flag(f"also write {_FILES} there", "DIR")] = None
-    html: Annotated[str | None, Flag("also write the page there: one file, which needs no network", "FILE")] = None
-    page: PageOptions = PageOptions()
-    json: shared.Json = None
+    def __str__(self) -> str:
+        return self.table.text(self.format)
 
 
-def run(options: ReportOptions) -> None:
-    from swin_quant.report.accuracy import AccuracyTable
+def report(
+    cards: tuple[str | Path, ...],
+    *,
+    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    columns: tuple[str, ...] = (),
+    folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
+    html: str | Path | None = None,
+    pictures: Annotated[
+        Source | None, Fields(PictureSet, "pictures for the page: those that INT8 classifies differently", (), _WITHOUT)
+    ] = None,
+) -> Report:
+    """Print the accuracy-delta table of run cards, as measured; write it, and a page with all that they hold.
 
-    read = read_cards(map(Path, options.cards))
-    cards = with_results(read)
-    if options.page.data_path and not options.html:
-        raise UsageError("--data-path: is for the page: add --html FILE")
-    if options.html:  # a missing library is named before pictures are classified
+    Args:
+        cards: run cards, or folders of run cards
+        format: form that is printed
+        columns: these, as CSV calls them, in this order; all: every one, in Markdown, too
+        folder: also write accuracy.md, accuracy.csv and accuracy.json there
+        html: also write the page there: one file, which needs no network
+        pictures: Pictures of which 256 are compared for the page, evenly spread; they need no labels.
+
+    Returns:
+        The table.
+
+    Raises:
+        SwinQuantError: No card has a result, or one is damaged.
+        UsageError: A column is not known, or a file would replace a run card.
+    """
+    read = read_cards(map(Path, [cards] if isinstance(cards, str | Path) else cards))
+    shown = with_results(read)
+    if pictures is not None and not html:
+        raise UsageError("‹data_path›: is for the page: add ‹html› FILE")
+    if html:  # a missing library is named before pictures are classified
         library("vl_convert", "report")
-        ensure_writable_dir(Path(options.html).parent)
-    table = AccuracyTable.of(list(cards.values()), options.columns)
-    targets = (
-        {Path(options.output) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if options.output else {}
-    )
-    named = [*targets, *(Path(file) for file in (options.html, options.json) if file not in (None, "-"))]
-    if lost := [target for target in named if target.resolve() in {path.resolve() for path in read} or is_card(target)]:
-        raise UsageError(f"{lost[0]}: is a run card, which the table would overwrite: choose another place")
+        ensure_writable_dir(Path(html).parent)
+    table = AccuracyTable.of(list(shown.values()), columns)
+    targets = {Path(folder) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if folder else {}
+    for target in [*targets, *([Path(html)] if html else [])]:
+        if is_card(target):
+            raise UsageError(f"{target}: is a run card, which the table would overwrite: choose another place")
     for target, form in targets.items():
         atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, table.text(form).encode())
         log.info("table: %s", target)
-    if options.html:
-        from swin_quant.data.picture_set import PictureSet
-        from swin_quant.verbs.report_page import write_page
-
-        place = options.page
-        pictures = PictureSet(place.data_path, place.split, zip_mode=place.zip) if place.data_path else None
-        write_page(Path(options.html), read, pictures, place.pictures)
-    is_plain = options.format == "terminal"
-    tell(options.json, table.show if is_plain else lambda: print_text(table.text(options.format)), table.as_data())
+    if html:
+        source = None if pictures is None else source_of(pictures)
+        if source is not None and not isinstance(source, PictureSet):
+            raise UsageError("pictures: the page shows them: give a place on disk")
+        write_page(Path(html), read, source)
+    return Report(table, format)
 
 
 def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
@@ -98,7 +113,7 @@ def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     """The cards by file, as they are named. Beside a card, JSON of another kind, as `*.json` finds it, is left out."""
     files = list(dict.fromkeys(file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))))
-    others = [file for file in files if _schema(file) == ""]
+    others = [file for file in files if schema_in(file) == ""]
     if 0 < len(others) < len(files):
         log.warning("left out: %s: no run card", listed(map(str, others)))
         files = [file for file in files if file not in others]
@@ -110,18 +125,3 @@ def _cards_in(directory: Path) -> Iterator[Path]:
     if not found:
         raise SwinQuantError(f"{directory}: no run card (*.json) in this directory")
     yield from found
-
-
-def is_card(file: Path) -> bool:
-    """Whether a file calls itself a run card, of whatever version."""
-    return bool(_schema(file))
-
-
-def _schema(file: Path) -> str | None:
-    """The version of run cards that a file names; "" for JSON of another kind, None for what is no JSON."""
-    try:
-        content = read_json(file, "run card")
-    except SwinQuantError:
-        return None
-    schema = content.get("schema") if isinstance(content, dict) else None
-    return schema if isinstance(schema, str) and schema.startswith(FAMILY) else ""

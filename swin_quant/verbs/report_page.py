@@ -29,24 +29,25 @@ from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import class_names, top_classes
 from swin_quant.score.run_engines import infer
 
+COMPARED = 256  # pictures, evenly spread
 MOST = 24  # pictures on the page
 SIDE = 96  # pixels of a thumbnail
 
 
-def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet | None = None, count: int = 0) -> None:
-    """Write the page of `cards` as one file. `count` of the pictures are compared."""
-    content = page(_page_data(cards, pictures, count)).encode()
+def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet | None = None) -> None:
+    """Write the page of `cards` as one file, with those of the pictures that INT8 classifies otherwise than float."""
+    content = page(_page_data(cards, pictures)).encode()
     atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
     log.info("page: %s, %d kB", target, len(content) // 1000)
 
 
-def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, count: int) -> list[PageData]:
+def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None) -> list[PageData]:
     """The data of each checkpoint that the cards name."""
     groups: dict[str, dict[Path, RunCard]] = {}
     for path, card in cards.items():
         sha = card.checkpoint["sha256"] if card.checkpoint else str(path)
         groups.setdefault(sha, {})[path] = card
-    found = [_of_checkpoint(group, pictures, count) for group in groups.values()]
+    found = [_of_checkpoint(group, pictures) for group in groups.values()]
     if pictures is not None and not any(data.compared for data in found):
         raise UsageError(
             "‹data_path›: no checkpoint with a policy, and the float model it came from, is beside the cards"
@@ -54,7 +55,7 @@ def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, count
     return found
 
 
-def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None, count: int) -> PageData:
+def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None) -> PageData:
     """The data of one checkpoint. `cards`: its own card and those of its artifacts."""
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
@@ -73,7 +74,7 @@ def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None, c
     except SwinQuantError as error:
         log.warning("nodes are not shown: %s", error)
         return replace(data, missing=f"{first.name}: nodes are not shown: {one_line(str(error))}")
-    return _with_disagreements(data, first, checkpoint, pictures, count) if pictures and not first.artifact else data
+    return _with_disagreements(data, first, checkpoint, pictures) if pictures and not first.artifact else data
 
 
 def _completed(card: RunCard, beside: Sequence[RunCard]) -> RunCard:
@@ -83,12 +84,10 @@ def _completed(card: RunCard, beside: Sequence[RunCard]) -> RunCard:
     return replace(card, calibration=calibration, sensitivity=sensitivity)
 
 
-def _with_disagreements(
-    data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, source: PictureSet, count: int
-) -> PageData:
+def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, source: PictureSet) -> PageData:
     """The data, with the pictures that the quantized model classifies otherwise than float, the worst first.
 
-    `count` pictures are compared, spread evenly. Without the float model, or without a policy, nothing is added.
+    Pictures are spread evenly. Without the float model, or without a policy, nothing is added.
     """
     cfg = from_dict(card.config, card.name)
     model, policies = load_for_scoring(cfg, checkpoint)
@@ -97,9 +96,18 @@ def _with_disagreements(
     if not pair:
         return data
     classes = cfg.MODEL.NUM_CLASSES
-    pictures = replace(source, classes=classes).open()
+    pictures = replace(source.of_split("val"), classes=classes).open()
     preprocess = Preprocess.from_dict(card.preprocess)
-    seen = infer(pair, pictures, preprocess, classes, count=count)
+    seen = infer(
+        pair,
+        pictures,
+        preprocess,
+        classes,
+        batch_size=source.batch or 32,
+        workers=source.workers or 0,
+        count=source.count or COMPARED,
+        max_unreadable=1.0 if source.max_unreadable is None else source.max_unreadable,
+    )
     before, after = (seen.logits[label] for label in pair)
     other = (before.argmax(1) != after.argmax(1)).nonzero().flatten()
     p, q = (logits[other].double().log_softmax(1) for logits in (before, after))

@@ -184,7 +184,7 @@ def test_artifacts_of_other_backends_are_refused(trt10, exported):
     artifact = exported(graph(), backend="fastertransformer")
     with pytest.raises(UsageError, match="is an artifact of fastertransformer"):
         make_plan(artifact, BuildOptions())
-    with pytest.raises(UsageError, match="make one with `swin-quant tensorrt build-engine`"):
+    with pytest.raises(UsageError, match="make one with `swin-quant build-engine`"):
         load(artifact, ON_GPU)
 
 

@@ -57,7 +57,7 @@ def test_a_card_of_another_file_stops_only_what_was_calibrated(micro, tmp_path, 
         ("calibrate", ["--pictures", 4]),
         ("evaluate", ["--half", "none"]),
         ("train", ["--epochs", 1, "--batch", 4, "--no-eval"]),
-        ("nodes", ["--policy", "qdq"]),
+        ("show", ["--policy", "qdq"]),
         ("convert", []),
     ],
 )

@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snap
         (["quantize", "x.pth", "--for", "openvin"], "openvino"),
         (["main.py", "--cailb"], "--calib"),
         (["evalute", "x.pth"], "evaluate"),
-        (["nodes", "--cfg", "EXAMPLE", "--policy", "onnxruntme"], "onnxruntime"),
+        (["show", "--cfg", "EXAMPLE", "--policy", "onnxruntme"], "onnxruntime"),
     ],
 )
 def test_a_typo_gets_a_hint_though_something_else_is_missing(run, micro, words, meant):

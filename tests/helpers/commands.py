@@ -19,7 +19,7 @@ import torch
 from swin_quant.base.distributed import process_group
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cli import main
-from swin_quant.cli.session import FRONT_DOOR
+from swin_quant.cli.commands import FRONT_DOOR
 
 
 def command(*words) -> None:

@@ -10,7 +10,7 @@ from swin_quant.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {name: Command(name) for name in COMMANDS}
-SCRIPTS = {"calibrate.py": "calibrate", "qat_finetune.py": "finetune"}
+SCRIPTS = {"calibrate.py": "calibrate", "qat_finetune.py": "finetune", "export_ft.py": "export"}
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 FILES = [*DOCUMENTS, *sorted((ROOT / "swin_quant").rglob("*.py"))]
 

@@ -33,7 +33,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.jobs import JobFailed, JobProcess
-from swin_quant.verbs.serve import private_copy
+from swin_quant.verbs.service import private_copy
 
 HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
 

@@ -18,7 +18,7 @@ from swin_quant.verbs.align_sides import (
     compare,
     compare_steps,
     dump,
-    of_model,
+    model_side,
     open_side,
     preprocessing_of,
     take_step,
@@ -33,7 +33,7 @@ def images():
 
 
 def side(model, name="x"):
-    return of_model(model, [], World(), name)
+    return model_side(model, [], World(), name)
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -91,7 +91,7 @@ def test_sides_that_prepare_pictures_differently_say_in_what(tiny_model):
     mine = Preprocess(32, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
     both = {"a": mine, "b": replace(mine, size=40)}
     model = tiny_model()
-    sides = [of_model(model, [], World(), name, one) for name, one in both.items()]
+    sides = [model_side(model, [], World(), name, one) for name, one in both.items()]
     with pytest.raises(
         UsageError, match=r"^a \(float32\) and b \(float32\) take pictures differently: size is 32 and 40$"
     ):

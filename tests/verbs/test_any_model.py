@@ -100,14 +100,14 @@ def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_pa
 
 
 def test_nodes_of_a_model_that_timm_knows(run):
-    done = run("nodes", "--cfg", "timm:resnet18", "--policy", "qdq").ok()
+    done = run("show", "--cfg", "timm:resnet18", "--policy", "qdq").ok()
     assert "layer4.1.add1_right_input_quantizer" in done.out and "conv1._weight_quantizer" in done.out
 
 
 def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run, pictures):
     says = run("calibrate", resnet / "resnet.pth", "--data-path", pictures).error(1)
     assert "is a ResNet, no Swin; if timm has the model, say which: --cfg timm:NAME" in says
-    says = run("nodes", "--cfg", "timm:resnett18").error(2)
+    says = run("show", "--cfg", "timm:resnett18").error(2)
     assert "timm:resnett18: timm has no such model; it has resnet18" in says
     words = ("--cfg", "timm:resnet50", "--opts", "MODEL.NUM_CLASSES", 3, "--data-path", pictures)
     says = run("calibrate", resnet / "resnet.pth", *words).error(1)

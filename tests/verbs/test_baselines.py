@@ -218,13 +218,13 @@ def test_an_artifact_in_a_sibling_folder_is_verified_against_qat_s_own_weights(r
 
 def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
     cards = [runs / "ptq" / "swin_micro_calib.json", qat(runs).with_suffix(".json")]
-    done = run("report", *cards, "--json").ok()
+    done = run("report", *cards, "--json", "-").ok()
     table = json.loads(done.out)
     assert [(row["weights"], row["policy"]) for row in table["rows"]] == [
         (None, "ft-mode1 W4"), ("QAT", "ft-mode1 W4"), ("QAT weights, unquantized", None)]  # fmt: skip
     assert len({row["acc1"] for row in table["rows"]}) == 1
     assert not [note for note in table["footnotes"] if "inconsistent" in note["text"] or "no delta" in note["text"]]
-    alone = json.loads(run("report", cards[1], "--json").out)
+    alone = json.loads(run("report", cards[1], "--json", "-").out)
     assert [row["weights"] for row in alone["rows"]] == ["PTQ", "QAT", "QAT weights, unquantized"]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 import swin_quant as sq
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.checkpoint import read_state_dict
-from swin_quant.verbs.serve import ServeOptions, service_of
+from swin_quant.verbs.service import service_of
 
 PETS = ["cat", "dog", "fox"]
 ORDER = [2, 0, 1]  # the classes of the permuted head's rows
@@ -130,7 +130,7 @@ def exported(run, permuted, pictures, float_flags, tmp_path):
 def test_names_reach_the_package_and_the_service(exported, tmp_path):
     folder = sq.package(sq.artifact(exported), tmp_path / "package")
     assert (folder / json.loads((folder / "package.json").read_text())["labels"]).read_text().split() == NAMES
-    assert list(service_of(open_artifact(exported), ServeOptions(str(exported))).model.labels) == NAMES
+    assert list(service_of(open_artifact(exported)).model.labels) == NAMES
 
 
 @pytest.mark.slow

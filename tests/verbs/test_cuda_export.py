@@ -22,7 +22,8 @@ from swin_quant.quant.policy import load_policy
 from swin_quant.score import candidate
 from swin_quant.score.candidate import Identity, Runner
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.serve import LimitFlags, ServeOptions, private_copy, service_of
+from swin_quant.serving.limits import ServiceLimits
+from swin_quant.verbs.service import private_copy, service_of
 
 
 @pytest.fixture(scope="session")
@@ -304,7 +305,7 @@ def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, 
 @pytest.mark.parametrize("largest", [1, 7, 8])
 def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_gpu, monkeypatch, largest):
     ran = counted_batches(monkeypatch)
-    service = service_of(open_artifact(file), ServeOptions(str(file), limits=LimitFlags(max_batch=largest)))
+    service = service_of(open_artifact(file), limits=ServiceLimits(max_batch=largest))
     captured = {filled_up(batch) for batch in ran}
     assert captured == {filled_up(batch) for batch in range(1, largest + 1)} and len(captured) == len(ran)
     assert service.limits.max_batch == largest
@@ -318,7 +319,7 @@ def test_the_application_is_on_the_device_that_it_is_told(file, no_gpu):
 
 def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):
     ran = counted_batches(monkeypatch)
-    service_of(open_artifact(file), ServeOptions(str(file)))
+    service_of(open_artifact(file))
     assert ran == [1]
 
 

@@ -420,8 +420,8 @@ def named(micro, kind, folder, fill=None):
 
 
 def test_policies_are_listed_with_who_takes_them(run):
-    done = run("policies")
+    done = run("show", "policies")
     assert done.code == 0 and re.search(r"^qdq  \(for .*onnxruntime", done.out, re.MULTILINE)
-    listed = json.loads(run("policies", "--json").out)
+    listed = json.loads(run("show", "policies", "--json").out)
     assert {"ft-mode1", "ft-mode2", "qdq", "cpu", "float"} <= {policy["name"] for policy in listed}
     assert all(policy["rules"] and policy["description"] for policy in listed)

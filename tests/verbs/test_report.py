@@ -46,7 +46,7 @@ def test_a_format_is_printed(report, tmp_path, form, start):
 
 def test_a_folder_gets_the_table_in_every_form(report, tmp_path):
     card, folder = write(tmp_path / "card.json", FLOAT, INT8), tmp_path / "table"
-    printed = report(card, "--output", folder, "--json").out
+    printed = report(card, "--output", folder, "--json", "-").out
     assert sorted(file.name for file in folder.iterdir()) == ["accuracy.csv", "accuracy.json", "accuracy.md"]
     assert (folder / "accuracy.json").read_text() == printed  # --json prints that instead of the table
     assert (folder / "accuracy.md").read_text().startswith("**swin_micro: ")
@@ -66,11 +66,11 @@ def test_a_directory_gives_its_cards_and_nothing_else(report, tmp_path):
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deeper").mkdir()
     write(tmp_path / "deeper" / "b.json", FLOAT, INT8, name="deeper")
-    assert [row["name"] for row in json.loads(report(tmp_path, "--json").out)["rows"]] == ["swin_micro"]
+    assert [row["name"] for row in json.loads(report(tmp_path, "--json", "-").out)["rows"]] == ["swin_micro"]
 
 
 def test_a_card_given_twice_counts_once(report, tmp_path):
-    done = report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--json")
+    done = report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--json", "-")
     assert len(json.loads(done.out)["rows"]) == 1
 
 

@@ -22,7 +22,7 @@ BACKEND = Backend(
         next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
     ),
     writes="calibrated .pth, weight list, manifest, loader",
-    runs_on="FasterTransformer (`swin-quant ft export`); here an emulator",
+    runs_on="FasterTransformer (`swin-quant export --for fastertransformer`); here an emulator",
     runs=("fastertransformer",),
     load="swin_quant.backends.fastertransformer.engine:load",
     inside="swin_quant.backends.fastertransformer.engine:inside",

@@ -8,7 +8,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import load_policy
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.align_sides import compare, of_artifact, of_model
+from swin_quant.verbs.align_sides import artifact_side, compare, model_side
 from tests.backends.conftest import pictures
 
 
@@ -19,7 +19,7 @@ def sides(exported):
     def make(kind, policy, **options):
         artifact, model = exported(kind, policy, **options)
         artifact.card.preprocess.update(size=8, crop=False, interpolation="bicubic", mean=[0.5] * 3, std=[0.5] * 3)
-        return of_model(model, [load_policy(policy)], World(), "model"), of_artifact(artifact)
+        return model_side(model, [load_policy(policy)], World(), "model"), artifact_side(artifact)
 
     return make
 

@@ -33,7 +33,22 @@ def theirs(tmp_path, calibrated):
 
 @pytest.mark.parametrize(("kind", "wrap"), [("swin", False), ("swin", True), ("swinv2", False)])
 def test_a_checkpoint_of_fastertransformer_s(theirs, calibrated, capsys, kind, wrap):
-    assert main(["ft", "export", *theirs(kind, wrap), "--policy", "ft-mode1", "--check", "--sm", "75"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                "--for",
+                "fastertransformer",
+                *theirs(kind, wrap),
+                "--policy",
+                "ft-mode1",
+                "--check",
+                "--sm",
+                "75",
+            ]
+        )
+        == 0
+    )
     done = capsys.readouterr()
     artifact = open_artifact(done.out.strip())
     assert artifact.file.name == f"their_{kind}_int8_sm75.safetensors" and "largest difference" in done.err
@@ -44,44 +59,58 @@ def test_a_checkpoint_of_fastertransformer_s(theirs, calibrated, capsys, kind, w
 
 
 def test_the_mode_is_asked_for_where_no_card_says_it(theirs, capsys):
-    assert main(["ft", "export", *theirs()]) == 2
+    assert main(["export", "--for", "fastertransformer", *theirs()]) == 2
     assert "there is no run card: give --policy" in capsys.readouterr().err
-    assert main(["ft", "export", *theirs(), "--policy", "qdq"]) == 2
+    assert main(["export", "--for", "fastertransformer", *theirs(), "--policy", "qdq"]) == 2
     assert "ft-mode1 and ft-mode2 only" in capsys.readouterr().err
 
 
 def test_a_float_export(theirs, capsys):
-    assert main(["ft", "export", *theirs("swinv2"), "--precision", "float", "--float-type", "float16", "--check"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                "--for",
+                "fastertransformer",
+                *theirs("swinv2"),
+                "--precision",
+                "float",
+                "--float-type",
+                "float16",
+                "--check",
+            ]
+        )
+        == 0
+    )
     file = open_artifact(capsys.readouterr().out.strip()).file
     manifest = json.loads(file.with_name("their_swinv2_float16_sm80_manifest.json").read_text())
     assert manifest["target"]["op"] == "SwinTransformer" and len(manifest["entries"]) == 3 * 15 + 2 * 5 + 6
 
 
-@pytest.mark.parametrize("command", ["ft export", "export"])
-def test_fix_gelu_bias(theirs, capsys, tmp_path, command):
+def test_fix_gelu_bias(theirs, capsys, tmp_path):
     def run(*flags, backend="fastertransformer"):
-        more = ["--for", backend, "--policy", "ft-mode1"] if command == "export" else ["--policy", "ft-mode1"]
-        code = main([*command.split(), *flags, *more, "--fix-gelu-bias"])
+        code = main(["export", *flags, "--for", backend, "--policy", "ft-mode1", "--fix-gelu-bias"])
         return code, capsys.readouterr()
 
     code, done = run(*theirs())
     assert code == 2 and "--fix-gelu-bias: it has 256 hidden channels at most" in done.err
     code, done = run(*theirs(MLP_RATIO=68.0))
     assert code == 0 and open_artifact(done.out.strip()).record["options"]["fix_gelu_bias"] is True
-    if command == "export":
-        code, done = run(*theirs(), backend="onnx")
-        assert code == 2 and "--fix-gelu-bias: means nothing to --for onnx" in done.err
+    code, done = run(*theirs(), backend="onnx")
+    assert code == 2 and "--fix-gelu-bias: means nothing to --for onnx" in done.err
 
 
 def test_a_float_checkpoint_is_no_int8_export(theirs, tmp_path, capsys):
     flags = theirs()
     state = torch.load(tmp_path / "swin.pth", weights_only=True)
     torch.save({key: value for key, value in state.items() if not key.endswith("_amax")}, tmp_path / "swin.pth")
-    assert main(["ft", "export", *flags, "--policy", "ft-mode1"]) == 1
+    assert main(["export", "--for", "fastertransformer", *flags, "--policy", "ft-mode1"]) == 1
     assert "is a float checkpoint" in capsys.readouterr().err
-    assert main(["ft", "export", *flags]) == 2
+    assert main(["export", "--for", "fastertransformer", *flags]) == 2
     assert "there is no run card: give --policy" in capsys.readouterr().err
-    assert main(["ft", "export", *flags, "--precision", "float", "--float-type", "float32"]) == 0
+    assert (
+        main(["export", "--for", "fastertransformer", *flags, "--precision", "float", "--float-type", "float32"]) == 0
+    )
 
 
 def test_a_dead_range_of_their_calibration(theirs, tmp_path, capsys):
@@ -89,6 +118,6 @@ def test_a_dead_range_of_their_calibration(theirs, tmp_path, capsys):
     state = torch.load(tmp_path / "swin.pth", weights_only=True)
     state["layers.0.blocks.1.mlp.fc2._input_quantizer._amax"].zero_()
     torch.save(state, tmp_path / "swin.pth")
-    assert main(["ft", "export", *flags, "--policy", "ft-mode1"]) == 1
+    assert main(["export", "--for", "fastertransformer", *flags, "--policy", "ft-mode1"]) == 1
     error = capsys.readouterr().err
     assert "zero: layers.0.blocks.1.mlp.fc2._input_quantizer; calibrate the model again" in error

@@ -26,7 +26,6 @@ from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.cli import main
-from swin_quant.cli.shared import EngineFlags
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.named import NamedPictures
@@ -439,7 +438,7 @@ def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     pytest.importorskip("starlette")
     from swin_quant.exported import labels_in
     from swin_quant.ship.facts import facts_of
-    from swin_quant.verbs.serve import ServeOptions, service_of
+    from swin_quant.verbs.service import service_of
 
     model = onnx.load(exported)
     graph = model.graph
@@ -454,7 +453,7 @@ def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     for value in (*graph.input, *graph.output) if batch else ():
         value.type.tensor_type.shape.dim[0].dim_value = batch
     artifact = remade(model)
-    served = service_of(artifact, ServeOptions(str(artifact.file), engines=EngineFlags(("onnxruntime",)))).model
+    served = service_of(artifact, "onnxruntime").model
     assert served == facts_of(artifact, labels_in(artifact)).served
     assert (served.name, served.batch, served.labels) == ("swin_micro", batch, ("cat", "dog", "red fox"))
     assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))

@@ -102,16 +102,14 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
     [
         ("{hand} {all} --top 0", "--top 0: must be at least 1"),
         ("{hand} {all} --policy qdq", "--policy is not for artifacts"),
-        ("{hand} {all} --engine onnxruntime openvino", "give one"),
         ("{hand} {all} --labels {two}", "has 2 names, the model 3 classes"),
         ("{checkpoint} {all} --engine openvino", "--engine is not for checkpoints"),
         ("{checkpoint} {all} --threads 2", "--threads is not for checkpoints"),
         ("{hand} nothing*.png", "nothing*.png: no picture there"),
         ("{hand} {all} --shard 2", "--shard: is for --output"),
-        ("{hand} {all} --output x --json", "choose one"),
         ("{hand} {all} --output x --shard 0", "--shard 0: must be at least 1"),
-        ("{hand} --data-path x", "are for --logits: name the pictures"),
-        ("{hand}", "no pictures: name files"),
+        ("{hand} {all} --data-path x", "both name the pictures"),
+        ("{hand}", "no pictures: give"),
         ("{hand} --logits out", "no pictures: give"),
     ],
 )

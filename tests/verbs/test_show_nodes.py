@@ -1,4 +1,4 @@
-"""swin-quant nodes: every node with its state, bits, range and shape, in three formats."""
+"""swin-quant show of a model: every node with its state, bits, range and shape, in three formats."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ def nodes(run, micro):
     """nodes("swin", flags ...) -> {node: row} from the JSON."""
 
     def go(kind, *flags):
-        done = run("nodes", "--cfg", micro / f"{kind}.yaml", "--json", *flags)
+        done = run("show", "--cfg", micro / f"{kind}.yaml", "--json", "-", *flags)
         assert done.code == 0 and done.err == "", done
         rows = json.loads(done.out)
         assert all(list(row) == FIELDS for row in rows)
@@ -80,14 +80,14 @@ def test_shapes_are_those_of_one_picture(nodes):
 
 
 def test_csv_is_the_json(run, nodes, micro):
-    done = run("nodes", "--cfg", micro / "swin.yaml", "--policy", "ft-mode2", "--format", "csv")
+    done = run("show", "--cfg", micro / "swin.yaml", "--policy", "ft-mode2", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(done.out)))
     expected = nodes("swin", "--policy", "ft-mode2").values()
     assert rows == [{key: "" if value is None else str(value) for key, value in row.items()} for row in expected]
 
 
 def test_the_table_has_every_node_on_one_line_and_counts(run, nodes, micro):
-    lines = run("nodes", "--cfg", micro / "swin.yaml", "--policy", "ft-mode1").out.splitlines()
+    lines = run("show", "--cfg", micro / "swin.yaml", "--policy", "ft-mode1").out.splitlines()
     assert lines[0].split() == [name for name in FIELDS if name not in ("low", "high")]
     assert [line.split()[0] for line in lines[1 : TOTAL["swin"] + 1]] == list(nodes("swin"))
     assert "51 of 72 nodes are on" in lines[-1]
@@ -142,7 +142,7 @@ def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
     assert len(on) == 2 * 4 + 1 and all(name.endswith("_weight_quantizer") for name in on)
     assert {(row["bits"], row["granularity"]) for row in on.values()} == {(3, "per-channel")}
     path.write_text("name: mine\nrules:\n  - enable: layers.9.*\n")
-    words = ("nodes", "--cfg", micro / "swin.yaml", "--policy", path)
+    words = ("show", "--cfg", micro / "swin.yaml", "--policy", path)
     line = run(*words).error(2)
     assert "policy mine: rule 1" in line and "layers.9.*" in line
     path.write_text("name: mine\nrules:\n  - enable: '*'\n    disable: '*.qkv.*'\n")

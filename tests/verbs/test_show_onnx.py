@@ -1,4 +1,4 @@
-"""swin-quant inspect: the table, the JSON, and files that are not ONNX."""
+"""swin-quant show of an ONNX file: the table, the JSON, and files that are not ONNX."""
 
 import json
 
@@ -37,7 +37,7 @@ def model(tmp_path):
 
 
 def test_the_table_says_what_is_int8_and_what_stays_float(run, model):
-    done = run("inspect", model).ok()
+    done = run("show", model).ok()
     lines = done.out.splitlines()
     assert lines[0] == "opset 20, float32 body; 1 of 2 products int8; 1 QuantizeLinear, 2 DequantizeLinear"
     (row,) = [line.split() for line in lines if line.startswith("layers.0.blocks.1")]
@@ -53,18 +53,18 @@ def test_operators_that_stand_for_plain_nodes_are_named(run, model):
     made.graph.node[-1].op_type, made.graph.node[-1].domain = "Head", "mine"
     made.opset_import.append(opsets[1])
     onnx.save(made, model)
-    done = run("inspect", model, "--engine", "openvino")
+    done = run("show", model, "--engine", "openvino")
     assert done.code == 0 and "1 of 2 products int8" in done.out
     assert "operators: Head 1: reported as their plain nodes" in done.err
 
 
 def test_one_backend_alone(run, model):
-    assert "onnxruntime " not in run("inspect", model, "--engine", "openvino").out
-    assert "invalid choice: 'tvm'" in run("inspect", model, "--engine", "tvm").error(2)
+    assert "onnxruntime " not in run("show", model, "--engine", "openvino").out
+    assert "--engine tvm: runs no ONNX file: there are" in run("show", model, "--engine", "tvm").error(2)
 
 
 def test_the_report_goes_to_a_file(run, model, tmp_path):
-    done = run("inspect", model, "--json", tmp_path / "report.json", "--quiet")
+    done = run("show", model, "--json", tmp_path / "report.json", "--quiet")
     assert done.code == 0 and done.err == ""
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["file"], report["int8_gemms"], len(report["gemms"])) == ("model.onnx", 1, 2)
@@ -73,15 +73,15 @@ def test_the_report_goes_to_a_file(run, model, tmp_path):
 
 def test_files_that_are_no_onnx(run, tmp_path):
     bad = tmp_path / "bad.onnx"
-    assert "no such file" in run("inspect", bad).error(1)
+    assert "no such file" in run("show", bad).error(1)
     bad.write_bytes(b"\xff\xfe not protobuf")
-    assert f"{bad}: is not an ONNX file" in run("inspect", bad).error(1)
+    assert f"{bad}: is not an ONNX file" in run("show", bad).error(1)
     bad.write_bytes(b"")
-    assert str(bad) in run("inspect", bad).error(1)
+    assert str(bad) in run("show", bad).error(1)
 
 
 def test_a_graph_out_of_order_is_named_with_its_file(run, model):
     graph = onnx.load(model)
     graph.graph.node[0].input[0] = "y"
     onnx.save(graph, model)
-    assert f"{model}: node in uses 'y' before anything makes it" in run("inspect", model).error(1)
+    assert f"{model}: node in uses 'y' before anything makes it" in run("show", model).error(1)

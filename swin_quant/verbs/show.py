@@ -1,0 +1,118 @@
+"""Show the built-in policies, the nodes of a model, an ONNX file, or a model's GEMMs for FasterTransformer."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
+from swin_quant.backends.onnx_reader.file import read_model
+from swin_quant.backends.onnx_reader.products import inspect_model
+from swin_quant.backends.registry import engines_for
+from swin_quant.base.arguments import Fields
+from swin_quant.base.errors import SwinQuantError, UsageError, offered
+from swin_quant.base.progress import log
+from swin_quant.base.reading import reading
+from swin_quant.loading import ModelFile, model_or_shapes
+from swin_quant.models.geometry import geometry_of
+from swin_quant.policies import Policies, PolicyChoice, one_policy
+from swin_quant.quant.policy import builtin_policies, load_policy
+from swin_quant.report.graph import IntegerProducts, by_engine
+from swin_quant.report.nodes import list_nodes
+from swin_quant.verbs.shown import GemmRow, Gemms, GraphReport, Nodes, PolicyList
+
+EXAMPLES = """swin-quant show policies
+swin-quant show out/my_calib.pth
+swin-quant show --cfg swin_tiny_patch4_window7_224 --policy ft-mode2
+swin-quant show out/my_calib.pth --policy qdq --format csv > nodes.csv
+swin-quant show out/my_int8.onnx --engine onnxruntime --json report.json
+swin-quant show out/my_calib.pth --gemms 32 --tuned a.in b.in --write igemm_config.in"""
+POLICIES = "policies"
+_WITHOUT = ("replace_head", "random_weights", "device")  # only names and shapes are asked of the model
+
+
+def show(
+    subject: Annotated[str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",), _WITHOUT)],
+    policy: Annotated[Policies, Fields(PolicyChoice, "policy: which nodes are quantized, and how")] = None,
+    *,
+    format: Literal["table", "csv"] = "table",
+    engine: str | None = None,
+    gemms: int | None = None,
+    tuned: tuple[str, ...] = (),
+    write: str | Path | None = None,
+) -> PolicyList | Nodes | GraphReport | Gemms:
+    """Show the built-in policies, every quantizer node of a model, or what an ONNX file runs in int8.
+
+    A CHECKPOINT or --cfg gives the nodes: state, bits, granularity, range, shape. The word "policies" gives the purpose
+    of each built-in policy and the backends that take it; a policy of your own is a YAML file like those in
+    configs/policies. A file that ends in .onnx, of whatever tool, gives its int8 products, what stays float, and how
+    many run in int8 on each installed engine.
+
+    Args:
+        subject: A checkpoint, an ONNX file, or "policies".
+        policy: Default: the run card's.
+        format: how nodes are printed
+        engine: ONNX: count what this engine alone runs in int8 (default: all)
+        gemms: instead of nodes, the int8 GEMMs of a batch of this many pictures, for FasterTransformer
+        tuned: with --gemms: igemm_config.in files to look them up
+        write: with --gemms: write the fastest entry of each shape in the --tuned files to this file
+
+    Returns:
+        What was found; printed, it is a table.
+
+    Raises:
+        SwinQuantError: The file cannot be read.
+        UsageError: Options that do not fit the subject.
+    """
+    file = subject if isinstance(subject, ModelFile) else ModelFile(str(subject))
+    is_list, is_graph = file.checkpoint == POLICIES, str(file.checkpoint).endswith(".onnx")
+    if (is_list or is_graph) and (policy is not None or gemms or file != ModelFile(file.checkpoint)):
+        raise UsageError(f"{file.checkpoint}: has no nodes: leave the options of models and policies out")
+    if engine and not is_graph:
+        raise UsageError("‹engine›: is for ONNX files")
+    if (tuned or write) and gemms is None:
+        raise UsageError("‹tuned› and ‹write›: are for ‹gemms›")
+    if is_list:
+        return PolicyList([load_policy(name) for name in builtin_policies()])
+    if is_graph:
+        return _inspect(Path(str(file.checkpoint)), engine)
+    if gemms is not None:
+        if policy is not None:
+            raise UsageError("‹policy›: shapes of GEMMs depend on none: leave it out")
+        return _gemms(file, gemms, tuned, write)
+    chosen = one_policy(policy)
+    model = model_or_shapes(file.config(), file.opened, chosen)
+    return Nodes(list_nodes(model, (1, *model.input_shape)), format)
+
+
+def _inspect(file: Path, engine: str | None) -> GraphReport:
+    if engine and engine not in (known := engines_for("onnx")):
+        raise UsageError(f"‹engine› {engine}: runs no ONNX file{offered(engine, known)}")
+    try:
+        with reading(str(file), "ONNX file"):
+            model = read_model(file)
+            report = inspect_model(model)
+    except SwinQuantError as error:
+        named = str(error).startswith(str(file))
+        raise error if named else SwinQuantError(f"{file}: {error}") from error
+    functions = {(one.domain, one.name) for one in model.functions}
+    if calls := Counter(node.op_type for node in model.graph.node if (node.domain, node.op_type) in functions):
+        shown = ", ".join(f"{name} {count}" for name, count in calls.items())
+        log.info("operators: %s: reported as their plain nodes; a compiled library runs each as one", shown)
+    counts: Mapping[str, IntegerProducts] = {}
+    try:
+        counts = by_engine(file, (engine,) if engine else ())
+    except SwinQuantError as error:  # another tool's file, which our engines do not take
+        log.warning("products were not counted on engines: %s", error)
+    return GraphReport(file, report, counts)
+
+
+def _gemms(file: ModelFile, batch: int, tuned: Sequence[str], write: str | Path | None) -> Gemms:
+    if write and not tuned:
+        raise UsageError("‹write› needs ‹tuned› FILE ...: algorithms come from swin_gemm on the target GPU")
+    known = fastest([read_tuned(path) for path in tuned])
+    shapes = gemm_shapes(geometry_of(file.config()), batch)
+    if write:
+        write_tuned(write, known.values())
+    entries = [(gemm, known.get(gemm.key)) for gemm in shapes]
+    return Gemms([GemmRow(gemm, one and one.algo_id, one and one.exec_time) for gemm, one in entries])
