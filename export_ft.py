@@ -1,4 +1,4 @@
-"""Export: calibrated checkpoint -> FasterTransformer's files (the same as `swin-quant export --for fastertransformer`)."""
+"""Export: calibrated checkpoint -> FasterTransformer's files, as `swin-quant export --for fastertransformer`."""
 
 import sys
 

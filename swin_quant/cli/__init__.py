@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from swin_quant.base import __version__
 from swin_quant.base.cpu import reproducible
+from swin_quant.base.errors import UsageError, offered
 from swin_quant.cli.commands import COMMANDS, FRONT_DOOR, FUNCTIONS, SECTIONS
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line
@@ -40,12 +41,12 @@ def _main(arguments: Sequence[str]) -> int:
         from swin_quant.cli import front_door
 
         return front_door.run(arguments[2:])
-    name, rest = arguments[0], arguments[1:]
-    if name in FUNCTIONS:
-        from swin_quant.cli.command import run
-    else:
-        from swin_quant.cli.session import run
-    return run(name, rest)
+    name = arguments[0]
+    if name not in FUNCTIONS:
+        raise UsageError(f"no command {name!r:.60}{offered(name, COMMANDS)}")
+    from swin_quant.cli.command import run
+
+    return run(name, arguments[1:])
 
 
 def _usage() -> str:

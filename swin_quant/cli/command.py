@@ -119,12 +119,8 @@ class Command:
 
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
-        words = list(arguments)
-        for place, word in enumerate(words):
-            if word == "--json" and (place + 1 == len(words) or words[place + 1].startswith("--")):
-                words[place] = "--json=-"  # alone it means standard output
         try:
-            called, bound, *_ = self.app.parse_args(words, exit_on_error=False, print_error=False)
+            called, bound, *_ = self.app.parse_args(_with_json(arguments), exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
             told = " ".join(str(error).split()).rstrip(".")
             raise UsageError(f"{told}; see swin-quant {self.name} --help") from error

@@ -40,6 +40,8 @@ FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 
 # The commands that are made of a function.
 FUNCTIONS = {
+    "analyze": "swin_quant.verbs.analyze:analyze",
+    "bench": "swin_quant.verbs.bench:bench",
     "calibrate": "swin_quant.verbs.calibrate:calibrate",
     "evaluate": "swin_quant.verbs.evaluate:evaluate",
     "export": "swin_quant.verbs.export:export",

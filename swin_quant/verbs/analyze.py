@@ -1,163 +1,147 @@
 """Analyse a model before anything is quantized: operators, targets, shapes, precision risks, limits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from torch import Tensor, nn
+
+from swin_quant.arguments import checked
+from swin_quant.backends.onnx_reader.calls import counted
+from swin_quant.base.arguments import Fields, Parameter
+from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.reading import reads
-from swin_quant.cli import shared
-from swin_quant.cli.flags import Flag
-from swin_quant.cli.output import Printed, tell
 from swin_quant.config.sides import sides
-from swin_quant.report.table import ReportTable
+from swin_quant.data.loader import load_batches
+from swin_quant.data.picture_set import PictureSet
+from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.sampling import sample
+from swin_quant.loading import ModelFile, model_or_shapes
+from swin_quant.model import Model
+from swin_quant.operators.analysis import Analysis, analyze_module
+from swin_quant.operators.roofline import load_machine
+from swin_quant.operators.support import chosen_targets, status_of
+from swin_quant.operators.trace import Variation
+from swin_quant.report.graph import analysis_text, sections
+from swin_quant.report.printed import Printed
+from swin_quant.report.table import NARROW, ReportTable
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from yacs.config import CfgNode
-
-    from swin_quant.base.distributed import World
-    from swin_quant.checkpoint import Checkpoint
-    from swin_quant.model import Model
-    from swin_quant.operators.analysis import Analysis
-
-EXAMPLES = """examples:
-  swin-quant analyze swin_tiny_patch4_window7_224.pth
-  swin-quant analyze --cfg swin_tiny_patch4_window7_224 --machine a100          (shapes alone need no weights)
-  swin-quant analyze my.pth --cfg my.yaml --data-path imagenet --pictures 4 --check-replacements
-  swin-quant analyze out/my_int8.onnx --batch 8 --target onnxruntime openvino      (the graph alone)
-  swin-quant analyze out/my_calib.pth --replace roll gather --target tensorrt --json report.json"""
-MACHINE = "t4"
-
-
-@dataclass(frozen=True)
-class LookedAtOptions:
-    """Pictures for the risks that weights do not show."""
-
-    TITLE = "pictures, for risks that weights do not show"
-    data_path: Annotated[str | None, Flag("folder of pictures, or with val/ or its zip; or: digits", "DIR")] = None
-    zip: Annotated[bool, Flag("val.zip of DIR, though a folder lies beside it")] = False
-    pictures: Annotated[int, Flag("how many are looked at", "N")] = 8
-
-
-@dataclass(frozen=True)
-class AnalyzeOptions:
-    """The model to analyse, and the batch, targets and machine for it."""
-
-    checkpoint: Annotated[
-        str | None,
-        Flag("checkpoint, float or calibrated, or timm:NAME, hf:NAME; or an ONNX file", "CHECKPOINT", or_flag=True),
-    ] = None
-    model: shared.ModelOptions = shared.ModelOptions()
-    batch: Annotated[int, Flag("pictures at a time", "N")] = 1
-    target: Annotated[tuple[str, ...], Flag("only these targets (default: all that are known)", "NAME")] = ()
-    machine: Annotated[
-        str,
-        Flag("the GPU whose peaks give the limits: t4, a100, h200, ... or a YAML file", "NAME|FILE"),
-    ] = MACHINE
-    replace: Annotated[
-        tuple[str, ...], Flag("replace these operators by equivalent ones first: roll, gather, ...", "NAME")
-    ] = ()
-    check_replacements: Annotated[
-        bool, Flag("run each equivalent replacement on the model and compare the outputs")
-    ] = False
-    place: LookedAtOptions = LookedAtOptions()
-    json: shared.Json = None
+EXAMPLES = """swin-quant analyze swin_tiny_patch4_window7_224.pth
+swin-quant analyze --cfg swin_tiny_patch4_window7_224 --machine a100
+swin-quant analyze my.pth --cfg my.yaml --data-path imagenet --pictures 4 --check-replacements
+swin-quant analyze out/my_int8.onnx --batch 8 --target onnxruntime openvino
+swin-quant analyze out/my_calib.pth --replace roll gather --target tensorrt --json report.json"""
+MACHINE, PICTURES = "t4", 8
+_WITHOUT = ("batch", "upright", "workers", "max_unreadable", "cache_mode", "images", "split")
 
 
 @dataclass(frozen=True)
 class Analyzed(Printed):
-    """The analysis of a model; printed, it is the report of `swin-quant analyze`. `found` holds it as data."""
+    """The analysis of a model; printed, it is a report. `found` holds it as data."""
 
     found: Analysis
 
-    def to_dict(self) -> dict[str, Any]:
+    def show(self, otherwise: int = NARROW) -> None:
+        """Print the report."""
+        super().show(otherwise)
+
+    def to_json(self) -> dict[str, Any]:
         """The analysis for JSON."""
         return self.found.to_dict()
 
-    def text(self, width: int, color: bool = False) -> str:
-        from swin_quant.report.graph import analysis_text
+    to_dict = to_json
 
+    def text(self, width: int, color: bool = False) -> str:
         return analysis_text(self.found, width, color)
 
     def tables(self) -> list[ReportTable[Any]]:
-        from swin_quant.report.graph import sections
-
         return [section.table for section in sections(self.found) if section.table]
 
 
+@checked
 def analyze(
-    model: Model | nn.Module,
-    images: Tensor | Sequence[int] | None = None,
+    model: Annotated[Model | nn.Module | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
+    images: Annotated[Tensor | Sequence[int] | None, Parameter(parse=False)] = None,
     *,
     machine: str = MACHINE,
-    targets: Sequence[str] | None = None,
-    replace: Sequence[str] = (),
+    targets: Annotated[tuple[str, ...] | Sequence[str], Parameter(name="--target")] = (),
+    replace: tuple[str, ...] = (),
     check_replacements: bool = False,
+    batch: int = 1,
+    pictures: Annotated[PictureSet | None, Fields(PictureSet, "pictures, for risks", without=_WITHOUT)] = None,
 ) -> Analyzed:
-    """Operators, targets, shapes, precision risks and limits of `model`: one of ours, of timm's or of your own.
+    """Analyse a model, or an ONNX file, before anything is quantized: operators, targets, shapes, risks and limits.
 
-    `images`: preprocessed pictures [B, 3, H, W], which show risks that weights do not; or their shape alone; None: one
-    picture of the size that a `Model` says. SwinQuantError names the module that cannot be traced.
+    Args:
+        model: One of ours, of timm's or of your own; a checkpoint; an ONNX file, whose graph alone is analysed; or a
+            config, whose shapes need no weights.
+        images: Preprocessed pictures [B, 3, H, W], which show risks that weights do not; or their shape alone.
+        machine: the GPU whose peaks give the limits: t4, a100, h200, ... or a YAML file
+        targets: only these targets (default: all that are known)
+        replace: replace these operators by equivalent ones first: roll, gather, ...
+        check_replacements: run each equivalent replacement on the model and compare the outputs
+        batch: pictures at a time
+        pictures: Pictures of a file's model, 8 of val: for risks that weights do not show.
+
+    Returns:
+        The analysis, which prints as a report.
+
+    Raises:
+        SwinQuantError: A module cannot be traced; the message names it.
     """
-    from torch import Tensor
-
-    from swin_quant.model import Model
-    from swin_quant.operators.analysis import analyze_module
-    from swin_quant.operators.roofline import load_machine
-
+    one_process("analyze")
+    how: dict[str, Any] = {"targets": targets or (), "replace": replace, "check": check_replacements}
+    if isinstance(model, ModelFile):
+        return Analyzed(_analyze_file(model, pictures, machine, batch, how))
     name = model.name if isinstance(model, Model) else type(model).__name__
     if images is None:
         if not isinstance(model, Model):
             raise UsageError(
                 f"{name}: does not say the size of its pictures: give images, or their shape (1, 3, 224, 224)"
             )
-        images = (1, 3, *model.preprocess.sides)
+        images = (batch, 3, *model.preprocess.sides)
     if isinstance(images, Tensor) and isinstance(model, Model):
         images = model.prepared(images)
-    pictures, shape = (images, tuple(images.shape)) if isinstance(images, Tensor) else (None, tuple(images))
+    given, shape = (images, tuple(images.shape)) if isinstance(images, Tensor) else (None, tuple(images))
     if len(shape) != 4:
         raise UsageError(f"images of shape {shape}: must be [B, 3, H, W]")
-    module, peaks = model.module if isinstance(model, Model) else model, load_machine(machine)
-    return Analyzed(
-        analyze_module(
-            module, shape, name, peaks, pictures, targets=targets or (), replace=replace, check=check_replacements
-        )
-    )
+    module = model.module if isinstance(model, Model) else model
+    return Analyzed(analyze_module(module, shape, name, load_machine(machine), given, **how))
 
 
-def analyze_checkpoint(
-    cfg: CfgNode,
-    checkpoint: Checkpoint | None = None,
-    pictures: Tensor | None = None,
-    batch: int = 1,
-    machine: str = MACHINE,
-    **how: Any,
+def _analyze_file(
+    file: ModelFile, pictures: PictureSet | None, machine: str, batch: int, how: dict[str, Any]
 ) -> Analysis:
-    """Analyse the model that `cfg` describes, with the weights and ranges of `checkpoint` if there is one.
-
-    `how`: the keywords of `analyze_module`.
-    """
-    from swin_quant.loading import model_or_shapes
-    from swin_quant.operators.analysis import analyze_module
-    from swin_quant.operators.roofline import load_machine
-
-    model = model_or_shapes(cfg, checkpoint)
+    place = pictures.path if pictures else ""
+    if str(file.checkpoint).endswith(".onnx"):
+        if file.cfg or how["replace"] or how["check"] or place:
+            raise UsageError(
+                f"{file.checkpoint}: is an ONNX file, whose graph is analysed alone: give a checkpoint for more"
+            )
+        return analyze_onnx(Path(str(file.checkpoint)), batch, how["targets"])
+    cfg = file.config()
+    if how["check"] and not file.opened:
+        raise UsageError("--check-replacements runs the model: give a checkpoint")
+    if place and not file.opened:
+        raise UsageError("--data-path: pictures show nothing without weights: give a checkpoint")
+    shown = None
+    if pictures and place:
+        opened, preprocess = pictures.settled(cfg).of_split("val").open(), Preprocess.from_config(cfg)
+        count = min(pictures.count or PICTURES, len(opened))
+        (read,) = load_batches(opened, preprocess, [sample(len(opened), count, pictures.seed or 0)])
+        if not len(read.images):
+            raise SwinQuantError(f"none of {count} pictures of ‹data_path› can be read")
+        shown = read.images
+    model = model_or_shapes(cfg, file.opened)
     shape = (batch, model.in_chans, *sides(cfg.DATA.IMG_SIZE))
-    return analyze_module(model, shape, cfg.MODEL.NAME, load_machine(machine), pictures, **how)
+    return analyze_module(model, shape, cfg.MODEL.NAME, load_machine(machine), shown, **how)
 
 
 @reads("ONNX file")
 def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Analysis:
     """Analyse the graph of any ONNX file for `batch` pictures, without running it. SwinQuantError names the file."""
-    from swin_quant.backends.onnx_reader.calls import counted
-    from swin_quant.operators.analysis import Analysis
-    from swin_quant.operators.support import chosen_targets, status_of
-    from swin_quant.operators.trace import Variation
-
     tables = chosen_targets(targets)
     found = counted(path, batch)
     follows = Variation("batch", False, 0, f"the file says {batch}")
@@ -180,52 +164,3 @@ def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Ana
         depending=found.depending,
         types="the types of the file",
     )
-
-
-def run(options: AnalyzeOptions, world: World) -> None:
-    shared.one_process(world, "analyze")
-    found = Analyzed((_of_file if str(options.checkpoint).endswith(".onnx") else _of_model)(options))
-    tell(options.json, lambda: found.show(80), found.to_dict())
-
-
-def _of_file(options: AnalyzeOptions) -> Analysis:
-    file = str(options.checkpoint)
-    if options.model.cfg or options.replace or options.check_replacements or options.place.data_path:
-        raise UsageError(f"{file}: is an ONNX file, whose graph is analysed alone: give a checkpoint for more")
-    return analyze_onnx(Path(file), options.batch, options.target)
-
-
-def _of_model(options: AnalyzeOptions) -> Analysis:
-    from swin_quant.checkpoint import open_checkpoint
-
-    checkpoint = open_checkpoint(options.checkpoint) if options.checkpoint else None
-    cfg = shared.config_of(checkpoint, options.model)
-    if options.check_replacements and not checkpoint:
-        raise UsageError("--check-replacements runs the model: give a checkpoint")
-    if options.place.data_path and not checkpoint:
-        raise UsageError("--data-path: pictures show nothing without weights: give a checkpoint")
-    return analyze_checkpoint(
-        cfg,
-        checkpoint,
-        _pictures(options.place, cfg) if options.place.data_path else None,
-        options.batch,
-        options.machine,
-        targets=options.target,
-        replace=options.replace,
-        check=options.check_replacements,
-    )
-
-
-def _pictures(place: LookedAtOptions, cfg: CfgNode) -> Tensor:
-    """A sample of the pictures, preprocessed: [N, 3, S, S]. SwinQuantError if none can be read."""
-    from swin_quant.data.loader import load_batches
-    from swin_quant.data.preprocess import Preprocess
-    from swin_quant.data.sampling import sample
-    from swin_quant.data.sources import open_pictures
-
-    opened = open_pictures(str(place.data_path), "val", zip_mode=place.zip)
-    indices = sample(len(opened), min(place.pictures, len(opened)), cfg.SEED)
-    (batch,) = load_batches(opened, Preprocess.from_config(cfg), [indices])
-    if not len(batch.images):
-        raise SwinQuantError(f"none of {len(indices)} pictures of ‹data_path› can be read")
-    return batch.images
