@@ -50,7 +50,6 @@ from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.mindspore import ckpt_of
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.checkpoint.opened import open_checkpoint
-from swin_quant.cli.flags import add_flags, options_from
 from swin_quant.config import from_dict, load_config, to_dict
 from swin_quant.data.class_names import wnids_of
 from swin_quant.data.pictures import UnreadablePicture, decode
@@ -74,7 +73,7 @@ from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
-from swin_quant.verbs import report
+from swin_quant.verbs.report import report
 from swin_quant.verbs.align_sides import read_arrays
 from swin_quant.verbs.analyze import analyze_onnx
 
@@ -236,11 +235,9 @@ def reports() -> list[Files]:
 
 
 def make_report(folder: Path) -> None:
-    parser = ArgumentParser()
-    add_flags(parser, report.ReportOptions)
-    for words in (*(["--format", form] for form in FORMATS), ["--json", "-"]):
+    for form in FORMATS:
         with contextlib.redirect_stdout(io.StringIO()):
-            report.run(options_from(parser.parse_args([str(folder), *words]), report.ReportOptions))
+            report((str(folder),), format=form).show()
 
 
 def shipped(kind: str) -> list[Files]:
