@@ -97,6 +97,7 @@ class OnnxFlags:
         Rare("operators as nodes of a domain of your own (docs/custom_operators.md)", "OP=DOMAIN::NAME"),
     ] = ()
     plain: Annotated[bool, Flag("openvino: no compiled operators")] = False
+    npu: Annotated[bool, Flag("onnx: for NPUs: one picture, no tensor above rank 5 (docs/devices.md)")] = False
     tune: Tune = False
     uint8_input: Annotated[bool, Rare("cuda, too: pictures are uint8 [batch, S, S, 3], which the file normalises")] = (
         False

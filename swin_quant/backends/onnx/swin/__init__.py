@@ -14,6 +14,7 @@ REWRITER = Rewriter(
     builds_on="fusible-attention",
     constants=frozenset({"one-constant"}),
     unfused=frozenset({"windows-apart"}),
+    for_npu=frozenset({"windows-in-batch", "flat-patches"}),
     for_half=frozenset({"fusible-attention", "window-order"}),
     plugins={
         "attention_branch": ATTENTION_BRANCH,
