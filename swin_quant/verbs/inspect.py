@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from swin_quant.backends.onnx_reader.npu_rules import NPUS
 from swin_quant.backends.registry import engines_for
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import log
@@ -18,12 +19,16 @@ from swin_quant.cli.output import tell
 from swin_quant.report.table import print_fitted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swin_quant.backends.onnx_reader.npu_rules import Misfit
     from swin_quant.report.graph import IntegerProducts
 
 EXAMPLES = """examples:
   swin-quant inspect out/swin_tiny_int8.onnx
   swin-quant inspect out/swin_tiny_int8.onnx --engine onnxruntime --json report.json
-  swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file)"""
+  swin-quant inspect some_swin_of_timm.onnx                                 (any ONNX file)
+  swin-quant inspect some_swin_of_timm.onnx --for qnn                       (what an NPU takes, docs/devices.md)"""
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,16 @@ class InspectOptions:
         str | None,
         Flag("count what this engine alone runs in int8 (default: all)", choices=partial(engines_for, "onnx")),
     ] = None
+    npu: Annotated[
+        str | None,
+        Flag("list the nodes that an NPU does not take, by its makers' rules", name="--for", choices=tuple(NPUS)),
+    ] = None
     json: shared.Json = None
 
 
 def run(options: InspectOptions) -> None:
     from swin_quant.backends.onnx_reader.file import read_model
+    from swin_quant.backends.onnx_reader.npu_rules import misfits
     from swin_quant.backends.onnx_reader.products import inspect_model
     from swin_quant.report.graph import by_engine, inspection_text
 
@@ -48,6 +58,7 @@ def run(options: InspectOptions) -> None:
         with reading(options.model, "ONNX file"):
             model = read_model(file)
             report = inspect_model(model)
+            unfit = misfits(model, options.npu) if options.npu else []
     except SwinQuantError as error:
         named = str(error).startswith(options.model)
         raise error if named else SwinQuantError(f"{options.model}: {error}") from error
@@ -58,8 +69,20 @@ def run(options: InspectOptions) -> None:
         log.info("operators: %s: reported as their plain nodes; a compiled library runs each as one", shown)
     counts: dict[str, IntegerProducts] = {}
     try:
-        counts = by_engine(file, asked)
+        counts = {} if options.npu else by_engine(file, asked)
     except SwinQuantError as error:  # another tool's file, which our engines do not take
         log.warning("products were not counted on engines: %s", error)
     found = {"file": file.name, **report.to_dict(), "engines": {name: asdict(one) for name, one in counts.items()}}
+    if options.npu:
+        found["npu"] = {"for": options.npu, **asdict(NPUS[options.npu]), "misfits": [asdict(one) for one in unfit]}
+        tell(options.json, lambda: print(npu_text(options.npu or "", unfit)), found)
+        return
     tell(options.json, lambda: print_fitted(partial(inspection_text, report, engines=counts)), found)
+
+
+def npu_text(target: str, unfit: Sequence[Misfit]) -> str:
+    """Whether a file keeps the rules of a target: the nodes that do not, and the sources of the rules."""
+    rules = NPUS[target]
+    verdict = f"{len(unfit)} nodes do not fit" if unfit else "fits"
+    lines = [f"{target} ({rules.what}): {verdict}", *map(str, unfit), *(f"source: {one}" for one in rules.sources)]
+    return "\n".join(lines)

@@ -19,6 +19,7 @@ from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.pairs import constant
 from swin_quant.backends.onnx_reader import metadata
+from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.releases import RUNS_ON, requirements
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base import __version__
@@ -160,10 +161,19 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     called = "int4" if options.int4_weights else quantized.lower()
     file = folder / f"{card.name}{kind}_{options.suffix(called)}.onnx"
+    if options.npu:
+        _check_npu(card.name, proto)
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
     recorded[RUNS_ON] = requirements(card, precision, recorded)
     return finish_artifact(file, card, "onnx", precision, recorded, others)
+
+
+def _check_npu(name: str, proto: "ModelProto") -> None:
+    """UsageError, with nodes and reasons, for a graph that breaks the rules of an NPU."""
+    copied = type(proto).FromString(proto.SerializeToString())
+    if found := [str(one) for target in NPUS for one in misfits(copied, target)]:
+        raise UsageError(f"{name}: ‹npu›: {listed(dict.fromkeys(found), 3)}: this network has no form for NPUs here")
 
 
 def _in_text(folder: str | Path) -> str | Path:
