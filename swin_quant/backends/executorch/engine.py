@@ -1,6 +1,7 @@
 """Runs an ExecuTorch program by `executorch.runtime`, on this CPU as a phone does on its own."""
 
 import json
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,70 +24,59 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
     UsageError for another type or device, and for extensions; SwinQuantError for a file that the runtime cannot read.
     """
-    if options.float_type not in (None, "float32"):
-        raise UsageError(f"‹float_type› {options.float_type}: the float layers of a program are float32")
-    if options.device != "cpu":
-        raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
-    if options.extensions:
-        raise UsageError(f"{NAME}: takes no ‹extension›: the runtime has its operators built in")
+    if options.float_type not in (None, "float32") or options.device != "cpu" or options.extensions:
+        raise UsageError(f"{NAME}: runs on a CPU here, in float32 beside int8, without ‹extension›")
     program = _program(artifact)
     if options.threads:  # of the process: the runtime has one pool
         library("executorch.extension.pybindings.portable_lib", "executorch")._unsafe_reset_threadpool(options.threads)
-    batch = int(about(artifact, program)["options"]["batch"])
+    forward = _asked(artifact, "load", lambda: program.load_method("forward"))
+    batch = int(about(artifact)["options"]["batch"])
     version = library("executorch.version", "executorch").__version__
+    known = {"library": f"executorch {version}", "float_type": "float32", "threads": options.threads}
     return Engine(
         NAME,
         artifact.record["precision"],
         policy_of(artifact),
-        partial(_run, artifact, _method(artifact, program, "forward"), batch),
+        partial(_run, artifact, forward, batch),
         max_batch=batch,
         sizes=(batch,),
-        details=Details(
-            {"library": f"executorch {version}", "float_type": "float32", "threads": options.threads},
-            lambda: dict(artifact.record["options"]["products"]),
-        ),
+        details=Details(known, lambda: dict(artifact.record["options"]["products"])),
     )
 
 
 def _program(artifact: Artifact) -> Any:
     runtime = library("executorch.runtime", "executorch").Runtime.get()
-    try:
-        return runtime.load_program(artifact.file)
-    except Exception as error:  # RuntimeError, of a number that the library does not explain
-        raise SwinQuantError(
-            f"{artifact.file}: the ExecuTorch installed here cannot read it ({_line(error)}): it is damaged, or of "
-            "another release: export it again"
-        ) from error
+    return _asked(artifact, "read", lambda: runtime.load_program(artifact.file))
 
 
-def _method(artifact: Artifact, program: Any, name: str) -> Any:
-    try:
-        found = program.load_method(name)
-    except Exception as error:
-        raise SwinQuantError(f"{artifact.file}: ExecuTorch cannot load its {name} ({_line(error)})") from error
-    if found is None:
-        raise SwinQuantError(f"{artifact.file}: has no method {name}: export it by this program")
-    return found
-
-
-def _run(artifact: Artifact, method: Any, batch: int, images: Tensor) -> Tensor:
+def _run(artifact: Artifact, forward: Any, batch: int, images: Tensor) -> Tensor:
     count = len(images)
-    given = torch.cat([images, images.new_zeros(batch - count, *images.shape[1:])]) if count < batch else images
-    try:
-        outputs = method.execute((given.float().contiguous(),))
-    except Exception as error:
-        raise SwinQuantError(f"{artifact.file}: ExecuTorch cannot run it ({_line(error)})") from error
-    logits: Tensor = outputs[0]
+    missing = images.new_zeros(batch - count, *images.shape[1:])
+    given = torch.cat([images, missing]).float().contiguous()
+    logits: Tensor = _asked(artifact, "run", lambda: forward.execute((given,)))[0]
     return logits[:count]
 
 
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def _asked(artifact: Artifact, what: str, call: Callable[[], Any]) -> Any:
+    """What `call` gives. The runtime has errors of numbers, and gives None for a method that is not there."""
+    try:
+        found = call()
+    except Exception as error:
+        found, said = None, (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    else:
+        said = "no such method"
+    if found is None:
+        raise SwinQuantError(
+            f"{artifact.file}: the ExecuTorch here cannot {what} it ({said}): it is damaged, or of another release: "
+            "export it again"
+        )
+    return found
 
 
-def about(artifact: Artifact, program: Any = None) -> dict[str, Any]:
+def about(artifact: Artifact) -> dict[str, Any]:
     """The facts that the export wrote into the program: name, precision, preprocess, options and labels."""
-    (text,) = _method(artifact, program or _program(artifact), ABOUT).execute(())
+    program = _program(artifact)
+    (text,) = _asked(artifact, "ask", lambda: program.load_method(ABOUT).execute(()))
     try:
         return checked(dict[str, Any], json.loads(text), str(artifact.file), ABOUT)
     except (TypeError, ValueError, RecursionError):
@@ -100,11 +90,11 @@ def labels_of(artifact: Artifact) -> list[str]:
 
 def check_card(artifact: Artifact) -> None:
     """SwinQuantError where a run card contradicts its program: on the input, the precision or the batch."""
-    inside = about(artifact)
-    own = {"precision": artifact.record["precision"], "preprocess": artifact.card.preprocess}
-    own |= {f"options.{key}": value for key, value in artifact.record["options"].items()}
-    said = {key: inside.get(key) for key in ("precision", "preprocess")}
-    said |= {f"options.{key}": value for key, value in inside.get("options", {}).items()}
+    inside, record = about(artifact), artifact.record
+    own = {"preprocess": artifact.card.preprocess, "artifact.precision": record["precision"]}
+    said = {"preprocess": inside.get("preprocess"), "artifact.precision": inside.get("precision")}
+    for key, value in checked(dict[str, Any], inside.get("options"), str(artifact.file), "options").items():
+        own[f"artifact.options.{key}"], said[f"artifact.options.{key}"] = record["options"].get(key), value
     for key, value in said.items():
-        if own.get(key) != value:
-            refuse_card(artifact, key if key == "preprocess" else f"artifact.{key}", value)
+        if own[key] != value:
+            refuse_card(artifact, key, value)

@@ -29,7 +29,7 @@ from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.class_names import english_of
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.replacements import Replacement, Replacing, chosen
-from swin_quant.quant.fake_quant import FP8, to_levels
+from swin_quant.quant.fake_quant import FP8, TINY_AMAX, to_levels
 from swin_quant.quant.layer import QuantConv2d, QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
@@ -89,6 +89,7 @@ class RowLevels(nn.Module):
     def __init__(self, node: Quantizer, weight: Tensor, plain: bool) -> None:
         super().__init__()
         levels, scale = to_levels(weight.detach(), node.range_for(weight).detach(), *node.grid)
+        scale = torch.where(scale > 0, scale, 1.0)  # XNNPACK takes no scale of 0
         self.plain = plain
         self.values: Tensor
         self.scale: Tensor
@@ -118,7 +119,7 @@ class ExecutorchOptions:
 def export(
     model: Classifier, card: RunCard, folder: str | Path, options: ExecutorchOptions = ExecutorchOptions()
 ) -> Artifact:
-    """Write `<NAME>[_embedding]_<int8|w8a16|fp32>.pte` and its run card, under the card's policy.
+    """Write `<NAME>[_embedding]_<int8|w4a16|fp32>.pte` and its run card, under the card's policy.
 
     UsageError for a model that needs open shapes or several outputs, and for nodes that XNNPACK has no int8 for.
     """
@@ -127,9 +128,9 @@ def export(
     if model.takes_any_size or model.output_kind == FEATURES or model.inputs:
         raise UsageError(f"{card.name}: an ExecuTorch program takes pictures of one size and gives one output")
     apply_card_policy(model, card, options.precision)
-    _refuse_nodes(model, card.name)
     quantize(model)  # refuses nodes without a range
     dequantize(model)
+    _refuse_nodes(model, card.name)
     precision = precision_of(model) if enabled_nodes(model) else "float32"
     recorded = {**asdict(options), "batch": options.batch or 1}
     labels = card.class_names if model.output_kind == LOGITS and len(card.class_names) == model.classes else ()
@@ -154,7 +155,7 @@ def _refuse_nodes(model: Classifier, name: str) -> None:
     activations = {key: node.setting for key, node in nodes.items() if node.role is not Role.GEMM_WEIGHT}
     for lacking, wrong in {
         "float8": [key for key, node in nodes.items() if node.setting.format == FP8],
-        "weights of more than 8 bits": [key for key, node in nodes.items() if node.setting.bits > 8],
+        "ranges (amax) of 0": [key for key, node in nodes.items() if not (node.range_for() > TINY_AMAX).all()],
         "activations of other than 8 bits": [key for key, setting in activations.items() if setting.bits != 8],
         "activations of a narrow range": [key for key, setting in activations.items() if setting.narrow_range],
     }.items():
@@ -165,7 +166,7 @@ def _refuse_nodes(model: Classifier, name: str) -> None:
 def lowered_program(model: Classifier, images: Tensor, about: str) -> Any:
     """A copy of the model for pictures [batch, ...], as an EdgeProgramManager whose parts XNNPACK runs where it can.
 
-    `about`: the text that the program's method `swin_quant` returns. A layer of fixed ranges whose result no pair reads
+    `about`: the text that the program's method `swin_quant` returns. Where XNNPACK has no int8 for a layer, its weight
     becomes float, and the program is traced again.
     """
     with _quiet(), torch.no_grad():
@@ -183,7 +184,7 @@ def lowered_program(model: Classifier, images: Tensor, about: str) -> Any:
             copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
             spell_out(copied, plain)
             traced = torch.export.export(_Respelled(copied), (images,), strict=False)
-            if not (found := _without_result(traced) - plain):
+            if not (found := _without_int8(traced) - plain):
                 break
             plain |= found
         return to_edge_transform_and_lower(
@@ -217,6 +218,9 @@ def spell_out(model: nn.Module, plain: Collection[str] = ()) -> None:
         if not nodes[name].setting.enabled:
             made[name] = PlainNode()
             continue
+        if (bias := layer.effective_bias()) is not None and bias is not layer.bias:  # XNNPACK takes stored ones alone
+            layer.register_buffer("whole_bias", bias.detach())
+            layer.effective_bias = lambda own=layer: own.whole_bias  # type: ignore[method-assign]
         is_fixed = layer._input_quantizer.setting.enabled
         is_plain = owner in plain or not _has_int8(layer, is_fixed)
         made[name] = RowLevels(nodes[name], layer.weight, is_plain)
@@ -234,24 +238,29 @@ def _has_int8(layer: QuantizedLayer, is_fixed: bool) -> bool:
     return isinstance(layer, nn.Linear)
 
 
-def _without_result(traced: Any) -> set[str]:
-    """The layers with int8 weights and inputs of a fixed range whose result is not rounded right behind them."""
-    found = set()
+def _without_int8(traced: Any) -> set[str]:
+    """The layers with int8 weights that XNNPACK multiplies in float: their input is the same for all pictures, or has a
+    fixed range, and their result is not rounded right behind them."""
+    found, moving = set[str](), set(traced.graph_signature.user_inputs)
     for node in traced.graph.nodes:
+        if any(one.name in moving for one in node.all_input_nodes):
+            moving.add(node.name)
         source, weight = (str(getattr(one, "target", "")) for one in (*node.args, None, None)[:2])
-        if "dequantize_per_channel" in weight and source.endswith("dequantize_per_tensor.default"):
-            (reader, *others) = node.users
-            if not others and str(reader.target) in ("aten.relu.default", "aten.hardtanh.default"):
-                (reader, *others) = reader.users
-            if others or "quantize_per_tensor" not in str(reader.target):
-                found.add(_layer_of(node))
+        if "dequantize_per_channel" not in weight:
+            continue
+        (reader, *others) = node.users
+        if not others and str(reader.target) in ("aten.relu.default", "aten.hardtanh.default"):
+            (reader, *others) = reader.users
+        is_fixed = source.endswith("dequantize_per_tensor.default")
+        if node.name not in moving or (is_fixed and (others or "quantize_per_tensor" not in str(reader.target))):
+            found.add(_layer_of(node))
     return found
 
 
 def _layer_of(node: Any) -> str:
     """The name of the module that called an operator of a traced graph."""
-    *_, (path, _) = node.meta["nn_module_stack"].values()
-    return str(path).removeprefix("network.")
+    stack = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    return stack[-1].removeprefix("network.") if stack and stack[-1] else str(node.name)
 
 
 def products_of(graph: Any) -> dict[str, str]:

@@ -61,7 +61,7 @@ NPUS: dict[str, NpuRules] = {
         lacks=frozenset({"Loop", "If", "Scan"}),
         sources=(
             "operators, static shapes, no Loop: onnxruntime-qnn, docs/execution_providers/QNN-ExecutionProvider.md",
-            "rank: pytorch/executorch issue 14052; a rank-6 tensor of Swin is refused",
+            "rank: pytorch/executorch issue 14052: QNN refuses tensors of SwinV2-T for their rank 6",
         ),
     ),
     "openvino-npu": NpuRules(

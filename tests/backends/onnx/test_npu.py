@@ -117,7 +117,7 @@ def test_16_bits_are_not_for_tensorrt_and_not_for_older_opsets(calibrated, tmp_p
 
 @pytest.mark.parametrize("options", [{"batch": 2}, {"float_type": "float16"}])
 def test_the_form_for_npus_is_of_one_picture_in_float32(options):
-    with pytest.raises(UsageError, match="‹npu›: the file takes one picture at a time, in float32"):
+    with pytest.raises(UsageError, match="npu: the file takes one picture at a time, in float32"):
         OnnxOptions(npu=True, **options)
 
 
