@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_artifact
-from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
@@ -127,29 +127,35 @@ def export(
     folder = ensure_writable_dir(folder)
     if model.takes_any_size or model.output_kind == FEATURES or model.inputs:
         raise UsageError(f"{card.name}: an ExecuTorch program takes pictures of one size and gives one output")
-    apply_card_policy(model, card, options.precision)
-    quantize(model)  # refuses nodes without a range
-    dequantize(model)
-    _refuse_nodes(model, card.name)
+    choose_nodes(model, card, options.precision)
     precision = precision_of(model) if enabled_nodes(model) else "float32"
     recorded = {**asdict(options), "batch": options.batch or 1}
     labels = card.class_names if model.output_kind == LOGITS and len(card.class_names) == model.classes else ()
     about = {"name": card.name, "precision": precision, "preprocess": card.preprocess, "options": recorded}
     about |= {"labels": [english_of(name) for name in labels]}
-    program = lowered_program(model, torch.zeros(recorded["batch"], *model.input_shape), json.dumps(about))
+    images = torch.zeros(recorded["batch"], *model.input_shape)
+    try:
+        program = lowered_program(model, images, json.dumps(about))
+        with _quiet():
+            content = program.to_executorch().buffer
+    except Exception as error:  # of torch.export, of ExecuTorch's verifier, of an operator without a kernel
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SwinQuantError(f"{card.name}: ExecuTorch cannot take this network: {said:.300}") from error
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     file = folder / f"{card.name}{kind}_{'fp32' if precision == 'float32' else precision.lower()}.pte"
     products = products_of(program.exported_program().graph_module)
-    with _quiet():
-        atomic_write_bytes(file, program.to_executorch().buffer)
+    atomic_write_bytes(file, content)
     plain = [name for name, type_ in products.items() if type_ != "int8"]
     said = f"; in float: {listed(plain, 4)}" if plain else ""
     log.info("XNNPACK: %d of %d linears and convolutions in int8%s", len(products) - len(plain), len(products), said)
     return finish_artifact(file, card, "executorch", precision, recorded | {"products": products})
 
 
-def _refuse_nodes(model: Classifier, name: str) -> None:
-    """UsageError, with their names, for nodes of formats that XNNPACK lacks."""
+def choose_nodes(model: Classifier, card: RunCard, precision: str) -> None:
+    """Apply the policy of `card`, none for float. UsageError, with their names, for nodes that XNNPACK cannot have."""
+    apply_card_policy(model, card, precision)
+    quantize(model)  # refuses nodes without a range
+    dequantize(model)
     refuse_blocks(model, "ExecuTorch")
     nodes = enabled_nodes(model)
     activations = {key: node.setting for key, node in nodes.items() if node.role is not Role.GEMM_WEIGHT}
@@ -160,7 +166,7 @@ def _refuse_nodes(model: Classifier, name: str) -> None:
         "activations of a narrow range": [key for key, setting in activations.items() if setting.narrow_range],
     }.items():
         if wrong:
-            raise UsageError(f"{name}: XNNPACK has no {lacking}: {listed(wrong, 3)}: choose ‹policy› executorch")
+            raise UsageError(f"{card.name}: XNNPACK has no {lacking}: {listed(wrong, 3)}: choose ‹policy› executorch")
 
 
 def lowered_program(model: Classifier, images: Tensor, about: str) -> Any:

@@ -139,7 +139,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     rewrites = rewriter.chosen(options)
     choose_nodes(model, card, options)
     options = replace(options, wide=any(node.setting.bits > 8 for node in enabled_nodes(model).values()))
-    if options.opset is None and not options.wide and (has_fp8(model) or _has_tanh_gelu(model)):
+    newest = has_fp8(model) or _has_tanh_gelu(model) or options.npu  # NPUs take GELU as one operator alone
+    if options.opset is None and not options.wide and newest:
         options = replace(options, opset=options.version if options.int4_weights else OPSETS[-1])
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     preprocess = Preprocess.from_dict(card.preprocess) if options.uint8_input else None

@@ -192,6 +192,16 @@ def test_open_sizes_are_refused(written):
         written(model, "executorch")
 
 
+def test_an_operator_outside_the_core_set_is_one_line(written):
+    class Spectrum(TwoLinears):
+        def forward(self, images):
+            return super().forward(torch.fft.fft2(images).real)
+
+    with pytest.raises(SwinQuantError, match="net: ExecuTorch cannot take this network: .") as caught:
+        written(made(Spectrum), "executorch")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_missing_package_is_one_line(written, monkeypatch):
     monkeypatch.setitem(sys.modules, "executorch", None)
     with pytest.raises(UsageError, match=r"executorch cannot be imported .*\[executorch\]"):

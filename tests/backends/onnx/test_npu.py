@@ -49,7 +49,8 @@ def ranks(file):
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 @pytest.mark.parametrize("policy", ["qdq", "a16"])
 def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kind, policy):
-    plain, expected, images = written(kind, policy, batch=1)
+    newest = {"opset": 20} if policy == "qdq" else {}  # GELU as one operator, as NPUs want it
+    plain, expected, images = written(kind, policy, batch=1, **newest)
     artifact, _, _ = written(kind, policy, npu=True)
     assert artifact.file.name == f"{kind}_tiny_{'int8' if policy == 'qdq' else 'w8a16'}_npu.onnx"
     assert ranks(plain.file) > 5 >= ranks(artifact.file)
