@@ -206,7 +206,7 @@ class Rewriter:
         everything = frozenset(self.table)
         if options.rewrites is None:
             kept_out = self.unfused if options.npu or options.wants.fuses_attention else frozenset()
-            kept_out |= frozenset() if options.npu or options.wants.constants else self.constants
+            kept_out |= frozenset() if options.wants.constants else self.constants
             names = everything - kept_out - (frozenset() if options.npu else self.for_npu)
         else:
             names = options.rewrites

@@ -47,9 +47,11 @@ def windows_apart(model: Lowered) -> None:
 
 
 def windows_in_batch(model: Lowered) -> None:
-    """Windows in the batch's place: attention of one picture with no tensor above rank 4."""
+    """Windows in the batch's place, biases and masks as one constant: attention of one picture, no tensor above rank
+    4."""
     for attention in _attentions(model):
         attention.set_apart(AsBatch())
+        attention.bake()
 
 
 def flat_patches(model: Lowered) -> None:
@@ -86,11 +88,10 @@ REWRITES: dict[str, Rewrite] = {
     "fusible-attention": fusible_attention,
     "scale-in-weights": scale_in_weights,
     "windows-apart": windows_apart,
-    "windows-in-batch": windows_in_batch,
     "one-constant": one_constant,
     "window-order": window_order,
-    "flat-patches": flat_patches,
 }
+FOR_NPU: dict[str, Rewrite] = {"windows-in-batch": windows_in_batch, "flat-patches": flat_patches}  # of one picture
 
 
 def _blocks(model: Lowered) -> list[Any]:
