@@ -11,6 +11,8 @@ WORKERS ?= 2
 TORCH := torch==2.13.0
 # Tests compare with these. They ask for more than their parts need that we compare with: OpenCV with windows, a cluster.
 PUBLISHERS := mmpretrain mmengine mmcv-lite kserve
+# ExecuTorch with what its exporter and runtime import; the rest that it asks for is for other devices' exporters.
+EXECUTORCH := executorch torchao ruamel.yaml tabulate
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 MAKEFLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -93,7 +95,7 @@ $(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
 	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(PIP) hatchling
 	$(PIP) --no-build-isolation --editable '.[dev]'
-	$(PIP) --no-deps $(PUBLISHERS)
+	$(PIP) --no-deps $(PUBLISHERS) $(EXECUTORCH)
 	rm -rf $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests  # model-index's, which hide ours
 	touch $@
 

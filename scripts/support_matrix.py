@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from torch import nn
 
 from swin_quant.backends.backend import Backend, OnnxTarget, function
+from swin_quant.backends.executorch.export import choose_nodes as of_executorch
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, int8_mode_of, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.backends.onnx.export import choose_nodes
@@ -86,6 +87,8 @@ def _taken(model: nn.Module, policy: Policy, backend: Backend, said: dict[str, N
             return "best" if is_listed else _onnx(model, policy, exports.detail)
         if backend.name == "fastertransformer":
             int8_mode_of(model, policy)
+        elif backend.name == "executorch":  # an export takes a quarter of a minute
+            of_executorch(model, RunCard("the model", {}, {}, policy=policy.to_dict()), "int8")
         else:
             _write(model, policy, backend)
     except SwinQuantError as error:

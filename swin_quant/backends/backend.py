@@ -197,6 +197,7 @@ class OnnxTarget:
     `unsigned`: Q/DQ pairs that a convolution and other operators read are uint8.
     `reshaped`: users of the engine give a file other shapes, which must then fail.
     `ends`: it takes uint8 pictures and files with more outputs than logits.
+    `npu`: it may have the form for NPUs.
     `compiled`: plugins for its files by default, which are compiled at first use; `are_compiled`: names a function that
     says whether an architecture's files have an operator here; `tuned`: the groups of them that `export --tune` times.
     """
@@ -212,6 +213,7 @@ class OnnxTarget:
     fuses_attention: bool = True
     reshaped: bool = False
     ends: bool = True
+    npu: bool = False
     compiled: tuple[str, ...] = ()
     are_compiled: str = ""
     tuned: tuple[tuple[str, ...], ...] = ()
@@ -238,6 +240,7 @@ def onnx_target(
             "plugin",
             *(("int4_weights",) if target.int4 else ()),
             *(("plain",) if target.compiled else ()),
+            *(("npu",) if target.npu else ()),
             *(("uint8_input", "softmax", "top_k") if target.ends else ()),
         ),
         fixed={"target": target.name},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from swin_quant.score.engine import Engine
     from swin_quant.score.options import EngineOptions
 
-BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript", "cuda")
+BUILT_IN = ("fastertransformer", "onnx", "tensorrt", "onnxruntime", "openvino", "torchscript", "executorch", "cuda")
 ENTRY_POINTS = "swin_quant.backends"  # the entry point group in which an installed package names its BACKEND
 _registered: dict[str, Backend] = {}
 

@@ -55,7 +55,7 @@ class Rule:
     enable: tuple[Selector, ...] = ()
     disable: tuple[Selector, ...] = ()
     nodes: tuple[Selector, ...] = ()
-    bits: Annotated[int, within(least=2, most=8)] | None = None
+    bits: Annotated[int, within(least=2, most=16)] | None = None
     granularity: Annotated[str, one_of(("per-tensor", "per-channel"))] | None = None
     block: Annotated[int, one_of(BLOCKS)] | None = None
     narrow_range: bool | None = None
@@ -122,7 +122,7 @@ class Policy:
         return self._with(Rule(disable=selectors), *(f"-{selector}" for selector in selectors))
 
     def bits(self, selector: str, bits: int) -> "Policy":
-        """This policy with `bits` (2 to 8) for the selected nodes."""
+        """This policy with `bits` for the selected nodes: 2 to 8, for activations up to 16."""
         return self._with(Rule(nodes=(selector,), bits=bits), f"{selector}={bits}")
 
     def format(self, selector: str, format: str) -> "Policy":
@@ -209,6 +209,8 @@ def _clash(setting: Setting, role: Role) -> str | None:
             return "format fp8 has no blocks: give it format int8, or leave block out"
     if setting.block is not None and (role is not Role.GEMM_WEIGHT or setting.granularity != "per-channel"):
         return "blocks are parts of the rows of weights: give it granularity per-channel, or leave block out"
+    if setting.bits > 8 and role is Role.GEMM_WEIGHT:
+        return f"weights have at most 8 bits, not {setting.bits}: only activations have 16"
     if setting.amax is not None and (role is Role.GEMM_WEIGHT or not setting.symmetric):
         return "a fixed amax is for activations without a zero point: leave it out"
     return None

@@ -52,6 +52,7 @@ def export(
     replace: tuple[str, ...] = (),
     plugin: tuple[str, ...] = (),
     plain: bool = False,
+    npu: bool = False,
     uint8_input: bool = False,
     softmax: bool = False,
     top_k: int | None = None,
@@ -84,6 +85,7 @@ def export(
         replace: ONNX: equivalent operators for some: roll, gather, ... (docs/analyze.md)
         plugin: ONNX: operators as nodes of a domain of your own: OP=DOMAIN::NAME (docs/custom_operators.md)
         plain: openvino: no compiled operators
+        npu: onnx: for NPUs: one picture, no tensor above rank 5 (docs/devices.md)
         uint8_input: pictures are uint8 [batch, S, S, 3], which the file normalises (ONNX, cuda)
         softmax: ONNX: give probabilities, too
         top_k: ONNX: give the N best classes and theirs, too
@@ -105,7 +107,13 @@ def export(
     names = tuple(read_lines(str(labels), "list of class names")) if isinstance(labels, str | Path) else labels
     given: dict[str, Any] = {
         **{"float_type": float_type, "batch": batch, "sm": sm, "fix_gelu_bias": fix_gelu_bias, "opset": opset},
-        **{"int4_weights": int4_weights, "replace": replace or None, "plugin": plugin or None, "plain": plain},
+        **{
+            "int4_weights": int4_weights,
+            "replace": replace or None,
+            "plugin": plugin or None,
+            "plain": plain,
+            "npu": npu,
+        },
         **{"uint8_input": uint8_input, "softmax": softmax, "top_k": top_k, "labels": names, **options},
     }
     if isinstance(policy, PolicyChoice):

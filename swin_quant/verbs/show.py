@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
 from swin_quant.backends.onnx_reader.file import read_model
+from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.registry import engines_for
-from swin_quant.base.arguments import Fields
+from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.errors import SwinQuantError, UsageError, offered
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
@@ -26,6 +27,7 @@ swin-quant show out/my_calib.pth
 swin-quant show --cfg swin_tiny_patch4_window7_224 --policy ft-mode2
 swin-quant show out/my_calib.pth --policy qdq --format csv > nodes.csv
 swin-quant show out/my_int8.onnx --engine onnxruntime --json report.json
+swin-quant show some_swin_of_timm.onnx --for qnn
 swin-quant show out/my_calib.pth --gemms 32 --tuned a.in b.in --write igemm_config.in"""
 POLICIES = "policies"
 _WITHOUT = ("replace_head", "random_weights", "device")  # only names and shapes are asked of the model
@@ -37,6 +39,7 @@ def show(
     *,
     format: Literal["table", "csv"] = "table",
     engine: str | None = None,
+    npu: Annotated[str | None, Parameter(name="--for")] = None,
     gemms: int | None = None,
     tuned: tuple[str, ...] = (),
     write: str | Path | None = None,
@@ -53,6 +56,7 @@ def show(
         policy: Default: the run card's.
         format: how nodes are printed
         engine: ONNX: count what this engine alone runs in int8 (default: all)
+        npu: ONNX: list the nodes that an NPU does not take, by its maker's rules: qnn, openvino-npu (docs/devices.md)
         gemms: instead of nodes, the int8 GEMMs of a batch of this many pictures, for FasterTransformer
         tuned: with --gemms: igemm_config.in files to look them up
         write: with --gemms: write the fastest entry of each shape in the --tuned files to this file
@@ -68,14 +72,14 @@ def show(
     is_list, is_graph = file.checkpoint == POLICIES, str(file.checkpoint).endswith(".onnx")
     if (is_list or is_graph) and (policy is not None or gemms or file != ModelFile(file.checkpoint)):
         raise UsageError(f"{file.checkpoint}: has no nodes: leave the options of models and policies out")
-    if engine and not is_graph:
-        raise UsageError("‹engine›: is for ONNX files")
+    if (engine or npu) and not is_graph:
+        raise UsageError(f"{'‹engine›' if engine else '‹npu›'}: is for ONNX files")
     if (tuned or write) and gemms is None:
         raise UsageError("‹tuned› and ‹write›: are for ‹gemms›")
     if is_list:
         return PolicyList([load_policy(name) for name in builtin_policies()])
     if is_graph:
-        return _inspect(Path(str(file.checkpoint)), engine)
+        return _inspect(Path(str(file.checkpoint)), engine, npu)
     if gemms is not None:
         if policy is not None:
             raise UsageError("‹policy›: shapes of GEMMs depend on none: leave it out")
@@ -85,13 +89,16 @@ def show(
     return Nodes(list_nodes(model, (1, *model.input_shape)), format)
 
 
-def _inspect(file: Path, engine: str | None) -> GraphReport:
+def _inspect(file: Path, engine: str | None, npu: str | None) -> GraphReport:
+    if npu and npu not in NPUS:
+        raise UsageError(f"‹npu› {npu}: no rules are known{offered(npu, NPUS)}")
     if engine and engine not in (known := engines_for("onnx")):
         raise UsageError(f"‹engine› {engine}: runs no ONNX file{offered(engine, known)}")
     try:
         with reading(str(file), "ONNX file"):
             model = read_model(file)
             report = inspect_model(model)
+            unfit = misfits(model, npu) if npu else []
     except SwinQuantError as error:
         named = str(error).startswith(str(file))
         raise error if named else SwinQuantError(f"{file}: {error}") from error
@@ -101,10 +108,10 @@ def _inspect(file: Path, engine: str | None) -> GraphReport:
         log.info("operators: %s: reported as their plain nodes; a compiled library runs each as one", shown)
     counts: Mapping[str, IntegerProducts] = {}
     try:
-        counts = by_engine(file, (engine,) if engine else ())
+        counts = {} if npu else by_engine(file, (engine,) if engine else ())
     except SwinQuantError as error:  # another tool's file, which our engines do not take
         log.warning("products were not counted on engines: %s", error)
-    return GraphReport(file, report, counts)
+    return GraphReport(file, report, counts, npu, unfit)
 
 
 def _gemms(file: ModelFile, batch: int, tuned: Sequence[str], write: str | Path | None) -> Gemms:

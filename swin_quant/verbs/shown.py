@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.fastertransformer.tuner import TunedGemm
+from swin_quant.backends.onnx_reader.npu_rules import NPUS, Misfit
 from swin_quant.backends.onnx_reader.products import Inspection
 from swin_quant.backends.registry import targets
 from swin_quant.quant.policy import Policy
@@ -77,15 +78,26 @@ class GraphReport:
     file: Path
     report: Inspection
     engines: Mapping[str, IntegerProducts]
+    npu: str | None = None
+    misfits: Sequence[Misfit] = ()
 
     def show(self) -> None:
-        """Print it as wide as the terminal."""
+        """Print it as wide as the terminal; for an NPU, whether the file keeps its rules and which nodes do not."""
+        if self.npu:
+            rules, count = NPUS[self.npu], len(self.misfits)
+            print(f"{self.npu} ({rules.what}): {f'{count} nodes do not fit' if count else 'fits'}")
+            print(*self.misfits, *(f"source: {one}" for one in rules.sources), sep="\n")
+            return
         print_fitted(partial(inspection_text, self.report, engines=self.engines))
 
     def to_json(self) -> dict[str, Any]:
         """The inspection, with the counts by engine."""
         counts = {name: asdict(one) for name, one in self.engines.items()}
-        return {"file": self.file.name, **self.report.to_dict(), "engines": counts}
+        found = {"file": self.file.name, **self.report.to_dict(), "engines": counts}
+        if self.npu:
+            misfits = [asdict(one) for one in self.misfits]
+            found["npu"] = {"for": self.npu, **asdict(NPUS[self.npu]), "misfits": misfits}
+        return found
 
 
 @dataclass(frozen=True)

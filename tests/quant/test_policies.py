@@ -21,8 +21,18 @@ from swin_quant.quant.policy import (
 
 
 def test_the_built_in_policies():
-    names = "cpu cpu-amx cpu-operators cuda cuda-fp8 float ft-mode1 ft-mode2 onnxruntime qdq qdq-unsigned tensorrt"
-    assert builtin_policies() == [*names.split(), "tensorrt-centred", "tensorrt-fp8", "w4a16", "w4a16-blocks", "w4a8"]
+    names = (
+        "a16 cpu cpu-amx cpu-operators cuda cuda-fp8 executorch float ft-mode1 ft-mode2 onnxruntime qdq qdq-unsigned"
+    )
+    assert builtin_policies() == [
+        *names.split(),
+        "tensorrt",
+        "tensorrt-centred",
+        "tensorrt-fp8",
+        "w4a16",
+        "w4a16-blocks",
+        "w4a8",
+    ]
     assert INT8_MODES == {1: "ft-mode1", 2: "ft-mode2"}
 
 

@@ -214,7 +214,7 @@ BAD_RULES = [
     ({"enable": "role:gemm_weight", "disable": "b.fc2._weight_quantizer"}, "b.fc2._weight_quantizer"),
     ({"enable": "*", "bit": 8}, "'bit'"),
     ({"enable": "*", "bits": 1}, "is 1,"),
-    ({"enable": "*", "bits": 9}, "is 9,"),
+    ({"enable": "*", "bits": 17}, "is 17,"),
     ({"enable": "*", "bits": True}, "not True"),
     ({"enable": "*", "bits": 8.0}, "not 8.0"),
     ({"enable": "*", "bits": "8"}, "not '8'"),

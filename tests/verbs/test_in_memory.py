@@ -167,7 +167,7 @@ def test_what_is_wrong_is_one_sentence(model, train, val, pictures, tmp_path):
         (sq.SwinQuantError, "no picture", lambda: sq.calibrate(model, [])),
         (sq.UsageError, "have no labels", lambda: sq.evaluate(model, sq.pictures(pictures / "val"))),
         (sq.UsageError, "at least 1", lambda: sq.pictures(pictures, "val", 0)),
-        (sq.UsageError, "bits is .*, but must be at least 2 and at most 8", lambda: policy.bits("*", 9)),
+        (sq.UsageError, "bits is .*, but must be at least 2 and at most 16", lambda: policy.bits("*", 17)),
         (sq.SwinQuantError, "nowhere: no such file or folder", lambda: sq.pictures(tmp_path / "nowhere").open()),
         (sq.UsageError, "wrap takes a torch.nn.Module, not int", lambda: sq.wrap(3, 224)),
     ):

@@ -5,8 +5,8 @@ from swin_quant.backends.backend import Backend, OnnxTarget, onnx_target
 BACKEND = Backend(
     name="onnx",
     exports=onnx_target(
-        OnnxTarget("portable", takes_float16=True, int4=True, fp8=True),
-        ("qdq", "tensorrt-fp8", "cuda-fp8"),
+        OnnxTarget("portable", takes_float16=True, int4=True, fp8=True, npu=True),
+        ("qdq", "tensorrt-fp8", "cuda-fp8", "a16"),
         ("swin-quant show {file}", "swin-quant bench {file} --checkpoint {checkpoint}"),
     ),
     writes="ONNX with symmetric Q/DQ pairs",

@@ -19,6 +19,7 @@ from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.pairs import constant
 from swin_quant.backends.onnx_reader import metadata
+from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.releases import RUNS_ON, requirements
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base import __version__
@@ -100,8 +101,8 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
         lambda node: not (torch.isfinite(used := _amax(node)) & (used > TINY_AMAX)).all()
     ),
-    "have fewer than 8 bits, which ONNX has for weights alone": (
-        lambda node: node.setting.bits != 8 and node.role is not Role.GEMM_WEIGHT
+    "have fewer than 8 bits, or 9 to 15, which ONNX has for weights alone": (
+        lambda node: node.setting.bits not in (8, 16) and node.role is not Role.GEMM_WEIGHT
     ),
     "have a narrow range, which ONNX has for weights alone": (
         lambda node: node.setting.narrow_range and node.role is not Role.GEMM_WEIGHT
@@ -137,7 +138,9 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     rewriter = rewriter_of(model)
     rewrites = rewriter.chosen(options)
     choose_nodes(model, card, options)
-    if options.opset is None and (has_fp8(model) or _has_tanh_gelu(model)):
+    options = replace(options, wide=any(node.setting.bits > 8 for node in enabled_nodes(model).values()))
+    newest = has_fp8(model) or _has_tanh_gelu(model) or options.npu  # NPUs take GELU as one operator alone
+    if options.opset is None and not options.wide and newest:
         options = replace(options, opset=options.version if options.int4_weights else OPSETS[-1])
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     preprocess = Preprocess.from_dict(card.preprocess) if options.uint8_input else None
@@ -159,10 +162,19 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     called = "int4" if options.int4_weights else quantized.lower()
     file = folder / f"{card.name}{kind}_{options.suffix(called)}.onnx"
+    if options.npu:
+        _check_npu(card.name, proto)
     others = store(proto, file)
     onnx.checker.check_model(str(file), full_check=True)
     recorded[RUNS_ON] = requirements(card, precision, recorded)
     return finish_artifact(file, card, "onnx", precision, recorded, others)
+
+
+def _check_npu(name: str, proto: "ModelProto") -> None:
+    """UsageError, with nodes and reasons, for a graph that breaks the rules of an NPU."""
+    copied = type(proto).FromString(proto.SerializeToString())
+    if found := [str(one) for target in NPUS for one in misfits(copied, target)]:
+        raise UsageError(f"{name}: ‹npu›: {listed(dict.fromkeys(found), 3)}: this network has no form for NPUs here")
 
 
 def _in_text(folder: str | Path) -> str | Path:
@@ -189,6 +201,11 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             raise UsageError(
                 f"{card.name}: {options.target} takes no zero points but those that a linear's bias can hold, and "
                 f"policy {policy} has them at {listed(names, 3)}: choose a ‹policy› without"
+            )
+        if names := [name for name, node in nodes.items() if node.setting.bits > 8]:
+            raise UsageError(
+                f"{card.name}: {options.target} takes no 16 bits, and policy {policy} has them at "
+                f"{listed(names, 3)}: choose a ‹policy› without"
             )
     _check_blocks(card.name, nodes, options)
     names = [name for name, node in nodes.items() if node.setting.format == FP8]
@@ -303,6 +320,6 @@ def to_onnx(
 
 def recorded_options(options: OnnxOptions, rewrites: Iterable[str]) -> dict[str, Any]:
     """The options as a run card keeps them."""
-    given = {key: value for key, value in asdict(options).items() if key != "labels"}
+    given = {key: value for key, value in asdict(options).items() if key not in ("labels", "wide")}
     given |= {"replace": list(options.replace), "plugin": list(options.plugin)}
     return given | {"opset": options.version, "float_type": options.floats, "rewrites": sorted(rewrites)}

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.onnx.operators import dequantize, qdq
+from swin_quant.backends.onnx.operators import UINT16, dequantize, qdq
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.quant.calibration import LARGEST_HALF
@@ -25,7 +25,7 @@ TINY_BIAS = 1e-30
 
 
 class Pair(nn.Module):
-    """A node as one QuantizeLinear / DequantizeLinear pair: int8, uint8 with a zero point, or float8.
+    """A node as one QuantizeLinear / DequantizeLinear pair: int8, uint8 with a zero point, uint16, or float8.
 
     It computes in the type of its scale and returns its input's type. `centred`: for engines without zero points; the
     middle of the range, `offset`, is subtracted before an int8 pair, and the reader has to add it again.
@@ -36,9 +36,10 @@ class Pair(nn.Module):
         self.scale: Tensor
         qmin, qmax = node.grid
         self.register_buffer("scale", node.range_for().detach() / qmax)
-        self.zero_point = None if node.setting.symmetric or centred else -qmin
+        is_wide = node.setting.bits > 8
+        self.zero_point = None if (node.setting.symmetric and not is_wide) or centred else -qmin
         self.offset = (qmin + 128) * self.scale.item() if centred and not node.setting.symmetric else 0.0
-        self.format = node.setting.format
+        self.format = UINT16 if is_wide else node.setting.format
 
     def forward(self, x: Tensor) -> Tensor:
         own = x.to(self.scale.dtype)

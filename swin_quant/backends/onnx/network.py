@@ -178,7 +178,8 @@ class Rewriter:
     `network`: makes the network to export, pictures [B, in, S, S] -> logits [B, classes], both of the given type.
     `builds_on`: the first rewrite, which all the others need.
     `constants`: rewrites that store computable values, for targets that want that.
-    `unfused`: rewrites for targets that fuse no attention. `for_half`: rewrites that float16 needs.
+    `unfused`: rewrites for targets that fuse no attention. `for_half`: rewrites that float16 needs. `for_npu`: those of
+    the form for NPUs alone.
     `plugins`: operator -> the change that makes calls of a plugin's operator.
     `halve`: makes a rewritten model float16, except the layers around the nodes in `beyond_half`.
     `stem`: the float convolution without padding that reads the pictures, into which their normalisation can be folded.
@@ -193,6 +194,7 @@ class Rewriter:
     constants: frozenset[str] = frozenset()
     unfused: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
+    for_npu: frozenset[str] = frozenset()
     plugins: Mapping[str, OperatorRewrite] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
@@ -203,10 +205,9 @@ class Rewriter:
         """The names of the rewrites that apply. UsageError for an unknown name, or one without those that it needs."""
         everything = frozenset(self.table)
         if options.rewrites is None:
-            kept_out = (frozenset() if options.wants.constants else self.constants) | (
-                self.unfused if options.wants.fuses_attention else frozenset()
-            )
-            names = everything - kept_out
+            kept_out = self.unfused if options.npu or options.wants.fuses_attention else frozenset()
+            kept_out |= frozenset() if options.wants.constants else self.constants
+            names = everything - kept_out - (frozenset() if options.npu else self.for_npu)
         else:
             names = options.rewrites
         if unknown := sorted(names - everything):

@@ -15,17 +15,18 @@ from torch import Tensor
 from swin_quant.quant.fake_quant import E4M3, FP8, round_to_grid_
 
 GELU_OPSET = 20  # the first with Gelu
+UINT16 = "uint16"  # the format of activations in 16 bits
 
 
 @torch.library.custom_op("swin_quant::qdq", mutates_args=())
 def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
     """Round `x`, of any shape, to `scale * {-128..127}`.
 
-    With a uint8 zero point the levels are 0 to 255 around it; with format fp8 they are `scale` times the values of
-    float8 E4M3. scale: 0-dim, of x's type, as QuantizeLinear wants it.
+    With a uint8 zero point the levels are 0 to 255 around it, with format uint16 0 to 65535; with format fp8 they are
+    `scale` times the values of float8 E4M3. scale: 0-dim, of x's type, as QuantizeLinear wants it.
     """
     least = -128 if zero_point is None else -zero_point
-    ends = E4M3 if format == FP8 else (least, least + 255)
+    ends = E4M3 if format == FP8 else (least, least + (65535 if format == UINT16 else 255))
     levels = round_to_grid_(x.float() / scale.float(), *ends)
     return levels.mul_(scale.float()).to(x.dtype).contiguous()
 
@@ -96,7 +97,8 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
 
     def pair(x: Any, scale: Any, zero_point: int | None = None, format: str = "int8") -> Any:
         kind = ml_dtypes.float8_e4m3fn if format == FP8 else np.int8
-        zero = constant(0, kind) if zero_point is None else constant(zero_point, np.uint8)
+        unsigned = np.uint16 if format == UINT16 else np.uint8
+        zero = constant(0, kind) if zero_point is None else constant(zero_point, unsigned)
         return op.DequantizeLinear(op.QuantizeLinear(x, scale, zero), scale, zero)
 
     def stored(values: Any, scale: Any, axis: int = 1) -> Any:

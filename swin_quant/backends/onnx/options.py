@@ -12,7 +12,7 @@ from swin_quant.operators.replacements import chosen
 FLOAT_TYPES = ("float32", "float16")
 OPSETS = range(17, 21)
 FP8_OPSET = 19  # the first with float8 in Q/DQ
-INT4_OPSET = 21  # the first with INT4 in DequantizeLinear
+INT4_OPSET = 21  # the first with INT4 in DequantizeLinear, and 16 bits in Q/DQ
 INT4_BITS = 4
 BRANCHES = frozenset(
     {"attention_branch", "map_branch", "mlp", "patch_merging"}
@@ -33,6 +33,8 @@ class OnnxOptions:
     `labels`: the class names, for the file's metadata.
     `rewrites`: None for the rewrites of the architecture that suit the target.
     `int4_weights`: store weights of at most 4 bits as INT4, two in a byte; the opset is then 21.
+    `wide`: the policy has activations of 16 bits, which `export` finds; the opset is then 21.
+    `npu`: one picture at a time, no tensor above rank 5 and none of the operators that NPUs lack (`npu_rules`).
     `replace`: names of equivalent replacements. `plugin`: operators that become nodes of another domain
     (`roll=my.domain::Roll`). Both are for compilers that want the model's own operators, and leave the architecture's
     rewrites out, except for the plugins whose nodes the rewrites make.
@@ -50,6 +52,8 @@ class OnnxOptions:
     labels: tuple[str, ...] | None = field(default=None, repr=False)
     rewrites: frozenset[str] | None = None
     int4_weights: bool = False
+    wide: bool = field(default=False, repr=False)
+    npu: bool = False
     replace: tuple[str, ...] = ()
     plugin: tuple[str, ...] = ()
     plain: bool = False
@@ -65,9 +69,10 @@ class OnnxOptions:
         if self.int4_weights and (self.precision == "float" or not self.wants.int4):
             what = "precision float" if self.precision == "float" else f"target {self.target}"
             raise UsageError(f"‹int4_weights›: not with {what}: leave it out")
-        if self.int4_weights and self.version != INT4_OPSET:
-            raise UsageError(f"opset {self.opset}: ‹int4_weights› needs {INT4_OPSET}: leave ‹opset› out")
-        if not self.int4_weights and self.version not in OPSETS:
+        newer = "‹int4_weights› needs" if self.int4_weights else "activations of 16 bits need" if self.wide else ""
+        if newer and self.version != INT4_OPSET:
+            raise UsageError(f"opset {self.opset}: {newer} {INT4_OPSET}: leave ‹opset› out")
+        if not newer and self.version not in OPSETS:
             raise UsageError(
                 f"opset {self.opset}: must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
             )
@@ -77,6 +82,12 @@ class OnnxOptions:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
+        if self.npu and (self.batch not in (None, 1) or self.floats != "float32"):
+            raise UsageError(
+                "‹npu›: the file takes one picture at a time, in float32: leave ‹batch› and ‹float_type› out"
+            )
+        if self.npu:
+            object.__setattr__(self, "batch", 1)
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
             raise UsageError(f"‹top_k› {self.top_k}: must be a whole number from 1")
         if self.has_ends and not self.wants.ends:
@@ -114,7 +125,7 @@ class OnnxOptions:
     @property
     def version(self) -> int:
         """The opset of the file."""
-        if self.opset or self.int4_weights:
+        if self.opset or self.int4_weights or self.wide:
             return self.opset or INT4_OPSET
         return OPSETS[-1] if self.floats == "float16" else OPSETS[0]
 
@@ -136,7 +147,7 @@ class OnnxOptions:
     def suffix(self, quantized: str) -> str:
         """The part of a file's name for its precision and target; `quantized`: the bits of a quantized one."""
         kind = quantized if self.precision == "int8" else {"float32": "fp32", "float16": "fp16"}[self.floats]
-        words = [kind] + [self.target] * (self.target != "portable") + ["uint8"] * self.uint8_input
+        words = [kind] + [self.target] * (self.target != "portable") + ["uint8"] * self.uint8_input + ["npu"] * self.npu
         return "_".join(words)
 
 

@@ -24,6 +24,7 @@ _MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "
 _THROUGH = _MOVES | {"Cast"}
 _QUIET = _PRODUCTS | _INTEGER_PRODUCTS | _THROUGH | {*_PAIRS, "Constant", "Shape", "Concat", "Expand"}
 _SYMMETRIC = ("int8", "float8e4m3fn", "unknown")
+_WIDE = ("uint16", "int16")  # pairs of these make no int8 product
 _REACH = 64  # the most nodes followed in a row
 # Our exporter names a module layers.0.blocks.1, timm's by TorchScript /layers/layers.0/blocks/blocks.1.
 _BLOCK = re.compile(r"layers[._](\d+)\b.*?blocks[._](\d+)(?![\d])")
@@ -172,7 +173,8 @@ class _Graph:
         pairs = [self._dequantize(side) for side in sides]
         kinds = [self._kind(side, pair) for side, pair in zip(sides, pairs, strict=True)]
         formats = {
-            FLOAT8 if kind == FLOAT8 else "int8" if pair else None for kind, pair in zip(kinds, pairs, strict=True)
+            FLOAT8 if kind == FLOAT8 else "int8" if pair and kind not in _WIDE else None
+            for kind, pair in zip(kinds, pairs, strict=True)
         }
         weights = [pair for side, pair in zip(sides, pairs, strict=True) if pair and side in self.constant]
         is_whole = weights and all(size == 1 for size in self.shapes.get(weights[0].input[1], ()))
@@ -200,6 +202,8 @@ class _Graph:
         if pair is None:
             return self.types.get(tensor, "unknown")
         stored = self.types.get(pair.input[0], "unknown")
+        if stored in _WIDE:
+            return stored
         return "int4" if stored in ("int4", "uint4") else FLOAT8 if stored.startswith("float8") else "int8"
 
     def _block(self, node: "NodeProto") -> str | None:

@@ -16,7 +16,6 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -73,9 +72,9 @@ from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
-from swin_quant.verbs.report import report
 from swin_quant.verbs.align_sides import read_arrays
 from swin_quant.verbs.analyze import analyze_onnx
+from swin_quant.verbs.report import report
 
 Files = dict[str, bytes]
 TESTS = Path(__file__).parents[2]

@@ -6,14 +6,15 @@ from swin_quant.backends.onnx.swin.blocks import SwinNetwork
 from swin_quant.backends.onnx.swin.half import halve
 from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_MERGING
 from swin_quant.backends.onnx.swin.patch_embedding import PATCH_EMBEDDING
-from swin_quant.backends.onnx.swin.rewrites import REWRITES, restored
+from swin_quant.backends.onnx.swin.rewrites import FOR_NPU, REWRITES, restored
 
 REWRITER = Rewriter(
-    REWRITES,
+    REWRITES | FOR_NPU,
     SwinNetwork,
     builds_on="fusible-attention",
     constants=frozenset({"one-constant"}),
     unfused=frozenset({"windows-apart"}),
+    for_npu=frozenset(FOR_NPU),
     for_half=frozenset({"fusible-attention", "window-order"}),
     plugins={
         "attention_branch": ATTENTION_BRANCH,

@@ -74,6 +74,20 @@ class Apart:
         return bias + mask
 
 
+class AsBatch:
+    """[B * nW, heads, L, D]: no tensor above rank 4, for one picture, whose windows take the place of the batch."""
+
+    def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
+        groups, depth = 3 * attn.heads, qkv.shape[-1] // (3 * attn.heads)
+        return qkv.view(-1, attn.length, groups, depth).transpose(1, 2).chunk(3, 1)
+
+    def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return x.transpose(1, 2).reshape(-1, *shape[1:])
+
+    def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
+        return bias + mask
+
+
 class QuantizedAttention(nn.Module):
     """Attention of V1. The constant is the position bias plus, for shifted windows, their mask.
 
@@ -134,9 +148,9 @@ class QuantizedAttention(nn.Module):
         bias = self.table if self.index is None else gather(self.table, self.index)
         return bias if self.mask is None else self.layout.addend(bias, self.mask.to(bias.dtype))
 
-    def set_apart(self) -> None:
-        """Give windows a dimension of their own."""
-        self.layout = Apart()
+    def set_apart(self, layout: Layout = Apart()) -> None:
+        """Take windows from among the heads: into a dimension of their own, or the batch's."""
+        self.layout = layout
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k^T, quantized, as the first product takes them."""
@@ -166,8 +180,8 @@ class CosineAttention(QuantizedAttention):
     def fold_scale(self) -> None:
         """Nothing: the scale multiplies normalised vectors, not the linear's output."""
 
-    def set_apart(self) -> None:
-        super().set_apart()
+    def set_apart(self, layout: Layout = Apart()) -> None:
+        super().set_apart(layout)
         self.head_scale = self.head_scale[: self.heads]
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,6 +101,23 @@ class OrderedPatchEmbed(nn.Module):
         return self.norm(self.proj(x)).to(self.stream)
 
 
+class FlatPatchEmbed(nn.Module):
+    """The same for one picture, with no tensor above rank 5: patches are cut row by row, then gathered."""
+
+    def __init__(self, ordered: OrderedPatchEmbed) -> None:
+        super().__init__()
+        self.proj, self.norm, self.patch = ordered.proj, ordered.norm, ordered.patch
+        self.places: Tensor
+        self.register_buffer("places", ordered.order.int() if ordered.order is not None else torch.arange(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, channels, height, width = x.shape
+        rows, columns = height // self.patch, width // self.patch
+        x = x.view(channels, rows, self.patch, columns, self.patch).permute(1, 3, 0, 2, 4)
+        x = gather(x.reshape(1, rows * columns, channels * self.patch**2), self.places)
+        return self.norm(self.proj(x))
+
+
 def as_linear(conv: nn.Conv2d) -> nn.Linear:
     """A convolution of patches that do not overlap, as a product: [..., in * patch * patch] -> [..., out]."""
     linear = nn.Linear(conv.weight[0].numel(), len(conv.weight), bias=conv.bias is not None)

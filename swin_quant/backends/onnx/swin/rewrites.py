@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.network import Restore
-from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
+from swin_quant.backends.onnx.swin.attention import AsBatch, QuantizedAttention, fusible
 from swin_quant.backends.onnx.swin.blocks import (
+    FlatPatchEmbed,
     OrderedBlock,
     OrderedMerging,
     OrderedPatchEmbed,
@@ -43,6 +44,19 @@ def windows_apart(model: Lowered) -> None:
     """Windows in a dimension of their own, not among the heads: fewer transpositions where attention is not fused."""
     for attention in _attentions(model):
         attention.set_apart()
+
+
+def windows_in_batch(model: Lowered) -> None:
+    """Windows in the batch's place, biases and masks as one constant: attention of one picture, no tensor above rank
+    4."""
+    for attention in _attentions(model):
+        attention.set_apart(AsBatch())
+        attention.bake()
+
+
+def flat_patches(model: Lowered) -> None:
+    """Patches of one picture cut with no tensor above rank 5."""
+    model.patch_embed = FlatPatchEmbed(model.patch_embed)
 
 
 def one_constant(model: Lowered) -> None:
@@ -77,6 +91,7 @@ REWRITES: dict[str, Rewrite] = {
     "one-constant": one_constant,
     "window-order": window_order,
 }
+FOR_NPU: dict[str, Rewrite] = {"windows-in-batch": windows_in_batch, "flat-patches": flat_patches}  # of one picture
 
 
 def _blocks(model: Lowered) -> list[Any]:

@@ -1,6 +1,6 @@
 """Files as people have them, before and after: writes docs/results/given.md.
 
-    python benchmarks/given.py --data-path DIR [--before CHECKOUT] [--case NAME ...] [--work W]
+    python benchmarks/given_modules/given.py --data-path DIR [--before CHECKOUT] [--case NAME ...] [--work W]
 
 DIR is CIFAR-10 as zip files and maps; 320 of its training and 500 of its validation pictures are put into folders of
 classes. Each case (benchmarks/given_modules/given_cases.py) runs in a process and a folder of its own, by the package
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).parents[1])]
 from pages import RESULTS, ROOT, cifar10, line_of, save, script_parser
 
 PAGE = RESULTS / "given.md"
@@ -30,7 +31,6 @@ def main() -> None:
     parser.add_argument("--case", nargs="+", help="these alone; nothing is written")
     parser.add_argument("--work", type=Path, default=Path("out/given"))
     args = parser.parse_args()
-    sys.path.insert(0, str(CASES.parent))
     from given_cases import CASES as known
 
     pictures = folders_of(args.data_path, args.work / "pictures")
@@ -94,7 +94,7 @@ is printed, a warning behind the result.
 
 {text}
 
-Written by `python benchmarks/given.py --data-path DIR/data/cifar10 --before CHECKOUT`.
+Written by `python benchmarks/given_modules/given.py --data-path DIR/data/cifar10 --before CHECKOUT`.
 """
 
 

@@ -1,0 +1,176 @@
+"""ExecuTorch programs of ours beside ExecuTorch's own quantizer and OpenVINO, on random weights at published sizes.
+
+    PYTHONPATH=. python benchmarks/npu_and_phone.py swin_tiny_patch4_window7_224 --output docs/results/executorch.csv
+    PYTHONPATH=. python benchmarks/npu_and_phone.py deit_tiny_patch16_224 resnet18 --output docs/results/executorch.csv
+
+Of each model it counts the int8 products of the lowered program, and compares outputs with fake-quant and with float
+(SQNR, dB). Times are CPU time of one thread for one picture, the least of `--rounds`, in turns: the processes of others
+do not count. A name that no config has is timm's. Rows are added to a file that is there.
+"""
+
+import argparse
+import csv
+import logging
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import swin_quant as sq
+from swin_quant.backends.executorch.export import export, products_of
+from swin_quant.backends.registry import engine_loader, exporter
+from swin_quant.base.compat import import_timm
+from swin_quant.base.files import configs_dir
+from swin_quant.cards.card import RunCard
+from swin_quant.config import load_config
+from swin_quant.models import build_model
+from swin_quant.models.classifier import Classifier
+from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.policy import apply_policy, load_policy, quantizing
+from swin_quant.score.options import EngineOptions
+
+
+@dataclass
+class Row:
+    """A program of a model; SQNR in dB, times in milliseconds of one CPU core."""
+
+    model: str
+    program: str
+    products: str
+    megabytes: float
+    sqnr_fake_quant: float | None
+    sqnr_float: float
+    cpu_ms: float = 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--without", nargs="*", default=[], choices=("pt2e", "openvino", "float"))
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.csv")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    for name in options.models:
+        rows = measured(name, options.rounds, options.without)
+        is_new = not options.output.exists()
+        with options.output.open("a", newline="") as file:
+            writer = csv.DictWriter(file, [*asdict(rows[0])])
+            if is_new:
+                writer.writeheader()
+            writer.writerows(map(asdict, rows))
+        for row in rows:
+            print(*asdict(row).values(), sep="  ", flush=True)
+
+
+def network(name: str) -> Classifier:
+    """A model of random weights: of a shipped config, else timm's, wrapped."""
+    torch.manual_seed(0)
+    if found := next(configs_dir().glob(f"swin*/{name}.yaml"), None):
+        return build_model(load_config(str(found))).eval()
+    timm = import_timm()
+    size = timm.models.get_pretrained_cfg(name).input_size
+    wrapped: Classifier = sq.wrap(timm.create_model(name, pretrained=False).eval(), size[-1]).module
+    return wrapped.eval()
+
+
+def sqnr(expected: Tensor, found: Tensor) -> float:
+    return round(10 * torch.log10(expected.square().sum() / (expected - found).square().sum()).item(), 1)
+
+
+def measured(name: str, rounds: int, without: list[str]) -> list[Row]:
+    """The rows of one model, timed in turns."""
+    model = network(name)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(8, *model.input_shape, generator=generator)
+    calibrate(model, [images], Method("max"))
+    with torch.inference_mode():
+        expected = model(images[:1])
+    rows, runs = list[Row](), list[Callable[[Tensor], Tensor]]()
+
+    def add(program: str, products: str, size: int, run: Callable[[Tensor], Tensor], fake: Tensor | None) -> None:
+        out = run(images[:1])
+        apart = None if fake is None else sqnr(fake, out)
+        rows.append(Row(name, program, products, round(size / 1e6, 1), apart, sqnr(expected, out)))
+        runs.append(run)
+
+    with tempfile.TemporaryDirectory() as folder:
+        for target, policy in (("executorch", "executorch"), ("openvino", "cpu"), ("executorch", "float")):
+            if target in without or policy in without:
+                continue
+            fake = simulated(model, policy, images[:1])
+            precision = "float" if policy == "float" else "int8"
+            card = RunCard(name, {}, {}, policy=load_policy(policy).to_dict())
+            if target == "openvino":
+                from swin_quant.backends.onnx.options import OnnxOptions
+
+                artifact = exporter(target)(model, card, folder, OnnxOptions(precision, target, batch=1, plain=True))
+            else:
+                from swin_quant.backends.executorch.export import ExecutorchOptions
+
+                artifact = export(model, card, folder, ExecutorchOptions(precision))
+            engine = engine_loader(target)(artifact, EngineOptions(threads=1))
+            counts = f"{engine.details['int8_gemms']} of {engine.details['all_gemms']}"
+            add(f"{target}, {policy}", counts, artifact.file.stat().st_size, engine, fake)
+        if "pt2e" not in without:
+            content, products = pt2e(model, images)
+            add("executorch, XNNPACKQuantizer", products, len(content), running(content), None)
+        for _ in range(rounds):
+            for row, run in zip(rows, runs, strict=True):
+                start = time.process_time()
+                run(images[:1])
+                spent = 1e3 * (time.process_time() - start)
+                row.cpu_ms = round(min(row.cpu_ms or spent, spent), 1)
+    return rows
+
+
+def simulated(model: Classifier, policy: str, images: Tensor) -> Tensor | None:
+    """Fake-quant's logits; None for float."""
+    if policy == "float":
+        return None
+    apply_policy(model, load_policy(policy))
+    with torch.inference_mode(), quantizing(model):
+        return model(images)
+
+
+def pt2e(model: Classifier, images: Tensor) -> tuple[bytes, str]:
+    """The program of ExecuTorch's documentation: XNNPACKQuantizer, static, per channel, calibrated on `images`."""
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+        XNNPACKQuantizer,
+        get_symmetric_quantization_config,
+    )
+    from executorch.exir import to_edge_transform_and_lower
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    with torch.no_grad():
+        traced = torch.export.export(model.requires_grad_(False), (images[:1],), strict=False).module()
+        prepared = prepare_pt2e(
+            traced, XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+        )
+        for image in images:
+            prepared(image[None])
+        traced = torch.export.export(convert_pt2e(prepared), (images[:1],), strict=False)
+        lowered = to_edge_transform_and_lower(traced, partitioner=[XnnpackPartitioner()])
+    kinds = list(products_of(lowered.exported_program().graph_module).values())
+    return bytes(lowered.to_executorch().buffer), f"{kinds.count('int8')} of {len(kinds)}"
+
+
+def running(content: bytes) -> Callable[[Tensor], Tensor]:
+    """The runtime's `forward` of a program."""
+    from executorch.runtime import Runtime
+
+    program = Runtime.get().load_program(content)
+    forward = program.load_method("forward")
+    return lambda images: forward.execute((images.contiguous(),))[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Rules of NPUs for ONNX files, as data with their sources, and the nodes of a file that break them.
+
+A file that keeps all rules of a target is one that its makers say they take. That it runs, and runs rightly, only the
+device shows (docs/devices.md).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.extras import library
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+@dataclass(frozen=True)
+class NpuRules:
+    """The rules of a target.
+
+    `most_rank`: dimensions of a tensor; `takes`: the operators of ONNX that it lists, None: it lists none; `lacks`:
+    ones that it is known to compute wrongly or not at all; `sources`: where each rule stands.
+    """
+
+    what: str
+    most_rank: int
+    takes: frozenset[str] | None
+    lacks: frozenset[str]
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A node that breaks a rule, and the rule in words."""
+
+    node: str
+    operator: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.operator}): {self.why}"
+
+
+_QNN_OPERATORS = """
+Abs Add And ArgMax ArgMin Asin Atan AveragePool BatchNormalization Cast Ceil Clip Concat Conv ConvTranspose Cos CumSum
+DepthToSpace DequantizeLinear Div Einsum Elu Equal Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
+GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity
+InstanceNormalization Inverse IsNaN LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
+LpNormalization MatMul Max MaxPool Mean Min Mod Mul Neg NonZero Not Or PRelu Pad Pow QuantizeLinear RMSNormalization
+RandomNormalLike RandomUniformLike Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape
+Resize RoiAlign RotaryEmbedding Round STFT ScatterElements ScatterND Sigmoid Sign Sin Slice Softmax Softplus
+SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Upsample Where
+Constant
+"""  # Constant is an initializer. Erf is not listed: its simulator leaves GELU to the CPU where a file has no Gelu
+NPUS: dict[str, NpuRules] = {
+    "qnn": NpuRules(
+        what="Qualcomm's NPUs by ONNX Runtime's QNN",
+        most_rank=5,
+        takes=frozenset(_QNN_OPERATORS.split()),
+        lacks=frozenset({"Loop", "If", "Scan"}),
+        sources=(
+            "operators, static shapes, no Loop: onnxruntime-qnn, docs/execution_providers/QNN-ExecutionProvider.md",
+            "rank: pytorch/executorch issue 14052: QNN refuses tensors of SwinV2-T for their rank 6",
+        ),
+    ),
+    "openvino-npu": NpuRules(
+        what="Intel's NPUs by OpenVINO",
+        most_rank=5,
+        takes=None,
+        lacks=frozenset({"Loop", "If", "Scan", "ScatterND", "ScatterElements", "Where"}),
+        sources=(
+            "static shapes: docs.openvino.ai, NPU Device, Limitations",
+            "windows by tensors above rank 5, masks by ScatterND and Where: openvino issues 37264 (wrong answers, no "
+            "error) and 37265 (Swin-L does not compile); OpenVINO lists no operators for NPUs",
+        ),
+    ),
+}
+
+
+def misfits(model: "ModelProto", target: str) -> list[Misfit]:
+    """The nodes of an ONNX model that break the rules of a target, in the graph's order. SwinQuantError for a graph
+    whose shapes contradict each other. Drops the data of large tensors from `model`."""
+    from swin_quant.backends.onnx_reader.checks import without_data
+    from swin_quant.backends.onnx_reader.worker import InferenceError, ask
+
+    rules, onnx = NPUS[target], library("onnx", "onnx")
+    try:
+        graph = onnx.ModelProto.FromString(ask(without_data(model).SerializeToString(), "strict")).graph
+    except InferenceError as error:
+        raise SwinQuantError(f"its graph makes no sense: {error}") from error
+    shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info, *graph.output)}
+    return list(_breaking(graph, rules, shapes))
+
+
+def _breaking(graph: Any, rules: NpuRules, shapes: dict[str, Any]) -> Iterator[Misfit]:
+    from swin_quant.backends.onnx_reader.checks import label
+
+    constants = {tensor.name for tensor in graph.initializer}
+    for value in graph.input:
+        if value.name not in constants and any(not size.HasField("dim_value") for size in shapes[value.name].dim):
+            yield Misfit(value.name, "input", "its shape is open: export with a fixed batch and size")
+    for node in graph.node:
+        if node.op_type in rules.lacks or node.domain not in ("", "ai.onnx"):
+            yield Misfit(label(node), node.op_type, "the operator is not taken, or not rightly")
+        elif rules.takes is not None and node.op_type not in rules.takes:
+            yield Misfit(label(node), node.op_type, "the operator is not in the target's list")
+        ranks = [len(shapes[name].dim) for name in node.output if name in shapes]
+        if ranks and max(ranks) > rules.most_rank:
+            yield Misfit(label(node), node.op_type, f"a tensor of rank {max(ranks)}, above {rules.most_rank}")

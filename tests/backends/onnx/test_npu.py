@@ -1,0 +1,147 @@
+"""ONNX for NPUs: 16-bit activations beside fake-quant, the form without tensors above rank 5, and the rules."""
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
+from swin_quant.backends.onnxruntime import engine as onnxruntime_engine
+from swin_quant.backends.openvino import engine as openvino_engine
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.quant.policy import Rule, load_policy, quantizing
+
+BANNED = {"Roll", "Where", "ScatterND", "ScatterElements", "Loop", "If", "Scan"}
+
+
+def sqnr(expected, found):
+    return 10 * torch.log10(expected.square().sum() / (expected - found).square().sum()).item()
+
+
+@pytest.fixture
+def written(exported, calibrated):
+    """written(kind, policy, option=value ...) -> artifact, fake-quant's logits for two pictures, and the pictures."""
+
+    def write(kind, policy, **options):
+        model, _ = calibrated(kind, policy)
+        images = torch.randn(2, *model.input_shape, generator=torch.Generator().manual_seed(4))
+        with torch.inference_mode(), quantizing(model):
+            return exported(kind, policy, **options), model(images), images
+
+    return write
+
+
+def one_by_one(engine, images):
+    return torch.cat([engine(image[None]) for image in images])
+
+
+def ranks(file):
+    model = onnx.shape_inference.infer_shapes(onnx.load(file), strict_mode=True)
+    values = (*model.graph.input, *model.graph.value_info, *model.graph.output)
+    return max(len(value.type.tensor_type.shape.dim) for value in values)
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("policy", ["qdq", "a16"])
+def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kind, policy):
+    newest = {"opset": 20} if policy == "qdq" else {}  # GELU as one operator, as NPUs want it
+    plain, expected, images = written(kind, policy, batch=1, **newest)
+    artifact, _, _ = written(kind, policy, npu=True)
+    assert artifact.file.name == f"{kind}_tiny_{'int8' if policy == 'qdq' else 'w8a16'}_npu.onnx"
+    assert ranks(plain.file) > 5 >= ranks(artifact.file)
+    assert not BANNED & {node.op_type for node in onnx.load(artifact.file).graph.node}
+    assert {target: misfits(onnx.load(artifact.file), target) for target in NPUS} == {target: [] for target in NPUS}
+    before, after = (one_by_one(onnxruntime_engine.load(one), images) for one in (plain, artifact))
+    assert torch.equal(before, after)
+    before, after = (one_by_one(openvino_engine.load(one), images) for one in (plain, artifact))
+    assert sqnr(expected, after) == pytest.approx(sqnr(expected, before), abs=0.5)
+
+
+def test_16_bits_are_uint16_pairs_and_nearly_the_model_with_rounded_weights(written, calibrated):
+    artifact, expected, images = written("swin", "a16")
+    model = onnx.load(artifact.file)
+    zeros = {tensor.name: tensor for tensor in model.graph.initializer}
+    pairs = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+    assert {zeros[node.input[2]].data_type for node in pairs} == {onnx.TensorProto.UINT16}
+    assert artifact.record["precision"] == "W8A16" and artifact.record["options"]["opset"] == 21
+    assert sqnr(expected, onnxruntime_engine.load(artifact)(images)) > 60
+    alone, _ = calibrated("swin", "executorch")  # the same weights, float activations
+    with torch.inference_mode(), quantizing(alone):
+        assert sqnr(alone(images), expected) > 55
+
+
+def test_a_pair_of_16_bits_has_the_levels_of_onnx_s_reference(calibrated):
+    """Each value as the reference implementation of QuantizeLinear rounds it, to the bit."""
+    model, _ = calibrated("swin", "a16")
+    node = model.layers[0].blocks[0].mlp.fc1._input_quantizer
+    x = torch.linspace(float(node.bounds[0]) * 1.2, float(node.bounds[1]) * 1.2, 999)
+    with torch.inference_mode(), quantizing(model):
+        expected = node(x)
+    scale, zero = (node.range_for() / node.grid[1]).numpy(), np.asarray(-node.grid[0], np.uint16)
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
+    ]
+    constants = [numpy_helper.from_array(scale, "s"), numpy_helper.from_array(zero, "z")]
+    graph = helper.make_graph(nodes, "g", [info("x", 1, [999])], [info("y", 1, [999])], constants)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    (found,) = ReferenceEvaluator(proto).run(None, {"x": x.numpy()})
+    np.testing.assert_array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (Rule(nodes=("role:gemm_input",), bits=12), "fewer than 8 bits, or 9 to 15"),
+        (Rule(nodes=("role:gemm_weight",), bits=16), "weights have at most 8 bits, not 16"),
+    ],
+)
+def test_other_bits_are_refused(calibrated, tmp_path, rule, said):
+    model, card = calibrated("swin")
+    with pytest.raises(SwinQuantError, match=said):
+        export(model, replace(card, policy=load_policy("qdq").and_then(rule).to_dict()), tmp_path)
+
+
+def test_16_bits_are_not_for_tensorrt_and_not_for_older_opsets(calibrated, tmp_path):
+    model, card = calibrated("swin", "a16")
+    with pytest.raises(UsageError, match="tensorrt takes no"):
+        export(model, card, tmp_path, OnnxOptions(target="tensorrt"))
+    with pytest.raises(UsageError, match="opset 20: activations of 16 bits need 21"):
+        export(model, card, tmp_path, OnnxOptions(opset=20))
+
+
+@pytest.mark.parametrize("options", [{"batch": 2}, {"float_type": "float16"}])
+def test_the_form_for_npus_is_of_one_picture_in_float32(options):
+    with pytest.raises(UsageError, match="npu: the file takes one picture at a time, in float32"):
+        OnnxOptions(npu=True, **options)
+
+
+def test_misfits_are_listed_with_their_reasons():
+    info = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("Where", ["c", "x", "x"], ["w"], name="mask"),
+        helper.make_node("Det", ["w"], ["d"], name="det"),
+        helper.make_node("Reshape", ["x", "six"], ["y"], name="windows"),
+    ]
+    constants = {"c": np.array(True), "six": np.array([0, 1, 2, 2, 1, 1])}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [info("x", 1, ["batch", 2, 2])],
+        [info("d", 1, ["batch"]), info("y", 1, None)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+
+    def found(target):
+        return [(one.node, one.why.split(":")[0]) for one in misfits(onnx.ModelProto.FromString(data), target)]
+
+    is_open, six = ("x", "its shape is open"), ("windows", "a tensor of rank 6, above 5")
+    assert found("qnn") == [is_open, ("det", "the operator is not in the target's list"), six]
+    assert found("openvino-npu") == [is_open, ("mask", "the operator is not taken, or not rightly"), six]
