@@ -159,7 +159,7 @@ def default_policy(model: Model) -> Policy:
     """The policy of the model's family, or of a wrapped module, where nobody names one; a line says which."""
     policy = load_policy(families()[model.config.MODEL.TYPE].policy if model.card.config else WRAPPED)
     log.info(
-        "policy %s, because none is named (%s): give the policy of your engine; `swin-quant policies` lists them",
+        "policy %s, because none is named (%s): give the policy of your engine; `swin-quant show policies` lists them",
         policy.name,
         policy.description.rstrip("."),
     )

@@ -177,4 +177,4 @@ def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str,
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
     why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
     then = [step.format(file=file, checkpoint=checkpoint) for step in target.exporting.next_step]
-    return DeployVerdict(str(file), why, then[-1] if then else f"swin-quant inspect {file}")
+    return DeployVerdict(str(file), why, then[-1] if then else f"swin-quant show {file}")

@@ -238,7 +238,7 @@ def failures(records: Sequence[VerificationRecord]) -> list[str]:
         if record.get("quantized_products")
     }
     return [
-        f"is called int8, and {name} runs it in float: {found} (`swin-quant inspect` names the others)"
+        f"is called int8, and {name} runs it in float: {found} (`swin-quant show` names the others)"
         for name, found in counts.items()
         if found.is_float
     ] + [
