@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from pages import RESULTS, ROOT, cifar10, line_of, save, script_parser
+from pages import RESULTS, ROOT, cifar10, line_of, save, script_parser  # noqa: E402
 
 PAGE = RESULTS / "given.md"
 CASES = ROOT / "benchmarks" / "given_modules" / "given_cases.py"
