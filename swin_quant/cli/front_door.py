@@ -119,23 +119,16 @@ class FrontDoor:
         if self._is_scored():  # pictures without fitting labels are refused now, not after the calibration
             open_labelled(cfg, "val", self.world, "no", names_of(cfg, self.file.opened, args.replace_head))
         folder = ensure_writable_dir(args.calib_output_path or self.folder)
-        model = calibrate(
-            self.file,
-            replace(
-                self.place,
-                split=args.calib_split or "train",
-                count=args.num_calib_batch * args.calib_batchsz,
-                seed=cfg.SEED,
-                batch=args.calib_batchsz,
-            ),
-            self.policies[:1] or None,
-            method=args.calibrator,
-            percentile=args.percentile,
-            exact=args.exact_histogram,
-            passes=args.passes or NONE,  # main.py does nothing unasked
-            augment=args.calib_augment,
-            folder=folder,
-        )
+        count, split = args.num_calib_batch * args.calib_batchsz, args.calib_split or "train"
+        sample = replace(self.place, split=split, count=count, seed=cfg.SEED, batch=args.calib_batchsz)
+        ranges: dict[str, Any] = {
+            "method": args.calibrator,
+            "percentile": args.percentile,
+            "exact": args.exact_histogram,
+        }
+        passes = args.passes or NONE  # main.py does nothing unasked
+        how: dict[str, Any] = {"passes": passes, "augment": args.calib_augment, "folder": folder}
+        model = calibrate(self.file, sample, self.policies[:1] or None, **ranges, **how)
         model.save_in(folder, self.world)
         return model
 
@@ -158,7 +151,8 @@ class FrontDoor:
         batch = self.cfg.DATA.BATCH_SIZE
         found = evaluate(subject, self.place, chosen, half=self.half, original=original, batch_size=batch)
         found.save_in(self.folder, self.world)
-        self.show(found)
+        if self.world.is_main:
+            found.show()
         return found
 
     def train(self) -> Evaluation:
@@ -168,29 +162,20 @@ class FrontDoor:
             qat = replace(qat, distill_compat=compat, distill_weight=weight)
         elif not training.recipe:
             training = replace(training, set=("distill.weight=0", *training.set))
-        tuned = finetune(
-            self.file,
-            self.place,
-            self.folder,
-            replace(training, lr=args.qat_lr if training.lr is None else training.lr),
-            self.policy,
-            epochs=args.num_epochs,
-            resume=getattr(args, "continue") or args.resume == _AUTO,
-            overwrite=args.overwrite,
-            distill=args.distill,
-            teacher=args.teacher,
-            amax=args.amax,
-            qat=qat,
-            half=self.half,
-            original=args.float,
-            no_eval=args.no_eval,
-        )
-        self.show(tuned)
-        return tuned.evaluation
-
-    def show(self, result: Any) -> None:
+        training = replace(training, lr=args.qat_lr if training.lr is None else training.lr)
+        goes_on = getattr(args, "continue") or args.resume == _AUTO
+        how: dict[str, Any] = {
+            "epochs": args.num_epochs,
+            "resume": goes_on,
+            "overwrite": args.overwrite,
+            "amax": args.amax,
+        }
+        how |= {"distill": args.distill, "teacher": args.teacher, "qat": qat}
+        scoring: dict[str, Any] = {"half": self.half, "original": args.float, "no_eval": args.no_eval}
+        tuned = finetune(self.file, self.place, self.folder, training, self.policy, **how, **scoring)
         if self.world.is_main:
-            result.show()
+            tuned.show()
+        return tuned.evaluation
 
     def time(self) -> None:
         if not self.file.checkpoint:

@@ -96,6 +96,7 @@ class FrontDoorParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        self.add_argument("--help-all", action="help", help="the same as --help")
         for flag, (kind, help, *default) in FLAGS.items():
             spellings = (flag, "--local-rank") if flag == "--local_rank" else (flag,)
             self._add(spellings, flag.strip("-").replace("-", "_"), kind, help, *default)

@@ -71,12 +71,10 @@ def demo(
     """
     if epochs < 1:
         raise UsageError(f"‹epochs› {epochs}: must be at least 1")
-    world = this_world()
-    if world.size > 1:
+    if (world := this_world()).size > 1:
         raise UsageError("the demo runs in one process: start it without torchrun")
     library("sklearn.datasets", "demo")  # the digits: named before anything is trained
     output, digits, val = ensure_writable_dir(folder), PictureSet(DIGITS, batch=BATCH), PictureSet(DIGITS, "val")
-
     log.info("1. train %s in float for %d epochs", model, epochs)
     how: dict[str, Any] = {"overwrite": True, "no_eval": True}
     trained = str(train(ModelFile(cfg=model), digits, output, Training("digits"), epochs=epochs, **how).file)
@@ -87,8 +85,8 @@ def demo(
 
     engines = [name for name, backend in targets().items() if backend.runs_its_export and backend.home == "cpu"]
     installed = [name for name in engines if targets()[name].is_installed and not targets()[name].emulates]
-    listed = ", ".join(installed) or "none (pip extras onnx, openvino)"
-    log.info("3. export for the engines that are installed: %s", listed)
+    none = "none (pip extras onnx, openvino)"
+    log.info("3. export for the engines that are installed: %s", ", ".join(installed) or none)
     artifacts = [export(int8, name, output / name).file for name in installed]
 
     log.info("4. four bits: calibrate, then train with the grid in place")
@@ -105,8 +103,8 @@ def demo(
     if artifacts:
         evaluate(SubjectFiles(files=tuple(map(str, artifacts))), replace(val, batch=BATCH), own_float=False)
 
-    files = [*(one.checkpoint for one in policies), *artifacts]
-    cards = {card_path(file): RunCard.read(card_path(file)) for file in files}
+    files = map(card_path, [*(one.checkpoint for one in policies), *artifacts])
+    cards = {file: RunCard.read(file) for file in files}
     _write_digit(7, output / "seven.png")
     try:
         write_page(output / "report.html", cards, val, ON_PAGE)

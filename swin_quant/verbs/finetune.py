@@ -115,24 +115,16 @@ def finetune(
     training = recipe if isinstance(recipe, Training) else Training(recipe)
     with called_in_python(**{"continue": "resume", "output": "folder", "batch": "batch_size"}):
         file = model if isinstance(model, ModelFile) else _file_of(model, folder, config)
-        cfg = file.config(place.config_keys())
+        cfg, chosen = file.config(place.config_keys()), one_policy(policy)
         keys = {"epochs": epochs, "batch_size": place.batch, "amax__mode": amax, **qat.keys()}
         wanted = load_recipe(training.recipe or DEFAULT_RECIPE).having(changes or {}, "changes")
         wanted = with_batch_size(training.change(wanted, **keys), cfg)
         if (distill and not wanted.distill.weight) or (teacher and not wanted.distill.on):
             wanted = wanted.having({"distill.weight": 1.0}, "--distill")
-        request = training.request(
-            folder_for(folder, cfg),
-            file.opened,
-            place,
-            teacher=str(teacher) if teacher else None,
-            teacher_cfg=qat.config(teacher),
-            original=str(original) if original else None,
-            resume=resume,
-            overwrite=overwrite,
-            replace_head=file.replace_head,
-        )
-        chosen = one_policy(policy)
+        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "replace_head": file.replace_head}
+        how |= {"teacher": teacher and str(teacher), "teacher_cfg": qat.config(teacher)}
+        how |= {"original": original and str(original)}
+        request = training.request(folder_for(folder, cfg), file.opened, place, **how)
         with only_writer(request.folder, world):  # until the last result is in the run card
             trained, path, used, is_chosen = _trained(cfg, wanted, request, chosen, world)
             tell_bits([used])

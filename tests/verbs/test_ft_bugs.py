@@ -105,7 +105,7 @@ def test_bug_10_the_schedule_of_training_does_not_matter_to_calibration(run, flo
 
 
 @pytest.mark.parametrize("cache", ["part", "full"])
-def test_bug_11_a_zip_of_fewer_than_ten_pictures(run, float_flags, card_of, pictures, tmp_path, cache):
+def test_bug_11_a_zip_of_fewer_than_ten_pictures(run, float_flags, scoring_flags, card_of, pictures, tmp_path, cache):
     """Also without a process group."""
     for split in ("train", "val"):
         files = sorted((pictures / split).rglob("*.png"))[:9]
@@ -113,9 +113,10 @@ def test_bug_11_a_zip_of_fewer_than_ten_pictures(run, float_flags, card_of, pict
             for file in files:
                 archive.write(file, file.name)
         (tmp_path / f"{split}_map.txt").write_text("".join(f"{file.name}\t{i % 3}\n" for i, file in enumerate(files)))
-    flags = ["--zip", "--cache-mode", cache, "--data-path", tmp_path, "--output", tmp_path / "out"]
-    assert run("calibrate", *float_flags, *flags).code == 0
-    assert card_of(tmp_path / "out/swin_micro_calib.pth")["results"][0]["pictures"] == 7
+    flags, file = ["--zip", "--cache-mode", cache, "--data-path", tmp_path], tmp_path / "out/swin_micro_calib.pth"
+    run("calibrate", *float_flags, *flags, "--output", file.parent).ok()
+    run("evaluate", file, *scoring_flags, *flags).ok()
+    assert card_of(file)["results"][0]["pictures"] == 7
 
 
 def test_bug_12_ranks_with_different_numbers_of_batches_do_not_wait_for_ever(
@@ -133,7 +134,7 @@ def test_bug_13_calibration_sees_the_evaluation_transform_and_keeps_no_graph(
     run, float_flags, card_of, forwards, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "swin_quant.data.preprocess.augmented", lambda *_: pytest.fail("augmented crops without --augment")
+        "swin_quant.verbs.calibrate.augmented", lambda *_: pytest.fail("augmented crops without --augment")
     )
     assert run("calibrate", *float_flags, "--output", tmp_path).code == 0
     assert observed(forwards) == [4] * 2
@@ -158,6 +159,7 @@ def test_bug_17_a_model_without_qkv_bias(run, write_config, pictures, card_of, t
     flags = ["--data-path", pictures, "--pictures", 4, "--batch", 4, "--device", "cpu"]
     run("calibrate", "--cfg", config, "--random-weights", *flags, "--policy", "ft-mode2", "--output", tmp_path).ok()
     path = tmp_path / f"{kind}_micro_calib.pth"
+    run("evaluate", path, "--data-path", pictures, "--device", "cpu").ok()
     assert not [key for key in torch.load(path, weights_only=True) if re.search(r"qkv\.bias|q_bias|v_bias", key)]
     assert card_of(path)["results"][-1]["policy"] == "ft-mode2"
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 import yaml
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli.front_door import REFUSED
+from swin_quant.cli.front_door_flags import FrontDoorParser
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.quant.policy import load_policy, policy_from_dict, settings_for
@@ -43,6 +45,20 @@ def test_every_flag_of_fastertransformer_is_known(main_py, flag):
     value = [] if FLAGS[flag] is None else [FLAGS[flag]]
     line = main_py("--cfg", "no_such_config", flag, *value).error(2)
     assert "unrecognized" not in line and "expected" not in line and "invalid" not in line
+
+
+def test_a_flag_that_is_given_twice_has_its_last_value_and_words_add_up():
+    """Scripts append flags to those that they have."""
+    words = "--cfg a --cfg b --batch-size 8 --batch-size 4 --opts SEED 1 --opts TAG x --quant-disable-keyword a b"
+    args = FrontDoorParser().parse(f"{words} --quant-disable-keyword c --calib --calib --local-rank=1".split())
+    assert (args.cfg, args.batch_size, args.opts, args.local_rank) == ("b", 4, ["SEED", "1", "TAG", "x"], 1)
+    assert args.quant_disable_keyword == ["a", "b", "c"] and args.calib is True and not args.train
+
+
+@pytest.mark.parametrize("words", ["--batch-size 1.5", "--num-epochs 1e3", "--int8-mode 3", "--seed 99999999999"])
+def test_a_number_of_another_kind_is_refused(words):
+    with pytest.raises(UsageError, match=words.split()[0]):
+        FrontDoorParser().parse(["--cfg", "a", *words.split()])
 
 
 @pytest.mark.parametrize("flag", REFUSED)
