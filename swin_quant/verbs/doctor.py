@@ -26,8 +26,8 @@ _PACKAGES = ("swin-quant", "torch", "timm", "numpy")
 _REQUIRED = "pip install -c constraints.txt -e . in the checkout"
 _INDEX = "https://download.pytorch.org/whl/cpu"
 _CPU_BUILD = (
-    f"{sys.executable} -m pip install --force-reinstall --no-deps --index-url {_INDEX} torchvision==%s, or begin scripts "
-    "with `from swin_quant.base.compat import import_timm` and `import_timm()`"
+    f"{sys.executable} -m pip install --force-reinstall --no-deps --index-url {_INDEX} torchvision==%s, or begin "
+    "a script with `from swin_quant.base.compat import import_timm` and `import_timm()`"
 )
 
 
