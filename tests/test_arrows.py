@@ -23,8 +23,9 @@ FLOORS = [
     ["wrapping"],
     ["loading"],
     ["exported"],
-    ["cli"],
+    ["policies"],
     ["verbs"],
+    ["cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -198,12 +199,31 @@ def _part(
     own = [note for note in notes if isinstance(note, Parameter)]
     said = {"help": help.replace("<", "\\<")} if help and not any(note.help for note in own) else {}
     placed = {"group": group} if group and not any(note.group for note in own) else {}
+    numbers = {"converter": _whole} if _is_whole(kinds) else {}
     hidden = {} if default or default == 0 and default is not False else {"show_default": False}
-    note = Parameter.combine(*own, Parameter(**said, **placed, **hidden))  # type: ignore[arg-type]
+    note = Parameter.combine(*own, Parameter(**said, **placed, **hidden, **numbers))  # type: ignore[arg-type]
     empty = default is inspect.Parameter.empty
     return inspect.Parameter(
         name, kind, default=inspect.Parameter.empty if empty else default, annotation=Annotated[_typed(kinds), note]
     )
+
+
+def _is_whole(kind: Any) -> bool:
+    """Whether values of a type are whole numbers, one or several."""
+    if kind is int:
+        return True
+    inner = [one for one in get_args(kind) if one not in (type(None), ...)]
+    return bool(inner) and get_origin(kind) is not Literal and all(map(_is_whole, inner))
+
+
+def _whole(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
+    """Whole numbers as they are written: cyclopts would round 1.5, and take 0x10."""
+    found = []
+    for token in tokens:
+        if not re.fullmatch(r"[+-]?\d+", token.value):
+            raise ValueError(f"{token.value[:40]!r} is no whole number")
+        found.append(int(token.value))
+    return tuple(found) if get_origin(kind) is tuple or tuple in map(get_origin, get_args(kind)) else found[0]
 
 
 def _typed(kind: Any) -> Any:

@@ -101,6 +101,10 @@ def calibrate(
     cfg = subject.given
     if cfg is not None:
         check_channels(cfg)
+    if folder and isinstance(model, ModelFile) and model.opened and not model.opened.is_calibrated:
+        place = Path(folder) / f"{subject.name}_calib.pth"
+        if place.exists() and place.samefile(model.opened):
+            raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
     chosen = chosen or default_policy(subject)
     source = source_of(PictureSet() if pictures is None else pictures, cfg)
     scratch = (

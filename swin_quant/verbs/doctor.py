@@ -27,7 +27,7 @@ _REQUIRED = "pip install -c constraints.txt -e . in the checkout"
 _INDEX = "https://download.pytorch.org/whl/cpu"
 _CPU_BUILD = (
     f"{sys.executable} -m pip install --force-reinstall --no-deps --index-url {_INDEX} torchvision==%s, or begin "
-    "scripts with `from swin_quant.base.compat import import_timm` and `import_timm()`"
+    "a script with `from swin_quant.base.compat import import_timm` and `import_timm()`"
 )
 
 
