@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, is_command
 from swin_quant.base.files import shipped_files
 
 _P = ParamSpec("_P")
@@ -37,6 +37,10 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
             given = signature.bind(*args, **options).arguments
         except TypeError as error:
             raise UsageError(f"{name}: {error}: call {_right_call(name, signature, {}, {})}") from None
+        wanted = [one for one in signature.parameters.values() if _is_needed(one) and given.get(one.name) is None]
+        if wanted and "statistics" not in given and not is_command():
+            call_ = _right_call(name, signature, {}, {})
+            raise UsageError(f"{name}: missing a required argument: '{wanted[0].name}': call {call_}")
         if torch.get_default_dtype() is not torch.float32:
             default = str(torch.get_default_dtype()).removeprefix("torch.")
             raise UsageError(f"{name}: torch's default type is {default}: call torch.set_default_dtype(torch.float32)")
@@ -74,8 +78,14 @@ def _right_call(name: str, signature: inspect.Signature, given: Mapping[str, Any
     shown = []
     for key, parameter in signature.parameters.items():
         kind = _EXPECTED.get(key)
-        is_needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        is_needed = _is_needed(parameter)
         if is_needed or kind in moved.values():
             by_name = f"{key}=" if not is_needed else ""
             shown.append(by_name + (texts.get(kind, key) if kind in {*moved.values(), "policy", "backend"} else key))
     return f"sq.{name}({', '.join(shown)})"
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    """Whether a caller in Python has to give an argument; a command has pictures from a config, too."""
+    is_placed = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    return is_placed and (parameter.default is parameter.empty or parameter.name == "pictures")

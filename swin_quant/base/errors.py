@@ -77,6 +77,11 @@ def called(**words: str) -> Iterator[None]:
         yield
 
 
+def is_command() -> bool:
+    """Whether messages go to a command's user: fields have its flags as their names."""
+    return bool(_words)
+
+
 @contextmanager
 def called_in_python(**words: str) -> Iterator[None]:
     """Rename these fields for a caller in Python; a command's flags keep their names."""
