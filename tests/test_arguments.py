@@ -59,7 +59,7 @@ CALLS = {
     ),
     "quantize(model, backend, data)": (
         lambda model: sq.quantize(model, "openvino", [X], "out"),
-        "quantize: pictures is a backend, 'openvino': call sq.quantize(model, pictures, 'openvino', folder)",
+        "quantize: pictures is a backend, 'openvino': call sq.quantize(model, pictures, 'openvino')",
     ),
     "predict(data, model)": (
         lambda model: sq.predict(X, model),

@@ -105,7 +105,7 @@ def calibrate(
         place = Path(folder) / f"{subject.name}_calib.pth"
         if place.exists() and place.samefile(model.opened):
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
-    chosen = chosen or default_policy(subject)
+    is_named, chosen = chosen is not None, chosen or default_policy(subject)
     source = source_of(PictureSet() if pictures is None else pictures, cfg)
     scratch = (
         Scratch(Path(folder) / f"{subject.name}_calib.passes", writes=this_world().is_main) if folder else Scratch()
@@ -147,6 +147,12 @@ def calibrate(
         subject.keep_weights()
     subject.examples = found.images[0][1][:KEPT].cpu() if subject.card.wrapped and found.images else None
     scratch.clear()
+    if not is_named:
+        log.info(
+            "policy %s, because none is named (%s): give that of your engine; `swin-quant show policies` lists them",
+            chosen.name,
+            chosen.description.rstrip("."),
+        )
     return subject
 
 
@@ -160,14 +166,8 @@ def plan_passes(passes: str | Sequence[Any] | None) -> PassPlan:
 
 
 def default_policy(model: Model) -> Policy:
-    """The policy of the model's family, or of a wrapped module, where nobody names one; a line says which."""
-    policy = load_policy(families()[model.config.MODEL.TYPE].policy if model.card.config else WRAPPED)
-    log.info(
-        "policy %s, because none is named (%s): give the policy of your engine; `swin-quant show policies` lists them",
-        policy.name,
-        policy.description.rstrip("."),
-    )
-    return policy
+    """The policy of the model's family, or of a wrapped module, where nobody names one."""
+    return load_policy(families()[model.config.MODEL.TYPE].policy if model.card.config else WRAPPED)
 
 
 def _tell_upright(model: Model, pictures: PictureSet) -> None:

@@ -51,7 +51,7 @@ from swin_quant.verbs.verify import failures
 
 
 @dataclass(frozen=True)
-class Job:
+class Quantization:
     """One checkpoint on its way to an artifact in `folder`; the rest as `quantize` was asked for it.
 
     `pictures` has all its fields, by the config; `asked` those that were given, and the path.
@@ -144,18 +144,18 @@ class Job:
         return found
 
 
-def is_calibrated(job: Job) -> bool:
+def is_calibrated(job: Quantization) -> bool:
     """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
     return _changed(job, job.calibrated) == []
 
 
-def changed(job: Job) -> list[str] | None:
+def changed(job: Quantization) -> list[str] | None:
     """The options that differ from those of the calibrated checkpoint; None where there is no such file."""
     usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
     return _changed(job, job.calibrated if job.calibrated.is_file() else usual)
 
 
-def _changed(job: Job, file: Path) -> list[str] | None:
+def _changed(job: Quantization, file: Path) -> list[str] | None:
     card = _card(file)
     if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
         return None
@@ -201,7 +201,7 @@ def _same_model(card: RunCard, cfg: CfgNode) -> bool:
     return all(before[key] == now[key] for key in before.keys() & now.keys() - {"RESUME", "PRETRAINED"})
 
 
-def _same_pictures(record: CalibrationRecord, card: RunCard, job: Job) -> bool:
+def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
     """Whether the same pictures calibrated; the data are opened only if nothing else tells."""
     given = job.pictures.of_split(TRAIN)
     asked = (given.split or "", given.seed or 0, False)
@@ -217,12 +217,12 @@ def _same_pictures(record: CalibrationRecord, card: RunCard, job: Job) -> bool:
     return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
 
 
-def is_found(job: Job) -> bool:
+def is_found(job: Quantization) -> bool:
     """Whether the policy is there, found for the calibrated checkpoint."""
     return is_calibrated(job) and job.exported_policy is not None
 
 
-def artifact_of(job: Job) -> Artifact | None:
+def artifact_of(job: Quantization) -> Artifact | None:
     """The artifact of the calibrated checkpoint for the backend under the policy; None if missing or damaged."""
     if not is_calibrated(job) or (policy := job.exported_policy) is None:
         return None
@@ -250,7 +250,7 @@ def _is_chosen_so(card: RunCard, policy: Policy, tune: bool) -> bool:
     return (card.policy or {}).get("rules") == policy.to_dict()["rules"]
 
 
-def _is_stored_so(options: Mapping[str, Any], job: Job) -> bool:
+def _is_stored_so(options: Mapping[str, Any], job: Quantization) -> bool:
     """Whether float layers were exported in the wanted type, and weights as INT4 if that is asked for."""
     exports = job.target.exporting
     wanted = job.float_type or exports.float_type
@@ -258,14 +258,14 @@ def _is_stored_so(options: Mapping[str, Any], job: Job) -> bool:
     return has_floats and bool(options.get("int4_weights")) == job.int4_weights
 
 
-def is_verified(job: Job) -> bool:
+def is_verified(job: Quantization) -> bool:
     """Whether the artifact was found to compute what the model computes, with floats of the wanted type."""
     made = artifact_of(job)
     records = [one for one in made.card.verification if _ran_in_type(one["precision"], made, job)] if made else []
     return bool(records) and not failures(records)
 
 
-def is_scored(job: Job) -> bool:
+def is_scored(job: Quantization) -> bool:
     """Whether the artifact has a result on the pictures of the data path, with floats of the wanted type."""
     made = artifact_of(job)
     if made is None:
@@ -274,7 +274,7 @@ def is_scored(job: Job) -> bool:
     return any(result.dataset == job.scored_on for result in results)
 
 
-def _ran_in_type(precision: str, made: Artifact, job: Job) -> bool:
+def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
     """Whether an engine of that precision ran float layers in the wanted type.
 
     An engine that chooses the type adds a half type to its precision; `artifact_of` checks all other engines.

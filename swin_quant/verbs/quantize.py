@@ -33,7 +33,7 @@ from swin_quant.verbs.evaluate import Evaluation, evaluate
 from swin_quant.verbs.export import export
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for
 from swin_quant.verbs.export_tuned import check_tunable
-from swin_quant.verbs.quantization import Job
+from swin_quant.verbs.quantization import Quantization
 from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
 from swin_quant.verbs.search import search
 from swin_quant.verbs.verify import verify
@@ -207,7 +207,7 @@ def quantize(
             if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
                 settled.of_split(TRAIN).open()  # says what is missing, before the choice of a policy compiles operators
             wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
-            jobs.append(Job(file, cfg, place, target, settled, asked, *wanted, float_type, threads, half))
+            jobs.append(Quantization(file, cfg, place, target, settled, asked, *wanted, float_type, threads, half))
         return _quantize_files(jobs, dry_run)
     file = model.each()[0] if isinstance(model, ModelFiles) else None
     return _quantize_in_memory(
@@ -234,7 +234,7 @@ def _changes(choice: Annotated[PolicyChoice, Fields(PolicyChoice, "")]) -> None:
     """Never called: `as_command` reads its signature."""
 
 
-def _quantize_files(jobs: Sequence[Job], dry_run: bool) -> Quantized | QuantizedFiles | None:
+def _quantize_files(jobs: Sequence[Quantization], dry_run: bool) -> Quantized | QuantizedFiles | None:
     """Each job in turn; where there are several, one that fails does not keep the others from being done."""
     named = {one.cfg.MODEL.NAME: one for one in jobs}
     if len(named) < len(jobs):

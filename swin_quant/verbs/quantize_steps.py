@@ -27,7 +27,15 @@ from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, exporter_options
 from swin_quant.verbs.export_tuned import check_tunable
-from swin_quant.verbs.quantization import Job, artifact_of, changed, is_calibrated, is_found, is_scored, is_verified
+from swin_quant.verbs.quantization import (
+    Quantization,
+    artifact_of,
+    changed,
+    is_calibrated,
+    is_found,
+    is_scored,
+    is_verified,
+)
 from swin_quant.verbs.search import search
 from swin_quant.verbs.search_costs import Search, timed_backend
 from swin_quant.verbs.verify import verify
@@ -51,7 +59,7 @@ class Step(NamedTuple):
         return as_command(self.name, self.function, *self.more, **self.arguments)
 
 
-def steps(job: Job) -> list[Step]:
+def steps(job: Quantization) -> list[Step]:
     """The steps of a job as they are now, in order."""
     engine, device = job.engine, job.file.device
     timing = {"threads": job.threads, "float_type": job.float_type_asked}
@@ -85,7 +93,7 @@ def steps(job: Job) -> list[Step]:
     return all_steps
 
 
-def finish(job: Job) -> Artifact:
+def finish(job: Quantization) -> Artifact:
     """Do the steps that are not done yet.
 
     Returns:
@@ -121,7 +129,7 @@ def finish(job: Job) -> Artifact:
     return job.artifact
 
 
-def refuse_contradictions(job: Job) -> None:
+def refuse_contradictions(job: Quantization) -> None:
     """UsageError for a policy that the target does not run, for INT4 where no file of the target, or no rule of the
     policy, has such weights, and for ‹tune› where the target or the model cannot have it."""
     job.float_type  # noqa: B018  (a type that nothing has is refused before any work)
@@ -139,7 +147,7 @@ def refuse_contradictions(job: Job) -> None:
         check_tunable(ExportTarget.of(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
 
 
-def _check_before(job: Job) -> None:
+def _check_before(job: Quantization) -> None:
     """Raise, before the first picture is read, for a package that a later step imports, a folder that cannot be written
     and labels that do not fit; warn of a sample that is too small for the budget of a search."""
     if all(step.is_done for step in steps(job)):
