@@ -44,9 +44,9 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         free = [_EXPECTED[key] for key in signature.parameters if key in _EXPECTED]
         free = [kind for kind in free if not any(_EXPECTED.get(key) == kind in its for key, its in kinds.items())]
         for key, its in kinds.items():
-            if key not in _EXPECTED:  # the word `float` is also a precision, `cuda` a device
-                continue
-            for kind in (one for one in free if one in its and _EXPECTED[key] not in its):
+            if signature.parameters[key].kind is inspect.Parameter.KEYWORD_ONLY:
+                continue  # it was named; and the word `float` is a precision, too, `cuda` a device
+            for kind in (one for one in free if one in its and _EXPECTED.get(key) not in its):
                 value = f", {given[key]!r}" if isinstance(given[key], str) else ""
                 remedy = f"call {_right_call(name, signature, given, {key: kind})}"
                 raise UsageError(f"{name}: ‹{key}› is {_WORDS[kind]}{value}: {remedy}")
