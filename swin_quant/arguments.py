@@ -6,8 +6,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import torch
-
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import shipped_files
 
@@ -37,6 +35,8 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
             given = signature.bind(*args, **options).arguments
         except TypeError as error:
             raise UsageError(f"{name}: {error}: call {_right_call(name, signature, {}, {})}") from None
+        import torch  # --help needs no more than the names of arguments
+
         if torch.get_default_dtype() is not torch.float32:
             default = str(torch.get_default_dtype()).removeprefix("torch.")
             raise UsageError(f"{name}: torch's default type is {default}: call torch.set_default_dtype(torch.float32)")
