@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from nightly import share
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError
@@ -140,7 +141,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", share(["aot_eager", "inductor"], 2))
 def test_compiles_to_one_graph(backend):
     torch._dynamo.reset()
     model, x = Attention(), torch.randn(4, 6, 48, requires_grad=True)

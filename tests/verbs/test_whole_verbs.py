@@ -96,9 +96,9 @@ def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
 def test_both_refuse_before_any_work_in_one_line(model, file, train, tensors, tmp_path):
     checkpoint, config = file
     own, place, batches = sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 2), train.path, tensors("train")
-    changed = {"changes": {"optimizer.rl": 1}, "config": config}
+    changed, budget = {"changes": {"optimizer.rl": 1}, "config": config}, sq.Budget(max_drop=0.1)
     for says, call in (
-        ("a budget needs .*auto", lambda: sq.quantize(model, batches, "onnxruntime", tmp_path, max_drop=0.1)),
+        ("a budget needs .*auto", lambda: sq.quantize(model, batches, "onnxruntime", tmp_path, budget=budget)),
         ("onnxruntim.*onnxruntime", lambda: sq.quantize(model, train, "onnxruntim", tmp_path)),
         ("is a float model: sq.calibrate it first", lambda: sq.finetune(model, place, tmp_path)),
         ("train and val of a place on disk", lambda: sq.finetune(model, train, tmp_path)),

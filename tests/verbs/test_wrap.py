@@ -135,7 +135,7 @@ def test_sensitivity_has_a_profile_of_its_units_and_the_losses_of_whole_forwards
     found = costs.record
     assert len(found["profile"]) > 2
     assert {group["name"] for group in found["groups"] if group["kind"] == "block"} <= found["profile"].keys()
-    whole = sensitivity(model.module, [x], {})
+    whole = sensitivity(model.module, [x], {}, reference=model.original)
     alone = {(group["kind"], group["name"]): group["alone"] for group in found["groups"]}
     assert all(alone[group.kind, group.name] == group.alone.record() for group in whole.groups)
     assert found["forwards"] < whole.forwards

@@ -211,11 +211,13 @@ class _Graphs:
 def _reason(error: Exception, file: OnnxFile) -> str:
     """The reason for an error, with the operations of torch.fft in the file: OpenVINO converts some forms of them
     alone, and blames those behind them."""
-    left = re.search("Conversion is failed for: (.+)", str(error))
-    text = f"it does not convert {left[1]}" if left else first_line(error)
     kinds = {node.op_type for node in library("onnx", "onnx").load(str(file.path), load_external_data=False).graph.node}
     lacking = sorted(kinds & _SPECTRAL)
-    return f"it lacks this form of {' and '.join(lacking)}, the operation of torch.fft: {text}" if lacking else text
+    if not lacking:
+        return first_line(error)
+    left = re.search("Conversion is failed for: (.+)", str(error))
+    text = f"it does not convert {left[1]}" if left else first_line(error)
+    return f"it lacks this form of {' and '.join(lacking)}, the operation of torch.fft: {text}"
 
 
 def _opened(
