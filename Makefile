@@ -1,5 +1,5 @@
 # Everything runs in a virtual environment of its own, .venv in this checkout; the first target makes it.
-#   PYTHON       the interpreter that makes it (3.10 or newer)
+#   PYTHON       the interpreter that makes it (3.11 or newer)
 #   TORCH_INDEX  where torch comes from, if not from pip's usual index. The usual index serves the CUDA build: on a
 #                machine without a GPU, save 3 GB with
 #                make test TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -69,14 +69,14 @@ lint: $(STAMP)  ## ruff: style and format; mypy: types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-HASHED := --universal --python-version 3.10 --generate-hashes --no-annotate --no-header --quiet \
+HASHED := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet \
 	$(addprefix --extra ,demo onnx openvino cuda logs data serve) --constraint constraints.txt --index-url https://pypi.org/simple
 pins:  ## requirements.txt, the pins with hashes, from constraints.txt; needs uv
 	echo hatchling | uv pip compile pyproject.toml - $(HASHED) > .requirements.tmp
 	{ sed -n 's/^# requirements.txt: /# /p' Makefile; cat .requirements.tmp; } > requirements.txt
 	rm .requirements.tmp
 # requirements.txt: The versions of constraints.txt with the hashes of their files, for all extras but those of tests.
-# requirements.txt: `make pins` writes it. It covers all that PyPI has of them: Python 3.10 and newer, Linux, macOS and Windows.
+# requirements.txt: `make pins` writes it. It covers all that PyPI has of them: Python 3.11 and newer, Linux, macOS and Windows.
 # requirements.txt: torch is PyPI's, which on Linux is for CUDA; builds of download.pytorch.org have other hashes.
 # requirements.txt: Use it by
 # requirements.txt:     pip install --require-hashes -r requirements.txt
@@ -89,8 +89,8 @@ clean:  ## remove builds, caches and the demo's output; delete .venv by hand for
 # torch comes first and alone (--no-deps): TORCH_INDEX need not hold our pins of what torch needs, and no later
 # requirement can drag in another build of it.
 $(STAMP): pyproject.toml constraints.txt swin_quant/base/__init__.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and \
-		"swin-quant needs Python 3.10 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+		"swin-quant needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --no-deps $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(PIP) hatchling
