@@ -29,6 +29,10 @@ class Fields:
     without: tuple[str, ...] = ()
 
 
+class Positional:
+    """The argument may be given without a flag, though it has a default."""
+
+
 def as_command(name: str, function: Callable[..., Any], *more: str, **arguments: Any) -> str:
     """The command that calls a function with these arguments; those that have their default are left out.
 
@@ -48,7 +52,7 @@ def as_command(name: str, function: Callable[..., Any], *more: str, **arguments:
         inside = next((note for note in notes if isinstance(note, Fields)), None)
         if inside is None:
             named = any(isinstance(note, Parameter) and note.name for note in notes)
-            is_placed = parameter.default is inspect.Parameter.empty and not named
+            is_placed = (parameter.default is inspect.Parameter.empty or Positional in notes) and not named
             (placed if is_placed else flags).extend(_words(key, notes, value, parameter.default, is_placed))
             continue
         own = get_type_hints(inside.kind, include_extras=True)

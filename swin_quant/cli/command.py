@@ -17,7 +17,7 @@ import docstring_parser
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 
-from swin_quant.base.arguments import Fields
+from swin_quant.base.arguments import Fields, Positional
 from swin_quant.base.errors import UsageError, memory_errors_named, speaking
 from swin_quant.cli.commands import FUNCTIONS
 
@@ -81,7 +81,8 @@ class Command:
                     continue
                 self.values[name] = name, ""
                 named = [note.name for note in get_args(hint)[1:] if isinstance(note, Parameter) and note.name]
-                is_placed = argument.default is inspect.Parameter.empty and not named
+                has_place = argument.default is inspect.Parameter.empty or Positional in get_args(hint)
+                is_placed = has_place and not named
                 kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
                 parts[name] = _part(name, hint, argument.default, notes.get(name, ""), kind)
                 continue
@@ -123,7 +124,7 @@ class Command:
         try:
             called, bound, *_ = self.app.parse_args(_with_json(arguments), exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
-            told = " ".join(str(error).split()).rstrip(".")
+            told = re.sub(r"\. Did you mean", "; did you mean", " ".join(str(error).split()).rstrip("."))
             raise UsageError(f"{told}; see swin-quant {self.name} --help") from error
         if getattr(called, "__name__", "") != "flat":
             called(*bound.args, **bound.kwargs)
@@ -220,7 +221,7 @@ def _whole(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
     """Whole numbers as they are written: cyclopts would round 1.5, and take 0x10."""
     found = []
     for token in tokens:
-        if not re.fullmatch(r"[+-]?\d+", token.value):
+        if not re.fullmatch(r"[+-]?\d{1,30}", token.value):
             raise ValueError(f"{token.value[:40]!r} is no whole number")
         found.append(int(token.value))
     return tuple(found) if get_origin(kind) is tuple or tuple in map(get_origin, get_args(kind)) else found[0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.arguments import checked
-from swin_quant.base.arguments import Fields
+from swin_quant.base.arguments import Fields, Positional
 from swin_quant.base.distributed import World, one_process, world_on
 from swin_quant.base.errors import UsageError
 from swin_quant.data.loader import UnreadableLimit
@@ -55,7 +55,7 @@ T = TypeVar("T")
 @checked
 def align(
     a: Compared,
-    b: Compared | None = None,
+    b: Annotated[Compared | None, Positional] = None,
     images: Annotated[Source | None, Fields(PictureSet, "pictures", (), _UNUSED)] = None,
     *,
     form: Annotated[ModelFile, Fields(ModelFile, "model of checkpoints", (), _WITHOUT)] = ModelFile(),

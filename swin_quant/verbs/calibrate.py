@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from swin_quant.config.load import check_channels
 from swin_quant.data.class_names import stated
 from swin_quant.data.picture_set import PictureSet, Source, source_of
 from swin_quant.data.preprocess import augmented
+from swin_quant.data.sources import TRAIN
 from swin_quant.exported import model_of
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
@@ -97,16 +98,18 @@ def calibrate(
             model if isinstance(model, ModelFile) else ModelFile(str(model)), statistics, chosen, found_by
         )
     plan = plan_passes(passes)
+    if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):
+        check_channels(model.config())
     subject = model.load_float() if isinstance(model, ModelFile) else model_of(model)
     cfg = subject.given
-    if cfg is not None:
-        check_channels(cfg)
     if folder and isinstance(model, ModelFile) and model.opened and not model.opened.is_calibrated:
         place = Path(folder) / f"{subject.name}_calib.pth"
         if place.exists() and place.samefile(model.opened):
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
     is_named, chosen = chosen is not None, chosen or default_policy(subject)
     source = source_of(PictureSet() if pictures is None else pictures, cfg)
+    if isinstance(model, ModelFile) and isinstance(source, PictureSet) and not source.images:
+        source = replace(source, split=source.split or TRAIN)
     scratch = (
         Scratch(Path(folder) / f"{subject.name}_calib.passes", writes=this_world().is_main) if folder else Scratch()
     )

@@ -173,8 +173,10 @@ def evaluate(
     """
     subject = model.subjects() if isinstance(model, SubjectFiles) else subject_of(model)
     source = asked_for(PictureSet() if pictures is None else pictures)
-    if isinstance(source, PictureSet) and source.batch is None:
-        source = replace(source, batch=batch_size or BATCH[this_world().device.type])
+    if isinstance(source, PictureSet):
+        source = replace(source, batch=source.batch or batch_size or BATCH[this_world().device.type])
+        if isinstance(model, SubjectFiles) and not source.images:
+            source = replace(source, split=source.split or "val")
     names = (engine,) if isinstance(engine, str) else tuple(engine or ())
     if shard is not None and answers is None:
         raise UsageError("--shard: is for --answers")

@@ -142,6 +142,7 @@ def _from_file(
     file: ModelFile, target: ExportTarget, folder: str | Path, asked: Policy | None, tune: bool
 ) -> tuple[Artifact, Classifier]:
     opened = file.need_checkpoint()
+    file.config()  # refused before a policy is chosen
     if tune:
         check_tunable(target, asked, opened.card)
     used = [one for one, _ in tuned_forms(target)] if tune else [target.policy(opened.card, opened.file, asked)]

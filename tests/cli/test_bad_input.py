@@ -122,6 +122,8 @@ BAD_DATA = {
     "a file": (lambda own: (shutil.rmtree(own), own.write_text("x")), "own", "not a folder"),
     "no folder of the split": (lambda own: shutil.rmtree(own / "train"), "own", "no folder train"),
     "an empty split": (lambda own: emptied(own / "train"), "train", "no pictures"),
+}
+BAD_VAL = {
     "an empty val": (lambda own: emptied(own / "val"), "val", "no pictures"),
     "too many classes": (
         lambda own: shutil.copytree(own / "val" / "cat", own / "val" / "owl"),
@@ -136,6 +138,14 @@ def test_bad_folders(refused, float_flags, own_pictures, what):
     damage, *says = BAD_DATA[what]
     damage(own_pictures)
     has(refused(1, "calibrate", *float_flags, "--data-path", own_pictures), *says)
+
+
+@pytest.mark.parametrize("what", BAD_VAL)
+def test_bad_folders_to_score(refused, scoring_flags, micro, own_pictures, what):
+    damage, *says = BAD_VAL[what]
+    damage(own_pictures)
+    words = [*scoring_flags, "--data-path", own_pictures, "--checkpoint", micro / "swin.pth"]
+    has(refused(1, "evaluate", *words), *says)
 
 
 def zipped(pictures, folder, **map_lines):
@@ -154,9 +164,13 @@ def zipped(pictures, folder, **map_lines):
 
 
 @pytest.mark.parametrize(("split", "number"), [("train", 13), ("val", 8)])
-def test_a_bad_line_in_a_map_is_found_before_calibration(refused, float_flags, pictures, tmp_path, split, number):
+def test_a_bad_line_in_a_map_is_found_before_anything_runs(
+    refused, float_flags, scoring_flags, micro, pictures, tmp_path, split, number
+):
     root = zipped(pictures, tmp_path / "zips", **{split: ["cat/new.png\t3"]})
-    text = refused(1, "calibrate", *float_flags, "--zip", "--data-path", root)
+    scoring = ["evaluate", *scoring_flags, "--checkpoint", micro / "swin.pth"]
+    words = ["calibrate", *float_flags] if split == "train" else scoring
+    text = refused(1, *words, "--zip", "--data-path", root)
     has(text, f"{split}_map.txt, line {number}", "outside 0 to 2 (MODEL.NUM_CLASSES is 3)")
 
 
@@ -238,7 +252,7 @@ def test_a_run_card_that_cannot_be_written_is_found_before_scoring(
         raise SwinQuantError(f"{path}: cannot be the output directory: permission denied")
 
     monkeypatch.setattr("swin_quant.verbs.evaluate.score_model", no_pictures)
-    monkeypatch.setattr("swin_quant.verbs.evaluate.ensure_writable_dir", read_only)
+    monkeypatch.setattr("swin_quant.verbs.evaluate.check_writable", read_only)
     line = run("evaluate", *scoring_flags, "--checkpoint", tmp_path / calibrated.name).error(1)
     has(line, tmp_path, "permission denied")
 
@@ -252,7 +266,7 @@ def test_tracebacks_are_for_verbose(run, float_flags):
 
 
 def test_a_bug_of_ours_is_one_line_that_asks_for_verbose(run, float_flags, monkeypatch):
-    monkeypatch.setattr("swin_quant.verbs.calibration_result.CalibrationPlan.of", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("swin_quant.verbs.calibrate.draw", lambda *_, **__: 1 / 0)
     done = run("calibrate", *float_flags)
     assert done.code == 1 and done.err.count("\n") == 1
     has(done.err, "ZeroDivisionError", "bug of swin-quant", "--verbose")

@@ -58,7 +58,7 @@ def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():
     assert "costs 0.50 ±0.10 points of top-1 on 5,000 pictures" in said_of(TORCH, lost).summary
     much = said_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
     asked = parsed(much.next)
-    assert (asked["checkpoint"], asked["engine"], asked["data_path"]) == (str(CHECKPOINT), "openvino", "data")
+    assert (asked["checkpoint"], asked["engine"], asked["path"]) == (str(CHECKPOINT), "openvino", "data")
 
 
 @pytest.mark.parametrize(

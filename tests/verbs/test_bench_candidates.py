@@ -15,7 +15,7 @@ from swin_quant.model import save_with_card
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.verbs.bench_candidates import REFERENCE, bench_candidates
-from swin_quant.verbs.export import export_checkpoint
+from swin_quant.verbs.export_target import export_checkpoint
 from tests.helpers.cards_of_results import CALIBRATION
 
 MICRO = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
@@ -84,8 +84,7 @@ def test_the_baseline_runs_in_float32_whatever_else_is_asked_for(names, exported
 
 @pytest.mark.slow
 def test_two_of_a_name_are_told_apart(names, exported, first):
-    policy = load_policy("cpu")
-    again = export_checkpoint(first, "onnx", first.parent / "again", policy=policy)[0].file
+    again = sq.export(ModelFile(str(first)), "onnx", first.parent / "again", "cpu").file
     found, _ = names([*exported, str(again)], ["openvino"], checkpoint=str(first))
     assert found[2:] == ["openvino int8 cpu", f"openvino int8 cpu ({again.stem})"]
 

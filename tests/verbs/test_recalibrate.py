@@ -2,21 +2,50 @@
 
 import json
 import shutil
-from dataclasses import replace
+import tempfile
+from pathlib import Path
 
 import pytest
 
+import swin_quant as sq
+from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import find_config, load_config
+from swin_quant.data.picture_set import PictureSet
+from swin_quant.loading import ModelFile
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.recipe import steps_of
-from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.verbs.calibrate import calibrate_checkpoint
-from swin_quant.verbs.calibration_result import CalibrationPlan, recalibrate
 
-PLAN = CalibrationPlan(4, batch_size=4)
 NAME = "swin_micro_digits"
+
+
+def file_of(cfg, checkpoint):
+    """The checkpoint as the command opens it, with its config in a file."""
+    config = Path(tempfile.mkdtemp()) / "digits.yaml"
+    config.write_text(cfg.dump())
+    return ModelFile(checkpoint and str(checkpoint), str(config))
+
+
+def saved(model, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_in(folder, this_world())
+    return model
+
+
+def words_of(method):
+    percentile = method.percentile if method.name == "percentile" else None
+    return {"method": method.name, "percentile": percentile}
+
+
+def calibrate_checkpoint(cfg, checkpoint, policy, folder, method=None, passes=None):
+    pictures = PictureSet("digits", count=4)
+    how = words_of(method or Method())
+    return saved(sq.calibrate(file_of(cfg, checkpoint), pictures, policy, passes=passes, **how), folder)
+
+
+def recalibrate(cfg, statistics, checkpoint, policy, method, folder):
+    how = words_of(method)
+    return saved(sq.calibrate(file_of(cfg, checkpoint), None, policy, statistics=statistics, **how), folder)
 
 
 def policy(bits):
@@ -33,7 +62,7 @@ def config(depths):
 def before(cfg, weights, tmp_path_factory):
     """The folder of a calibration by percentile for 8 bits."""
     folder = tmp_path_factory.mktemp("before")
-    calibrate_checkpoint(cfg, weights, policy(8), PLAN, folder)
+    calibrate_checkpoint(cfg, weights, policy(8), folder)
     return folder
 
 
@@ -56,7 +85,7 @@ def content(folder):
     [(Method("mse"), 4), (Method("percentile", 99.0), 8), (Method("entropy"), 3), (Method("max"), 8)],
 )
 def test_it_is_to_the_bit_what_calibrating_so_gives(cfg, weights, before, tmp_path, method, bits):
-    direct = calibrate_checkpoint(cfg, weights, policy(bits), replace(PLAN, method=method), tmp_path / "direct")
+    direct = calibrate_checkpoint(cfg, weights, policy(bits), tmp_path / "direct", method)
     statistics = before / f"{NAME}_calib.stats.npz"
     again = recalibrate(cfg, statistics, None, policy(bits), method, tmp_path / "again")
     (file, card), (expected_file, expected) = content(tmp_path / "again"), content(tmp_path / "direct")
@@ -101,8 +130,8 @@ def test_bits_that_are_not_uniform_are_recorded_by_node(cfg, before, tmp_path):
 
 
 def test_ranges_to_which_a_pass_fitted_weights_are_not_searched_again(cfg, weights, tmp_path):
-    plan = replace(PLAN, passes=PassPlan(steps_of([{"name": "gptq", "pictures": 8}])))
-    calibrate_checkpoint(cfg, weights, policy(4), plan, tmp_path / "made")
+    passes = [{"name": "gptq", "pictures": 8}]
+    calibrate_checkpoint(cfg, weights, policy(4), tmp_path / "made", passes=passes)
     with pytest.raises(UsageError, match="ranges were chosen by gptq: calibrate again, with pictures"):
         recalibrate(cfg, tmp_path / "made" / f"{NAME}_calib.stats.npz", None, policy(8), Method(), tmp_path / "again")
 
@@ -129,7 +158,7 @@ def test_statistics_that_are_not_these_are_refused(cfg, copy, tmp_path, what):
 
 
 def test_calibrator_max_says_that_it_keeps_none(cfg, weights, tmp_path):
-    calibrate_checkpoint(cfg, weights, policy(8), replace(PLAN, method=Method("max")), tmp_path)
+    calibrate_checkpoint(cfg, weights, policy(8), tmp_path, Method("max"))
     file = tmp_path / f"{NAME}_calib.stats.npz"
     assert not file.exists()
     file.write_bytes(b"left by an earlier one")

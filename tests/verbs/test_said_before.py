@@ -7,7 +7,7 @@ import pytest
 
 from swin_quant.backends.backend import Exports
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.verbs import calibrate
+from swin_quant.verbs import quantize_steps
 from swin_quant.verbs.search_costs import Losses
 
 
@@ -15,10 +15,10 @@ from swin_quant.verbs.search_costs import Losses
 def quantize(run, micro, pictures, tmp_path, monkeypatch):
     """quantize(flag, ...) -> how it ended; a calibration would be a failure of its own."""
 
-    def too_late(*_):
+    def too_late(*_, **__):
         raise SwinQuantError("it calibrates already")
 
-    monkeypatch.setattr(calibrate, "run", too_late)
+    monkeypatch.setattr(quantize_steps, "calibrate", too_late)
     model = [micro / "swin.pth", "--cfg", micro / "swin.yaml", "--device", "cpu", "--pictures", 8]
     return lambda *words: run("quantize", *model, "--data-path", pictures, "--output", tmp_path / "out", *words)
 
