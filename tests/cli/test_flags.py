@@ -8,9 +8,11 @@ import pytest
 from shown import FILES, PARSERS, ROOT, command_and_words, place, shell_lines, texts
 
 from swin_quant.base.errors import UsageError
+from swin_quant.cli.front_door_flags import FrontDoorParser
 
+FRONT_DOOR = set(FrontDoorParser()._option_string_actions)
 FLAGS = {name: command.flags | {"--help"} for name, command in PARSERS.items()}
-OURS = {"--version"}.union(*FLAGS.values())
+OURS = {"--version", *FRONT_DOOR}.union(*FLAGS.values())
 OTHERS = {
     "torchrun": {"--nproc_per_node", "--master_port"},
     "trtexec": {"--onnx", "--saveEngine", "--stronglyTyped", "--profilingVerbosity", "--memPoolSize",

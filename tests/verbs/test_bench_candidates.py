@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 from cards_of_results import TRAINING
 
+import swin_quant as sq
 from swin_quant.backends.openvino import engine as openvino
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
+from swin_quant.loading import ModelFile
 from swin_quant.model import save_with_card
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy

@@ -51,4 +51,4 @@ def test_it_refuses_what_its_descriptor_does_not_take(toy, run, calibrated, tmp_
     words = ("export", "--checkpoint", calibrated, "--output", tmp_path, "--for")
     assert "--opset: means nothing to --for toy" in run(*words, "toy", "--opset", 20).error(2)
     assert "--saturation-safe: means nothing to --for toy" in run(*words, "toy", "--saturation-safe").error(2)
-    assert "toy" in run("export", "--help").out
+    assert "did you mean toy?" in run(*words, "tooy").error(2)

@@ -237,7 +237,7 @@ def test_wrong_input_is_one_line(words, run, calibrated):
         assert f"--engine {engine}: latency is measured on" in run(*other).error(2)
     assert "quantizes nothing" in run(*words, "--min-sqnr", 1, "--policy", "float").error(2)
     assert "--policy qdq float: give one" in run(*words, "--policy", "qdq", "float").error(2)
-    assert "name a calibrated checkpoint" in run("search", "--engine", "onnxruntime").error(2)
+    assert "no checkpoint: name one" in run("search", "--engine", "onnxruntime").error(2)
     assert "--batch 0: must be at least 1" in run(*words, "--batch", 0).error(2)
     assert "--pictures: a search needs 2 at least" in run(*words, "--min-sqnr", 1, "--pictures", 1).error(2)
     float_model = run("search", calibrated / "x.pth", "--cfg", calibrated / "swin.yaml", *words[2:]).error(2)

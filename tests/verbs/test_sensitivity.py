@@ -9,7 +9,6 @@ import torch
 
 import swin_quant as sq
 from swin_quant.cards.card import RunCard
-from swin_quant.data import loader
 from swin_quant.data.sampling import Sampling, digest
 from swin_quant.verbs import sensitivity
 from swin_quant.verbs.sensitivity import Costs
@@ -82,7 +81,7 @@ def test_python_measures_what_the_command_measures(run, words, own, model, train
 
 def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
     told, policies, read = [], [], sensitivity.read_sample
-    monkeypatch.setattr(loader, "DrawnBatches", lambda *asked, **_: told.append(asked) or 1 / 0)
+    monkeypatch.setattr(sensitivity, "DrawnBatches", lambda *asked, **_: told.append(asked) or 1 / 0)
     monkeypatch.setattr(
         sensitivity, "read_sample", lambda model, *how: policies.append(model.policy) or read(model, *how)
     )
@@ -105,5 +104,5 @@ def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):
     assert "--policy qdq float: give one" in run(*words, "--policy", "qdq", "float").error(2)
     assert "no node is on" in run(*words, "--off", "*", "--policy", "qdq").error(1)
     assert "--pictures 0" in run(*words[:-3], 0).error(2)
-    assert "name a calibrated checkpoint" in run("sensitivity", *rest).error(2)
+    assert "no checkpoint: name one" in run("sensitivity", *rest).error(2)
     assert "400" in run(*words[:-3], 400).error(2)
