@@ -162,17 +162,21 @@ class SubjectFiles(ModelFile):
         if len(files) == 1 and is_checkpoint(files[0]):
             if checkpoint:
                 raise UsageError(f"{files[0]} and --checkpoint {checkpoint} are both checkpoints: give one of them")
-            files, checkpoint = (), files[0]
+            return self._model(files[0])
         if not files:
             if not checkpoint:
                 raise UsageError("no file: name a checkpoint or an artifact")
-            given = {one.name: getattr(self, one.name) for one in fields(ModelFile)}
-            return ModelFile(**{**given, "checkpoint": checkpoint})
+            return self._model(checkpoint)
         plain = ModelFile(checkpoint=checkpoint, device=self.device)
         for one in fields(ModelFile):
             if getattr(self, one.name) != getattr(plain, one.name):
                 raise UsageError(f"‹{one.name}› is not for artifacts: their run cards say that")
         return [Exported(open_artifact(file)) for file in dict.fromkeys(files)]
+
+    def _model(self, checkpoint: str) -> ModelFile:
+        return ModelFile(
+            **{**{one.name: getattr(self, one.name) for one in fields(ModelFile)}, "checkpoint": checkpoint}
+        )
 
 
 def file_subject(file: ModelFile) -> ModelFile | Exported:

@@ -117,7 +117,7 @@ def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeyp
     model = {"TYPE": "mine", "NAME": "mine", "NUM_CLASSES": 3}
     Path("mine.yaml").write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
     torch.save(build_model(load_config("mine.yaml")).state_dict(), "mine.pth")
-    sample = f"--data-path {pictures} --pictures 8 --batch 4 --policy qdq --half none --output out"
+    sample = f"--data-path {pictures} --pictures 8 --batch 4 --policy qdq --output out"
     for line in (
         f"calibrate mine.pth --cfg mine.yaml {sample}",
         "export out/mine_calib.pth --for mine --output out",

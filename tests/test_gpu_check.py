@@ -123,25 +123,26 @@ def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device
     result = check("--device", device)
     assert result.code == 0 and "... failed" not in result.shown.out, result.shown.out
     given = noted(tmp_path)
-    commands = {}
+    commands, unsaid = {}, {"float_type": None, "uint8_input": False, "logits": False, "files": ()}
     for words in given:
         if "swin_quant" in words:
             place = words.index("swin_quant") + 1
             command = words[place]
-            commands.setdefault(command, []).append(PARSERS[command].parse_args(words[place + 1 :]))
+            said = unsaid | PARSERS[command].parse(words[place + 1 :])
+            commands.setdefault(command, []).append(SimpleNamespace(**said))
     on_device = {"train", "calibrate", "evaluate", "finetune", "verify", "predict", "align", "bench"}
     assert set(commands) == on_device | {"export"}
     assert {one.device for command in on_device for one in commands[command]} == {device}
     files = {str(one.artifact) for one in commands["verify"]}
     tuned = {words[1] for words in given if words[0] == "tools/cuda/tune.py"}
     assert tuned == (files if device == "cuda" else set())
-    assert len(files) == 1 and commands["bench"][0].files == [*files] and commands["align"][0].b in files
-    forms = {(*one.policy, one.float_type, one.uint8_input): one.output for one in commands["export"]}
+    assert len(files) == 1 and {*commands["bench"][0].files} == files and commands["align"][0].b in files
+    forms = {(*one.policy, one.float_type, one.uint8_input): one.folder for one in commands["export"]}
     assert {("cuda", "bfloat16"), ("cuda-fp8", None)} <= {form[:2] for form in forms} and len(forms) == 4
     evaluated = [str(Path(file).parent) for one in commands["evaluate"] for file in one.files]
     assert sorted(evaluated) == sorted(forms.values())  # each form in its export folder
     logits, shown = commands["predict"]
-    assert logits.logits and logits.model in files and shown.model.endswith("_int8_uint8_cuda.safetensors")
+    assert logits.logits and logits.checkpoint in files and shown.checkpoint.endswith("_int8_uint8_cuda.safetensors")
     assert all((SCRIPT.parents[1] / image).is_file() for image in shown.images)
     benchmarks = [words for words in given if words[0].startswith("benchmarks/")]
     assert all(Path(SCRIPT.parents[1], words[0]).is_file() for words in benchmarks)

@@ -116,7 +116,7 @@ assert swin_quant.__file__.startswith(sys.argv[1]), swin_quant.__file__
 for name in COMMANDS:
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
         main([*name.split(), "--help"])
-    assert "usage: swin-quant " + name in said.getvalue(), name
+    assert "Usage: swin-quant " + name in said.getvalue(), name
 """
 
 

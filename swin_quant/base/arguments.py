@@ -75,7 +75,7 @@ def _words(name: str, notes: tuple[Any, ...], value: Any, default: Any, is_place
     if parameter.parse is False:
         return
     if not is_placed:
-        flag = parameter.name[0] if parameter.name else f"--{name.replace('_', '-')}"
-        yield flag if value is not False else f"--no-{flag.removeprefix('--')}"
+        flag = next(iter(parameter.name)) if parameter.name else f"--{name.replace('_', '-')}"
+        yield flag if value is not False else flag.replace("--", "--no-", 1)
     if not isinstance(value, bool):
         yield from (str(one) for one in (value if isinstance(value, tuple | list) else [value]))

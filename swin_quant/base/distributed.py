@@ -153,7 +153,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def world_on(device: str) -> World:
-    """This process alone, on torch's current GPU or the CPU. UsageError for a missing device."""
+    """A command's process, or in Python this process alone, on torch's current GPU or the CPU. UsageError for a missing
+    device."""
+    if _this:
+        return _this[-1]
     return World(device=choose_device(device, torch.cuda.current_device() if torch.cuda.is_available() else 0))
 
 

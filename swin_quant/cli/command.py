@@ -62,7 +62,7 @@ class Command:
     @property
     def words(self) -> dict[str, str]:
         """Field of a message -> the flag that sets it."""
-        found = {}
+        found: dict[str, str] = {}
         for argument in self.app.assemble_argument_collection():
             flag = next((name for name in argument.names if name.startswith("--")), None)
             if flag and argument.field_info.name:
@@ -146,9 +146,9 @@ class Command:
         if self.saves and "folder" in inspect.signature(self.function).parameters:
             direct["folder"] = given.get("output") or Path("output")
         hints = get_type_hints(self.function, include_extras=True)
-        for name, argument in inspect.signature(self.function).parameters.items():
+        for name, parameter in inspect.signature(self.function).parameters.items():
             inside = _fields_of(hints[name])
-            if inside and (name in parts or argument.default is inspect.Parameter.empty):
+            if inside and (name in parts or parameter.default is inspect.Parameter.empty):
                 direct[name] = inside.kind(**parts.get(name, {}))
         return self.function(**direct)
 
@@ -224,7 +224,11 @@ def _whole(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
         if not re.fullmatch(r"[+-]?\d{1,30}", token.value):
             raise ValueError(f"{token.value[:40]!r} is no whole number")
         found.append(int(token.value))
-    return tuple(found) if get_origin(kind) is tuple or tuple in map(get_origin, get_args(kind)) else found[0]
+    return (
+        tuple(found)
+        if get_origin(kind) is tuple or any(get_origin(one) is tuple for one in get_args(kind))
+        else found[0]
+    )
 
 
 def _typed(kind: Any) -> Any:
@@ -266,7 +270,7 @@ def _fields_of(hint: Any) -> Fields | None:
 def _notes(described: Any) -> dict[str, str]:
     """The help of each argument in a docstring."""
     kinds = reversed(described.__mro__) if isinstance(described, type) else [described]
-    found = {}
+    found: dict[str, str] = {}
     for kind in kinds:
         parsed = docstring_parser.parse(inspect.cleandoc(kind.__doc__ or ""), docstring_parser.DocstringStyle.GOOGLE)
         found |= {one.arg_name: " ".join((one.description or "").split()) for one in parsed.params}

@@ -32,7 +32,7 @@ SECTIONS = {
     },
     "begin": {
         "demo": "train, calibrate and score a micro Swin on handwritten digits, without downloads",
-        "doctor": "obstacles on this machine, and how to mend them; with --all everything it has",
+        "doctor": "what this machine has, its obstacles, and how to mend them",
     },
 }
 COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}

@@ -81,7 +81,7 @@ class FrontDoor:
         )
         self.policy = _policy_from(args)
         self.policies = self.policy.load()
-        self.half = "none" if args.disable_amp or args.amp_opt_level == "O0" else args.half
+        self.half: Any = "none" if args.disable_amp or args.amp_opt_level == "O0" else args.half
         self.cfg = self._config()
         self.folder = Path(args.output or "output") / self.cfg.MODEL.NAME / self.cfg.TAG
 

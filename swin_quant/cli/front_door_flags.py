@@ -119,7 +119,7 @@ class FrontDoorParser(argparse.ArgumentParser):
         elif isinstance(kind, tuple):
             self.add_argument(*flags, type=type(kind[0]), choices=kind, default=default, **how)
         else:
-            parse = {int: _whole, str: _text, float: float}[kind]
+            parse: Any = {int: _whole, str: _text, float: float}[kind]
             self.add_argument(*flags, type=parse, default=default, **how)
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
@@ -146,8 +146,9 @@ class FrontDoorParser(argparse.ArgumentParser):
 
 def options_from(args: argparse.Namespace, kind: type[Options]) -> Options:
     """The dataclass with the values of a command line."""
-    given = {field.name: getattr(args, field.name) for field in fields(kind)}
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    read = {field.name: getattr(args, field.name) for field in fields(kind)}
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in read.items()}
+    return kind(**given)
 
 
 def _kind_of(hint: Any) -> Any:

@@ -103,17 +103,17 @@ def _leave_interrupts_to_parent(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def default_workers(configured: int, world: int, total: int | None = None) -> int:
+def default_workers(configured: int | None, world: int, total: int | None = None) -> int:
     """The number of loading processes for one rank: at most its share of the CPU cores, none for a small job.
 
     Args:
-        configured: DATA.NUM_WORKERS, the most processes.
+        configured: DATA.NUM_WORKERS, the most processes; None for 8.
         world: ranks on this machine.
         total: pictures to load, if known.
     """
     if total is not None and total <= _FEW:
         return 0
-    return max(0, min(configured, usable_cores() // world))
+    return max(0, min(8 if configured is None else configured, usable_cores() // world))
 
 
 class UnreadableLimit:
@@ -121,10 +121,11 @@ class UnreadableLimit:
 
     Args:
         total: pictures that the run reads.
-        limit: share of them that may be unreadable, 0 to 1 (flag ‹max_unreadable›).
+        limit: share of them that may be unreadable, 0 to 1 (flag ‹max_unreadable›); None for 0.01.
     """
 
-    def __init__(self, total: int, limit: float = 0.01) -> None:
+    def __init__(self, total: int, limit: float | None = None) -> None:
+        limit = 0.01 if limit is None else limit
         if not 0 <= limit <= 1:
             raise UsageError(f"‹max_unreadable› {limit}: a share from 0 to 1 is needed")
         self.total, self.limit = total, limit

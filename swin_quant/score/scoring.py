@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from yacs.config import CfgNode
 
@@ -86,7 +86,7 @@ def score_pictures(
     batch_size: int,
     workers: int = 0,
     world: World = World(),
-    max_unreadable: float = 0.01,
+    max_unreadable: float | None = None,
     save_to: PredictionFolder | None = None,
 ) -> dict[str, Result]:
     """`score_engines` on labelled pictures that are open already. Warns of a float model that only guesses."""
@@ -115,7 +115,11 @@ def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRec
 
 
 def open_labelled(
-    cfg: CfgNode, split: str, world: World, cache_mode: str | None = None, class_names: Sequence[str] = ()
+    cfg: CfgNode,
+    split: str,
+    world: World,
+    cache_mode: Literal["no", "full", "part"] | None = None,
+    class_names: Sequence[str] = (),
 ) -> Pictures:
     """The labelled pictures of a split, their classes matched with the model's by name, or by number without names.
 

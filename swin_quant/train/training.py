@@ -87,7 +87,7 @@ class Training:
         if self.plot:
             library("matplotlib", "logs")
         share = 0.01 if pictures.max_unreadable is None else pictures.max_unreadable
-        how = {"tensorboard": self.tensorboard, "plot": self.plot, "max_unreadable": share}
+        how: dict[str, Any] = {"tensorboard": self.tensorboard, "plot": self.plot, "max_unreadable": share}
         return Request(folder, start, **how, **more)
 
 

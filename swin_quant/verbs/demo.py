@@ -107,7 +107,7 @@ def demo(
     cards = {file: RunCard.read(file) for file in files}
     _write_digit(7, output / "seven.png")
     try:
-        write_page(output / "report.html", cards, val, ON_PAGE)
+        write_page(output / "report.html", cards, replace(val, count=ON_PAGE))
     except UsageError as error:
         log.info("no page: %s", error)
     return DemoResult(list(cards.values()))

@@ -220,8 +220,9 @@ def evaluate(
         raise UsageError("--answers is for classifiers: maps and embeddings name no class")
     if subject.card_file:
         check_writable(subject.card_file)
-    world, before = this_world(subject.device), subject.card
+    world = this_world(subject.device)
     baseline = baseline_of(subject, chosen, world, original, subject.given)
+    before = subject.card  # which names the original now
     found = score_model(subject, source, chosen, world, half, baseline, keep)
     return replace(found, model=subject, before=before)
 

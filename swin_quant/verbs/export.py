@@ -1,5 +1,6 @@
 """Export a calibrated model to what will be deployed: FasterTransformer's weights, or a file for an engine."""
 
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -56,7 +57,7 @@ def export(
     uint8_input: bool = False,
     softmax: bool = False,
     top_k: int | None = None,
-    labels: str | Path | tuple[str, ...] | None = None,
+    labels: str | Path | Sequence[str] | None = None,
     tune: bool = False,
     check: bool = False,
     saturation_safe: Annotated[bool, Parameter(parse=False)] = False,
@@ -104,7 +105,7 @@ def export(
         UsageError: Options that the backend lacks.
     """
     one_process("export")
-    names = tuple(read_lines(str(labels), "list of class names")) if isinstance(labels, str | Path) else labels
+    names = read_lines(str(labels), "list of class names") if isinstance(labels, str | Path) else labels
     given: dict[str, Any] = {
         **{"float_type": float_type, "batch": batch, "sm": sm, "fix_gelu_bias": fix_gelu_bias, "opset": opset},
         **{
@@ -114,7 +115,7 @@ def export(
             "plain": plain,
             "npu": npu,
         },
-        **{"uint8_input": uint8_input, "softmax": softmax, "top_k": top_k, "labels": names, **options},
+        **{"uint8_input": uint8_input, "softmax": softmax, "top_k": top_k, "labels": names and tuple(names), **options},
     }
     if isinstance(policy, PolicyChoice):
         saturation_safe = policy.saturation_safe

@@ -31,7 +31,7 @@ from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.run import Request, plot, refuse_to_replace, run_training, training_config, with_batch_size
 from swin_quant.train.training import Qat, Training, folder_for, place_to_train_on
-from swin_quant.verbs.evaluate import Evaluation, score_model
+from swin_quant.verbs.evaluate import BATCH, Evaluation, score_model
 from swin_quant.verbs.export import file_of
 from swin_quant.verbs.train import TrainedFile
 
@@ -133,6 +133,7 @@ def finetune(
                 return Finetuned(path, Evaluation((), trained.card))
             baseline = find_baseline(trained.card, [path.resolve().parent], cfg, [used], world, request.original)
             val = PictureSet.of_config(cfg, "val", max_unreadable=request.max_unreadable)
+            val = replace(val, batch=BATCH[world.device.type])
             scored = score_model(trained, val, [used], world, half, baseline)
             if has_logits and world.is_main:
                 trained.card.write(path.with_suffix(".json"))

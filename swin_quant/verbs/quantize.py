@@ -209,9 +209,9 @@ def quantize(
             wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
             jobs.append(Quantization(file, cfg, place, target, settled, asked, *wanted, float_type, threads, half))
         return _quantize_files(jobs, dry_run)
-    file = model.each()[0] if isinstance(model, ModelFiles) else None
+    single = model.each()[0] if isinstance(model, ModelFiles) else None
     return _quantize_in_memory(
-        file.load() if file else model_of(model), source, target, folder or "output", policy, scored_on,
+        single.load() if single else model_of(model), source, target, folder or "output", policy, scored_on,
         {"method": method, "percentile": percentile, "exact": exact, "passes": passes},
         {"int4_weights": int4_weights, "tune": tune}, budget,
     )  # fmt: skip
@@ -256,12 +256,12 @@ def _quantize_files(jobs: Sequence[Quantization], dry_run: bool) -> Quantized | 
         try:
             with memory_errors_named():
                 artifact = finish(one)
-        except SwinQuantError as error:
-            failed[name] = error
-        except (RuntimeError, OSError) as error:  # by exporters and engines
+        except SwinQuantError as refusal:
+            failed[name] = refusal
+        except (RuntimeError, OSError) as fault:  # by exporters and engines
             if len(jobs) == 1:
                 raise
-            failed[name] = SwinQuantError(one_line(f"{type(error).__name__}: {error}"))
+            failed[name] = SwinQuantError(one_line(f"{type(fault).__name__}: {fault}"))
         else:
             unscored = f"{one.pictures.path} has no val split"
             verdict = verdict_on(artifact, one.target, one.calibrated, one.pictures.path, unscored)

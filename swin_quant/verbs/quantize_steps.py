@@ -63,7 +63,7 @@ def steps(job: Quantization) -> list[Step]:
     """The steps of a job as they are now, in order."""
     engine, device = job.engine, job.file.device
     timing = {"threads": job.threads, "float_type": job.float_type_asked}
-    method = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
+    method: dict[str, Any] = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
     method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
     own, found = ModelFile(str(job.calibrated), device=device), artifact_of(job)
     file = str(found.file) if found else ARTIFACT

@@ -122,4 +122,4 @@ def _gemms(file: ModelFile, batch: int, tuned: Sequence[str], write: str | Path 
     if write:
         write_tuned(write, known.values())
     entries = [(gemm, known.get(gemm.key)) for gemm in shapes]
-    return Gemms([GemmRow(gemm, one and one.algo_id, one and one.exec_time) for gemm, one in entries])
+    return Gemms([GemmRow(gemm, one.algo_id, one.exec_time) if one else GemmRow(gemm) for gemm, one in entries])

@@ -105,8 +105,8 @@ class GemmRow:
     """A GEMM, with the algorithm of FasterTransformer's tuner, if one is known, and its time."""
 
     gemm: TunedGemm
-    algorithm: int | None
-    ms: float | None
+    algorithm: int | None = None
+    ms: float | None = None
 
 
 _GEMMS: tuple[Column[GemmRow], ...] = (

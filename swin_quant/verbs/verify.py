@@ -10,8 +10,8 @@ from swin_quant.arguments import checked
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.arguments import Fields
-from swin_quant.base.distributed import one_process, this_world, world_on
-from swin_quant.base.errors import SwinQuantError, UsageError, is_command
+from swin_quant.base.distributed import one_process, world_on
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import check_writable
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update
@@ -113,7 +113,7 @@ def verify(
     found = subject_of(artifact)
     if not isinstance(found, Exported):
         raise UsageError(f"{found.name}: is a model, and `verify` compares an artifact with it: export it first")
-    exported, world = found.artifact, this_world() if is_command() else world_on(device)
+    exported, world = found.artifact, world_on(device)
     names = names_of_engines(exported, (engine,) if isinstance(engine, str) else engine)
     check_writable(card_path(exported.file))  # which gets the records
     cfg = config_of(exported)

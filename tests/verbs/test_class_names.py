@@ -67,7 +67,7 @@ def test_other_names_are_refused_before_work(run, permuted, micro, float_flags, 
 @pytest.mark.slow
 def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flags, card_of, scored, tmp_path):
     """Calibrated, trained, exported and asked, a model always has the names of its head, in its order."""
-    flags, out = ["--data-path", pictures, "--device", "cpu", "--half", "none"], tmp_path / "out"
+    flags, out = ["--data-path", pictures, "--device", "cpu"], tmp_path / "out"
     calibration = ["--cfg", float_flags[1], "--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", out]
     assert run("calibrate", permuted, *flags, *calibration).code == 0
     calibrated = out / "swin_micro_calib.pth"

@@ -66,7 +66,7 @@ def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
     artifact = exported(run("export", *words, "--labels", tmp_path / "names.txt"))
     assert labels_in(artifact) == ["cat", "dog", "fox"]
     (tmp_path / "names.txt").write_text("cat\n")
-    assert "3" in run("export", *words, "--labels", tmp_path / "names.txt").error(2)
+    assert "--labels: 1 labels for 3 classes" in run("export", *words, "--labels", tmp_path / "names.txt").error(2)
 
 
 @pytest.mark.slow

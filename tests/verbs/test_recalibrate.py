@@ -142,7 +142,7 @@ WRONG = {
     "replaced": (lambda file: file.write_bytes(file.read_bytes() + b"x"), "is not the statistics file of its run card"),
     "with other weights": (
         lambda file: file.with_name(f"{NAME}_calib.pth").write_bytes(b"x"),
-        "is not the checkpoint of",
+        "is a text file, not a checkpoint",
     ),
     "without its checkpoint": (lambda file: file.with_name(f"{NAME}_calib.pth").unlink(), "cannot be read"),
 }

@@ -50,9 +50,9 @@ def test_what_a_plot_is_drawn_with(run, calibrated, scoring_flags, tmp_path, mon
 def test_a_folder_of_pictures_that_is_not_there(quantize, tmp_path, monkeypatch):
     """The choice of a policy may compile operators, which takes a while."""
     monkeypatch.setattr(Exports, "policies_for", lambda *_: pytest.fail("it chooses a policy already"))
-    assert "no data path: set --data-path" in quantize("--for", "openvino", "--data-path", "").error(2)
+    assert "no pictures: give --data-path DIR" in quantize("--for", "openvino", "--data-path", "").error(2)
     line = quantize("--for", "openvino", "--data-path", tmp_path / "nowhere").error(1)
-    assert f"{tmp_path / 'nowhere'}: no such folder" in line and "--data-path" in line
+    assert f"{tmp_path / 'nowhere'}: no such file or folder" in line and "--data-path" in line
 
 
 @pytest.mark.parametrize("flag", ["--output", "--json"])

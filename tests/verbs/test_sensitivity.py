@@ -90,7 +90,7 @@ def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
     run(*words, "--batch", 99)
     (opened, _, sampling), (_, _, plain) = told
     assert len(opened) == 7 and len(policies) == 2
-    assert sampling == Sampling(5, "val", 8, 3, 0.5) and plain == Sampling(64, "train", 1, 16, 0.01)
+    assert sampling == Sampling(5, "val", 8, 3, 0.5) and plain == Sampling(12, "train", 1, 16, 0.01)  # all there are
 
 
 def test_ranks_are_refused(forked, words):

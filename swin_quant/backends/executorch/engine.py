@@ -91,8 +91,8 @@ def labels_of(artifact: Artifact) -> list[str]:
 def check_card(artifact: Artifact) -> None:
     """SwinQuantError where a run card contradicts its program: on the input, the precision or the batch."""
     inside, record = about(artifact), artifact.record
-    own = {"preprocess": artifact.card.preprocess, "artifact.precision": record["precision"]}
-    said = {"preprocess": inside.get("preprocess"), "artifact.precision": inside.get("precision")}
+    own: dict[str, Any] = {"preprocess": artifact.card.preprocess, "artifact.precision": record["precision"]}
+    said: dict[str, Any] = {key: inside.get(key.removeprefix("artifact.")) for key in own}
     for key, value in checked(dict[str, Any], inside.get("options"), str(artifact.file), "options").items():
         own[f"artifact.options.{key}"], said[f"artifact.options.{key}"] = record["options"].get(key), value
     for key, value in said.items():

@@ -181,7 +181,7 @@ def lowered_program(model: Classifier, images: Tensor, about: str) -> Any:
         from executorch.exir.pass_base import ExportedProgramPassBase, ExportedProgramPassResult
         from executorch.exir.passes.constant_prop_pass import constant_prop_pass
 
-        class Folding(ExportedProgramPassBase):  # position biases, and all else that no picture changes
+        class Folding(ExportedProgramPassBase):  # type: ignore[misc]  # position biases, and all else that no picture changes
             def call(self, program: Any) -> Any:
                 return ExportedProgramPassResult(constant_prop_pass(program), True)
 
@@ -226,7 +226,7 @@ def spell_out(model: nn.Module, plain: Collection[str] = ()) -> None:
             continue
         if (bias := layer.effective_bias()) is not None and bias is not layer.bias:  # XNNPACK takes stored ones alone
             layer.register_buffer("whole_bias", bias.detach())
-            layer.effective_bias = lambda own=layer: own.whole_bias  # type: ignore[method-assign]
+            layer.effective_bias = lambda own=layer: own.whole_bias  # type: ignore[method-assign, misc]
         is_fixed = layer._input_quantizer.setting.enabled
         is_plain = owner in plain or not _has_int8(layer, is_fixed)
         made[name] = RowLevels(nodes[name], layer.weight, is_plain)

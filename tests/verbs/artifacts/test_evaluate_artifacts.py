@@ -165,8 +165,8 @@ def test_a_hand_made_classifier_against_arithmetic(evaluate, hand_made, pictures
         (["--img-size", "64"], "--img-size is not for artifacts"),
         (["--threads", "0"], "--threads 0: must be at least 1"),
         (["--threads", "1025"], "--threads 1025: must be at least 1, at most 1024"),
-        (["--threads", "9" * 20], f"argument --threads: {'9' * 20} is beyond 2147483647"),
-        (["--batch", "9" * 20], f"argument --batch: {'9' * 20} is beyond 2147483647"),
+        (["--threads", "9" * 20], f"--threads {'9' * 20}: is beyond 2147483647"),
+        (["--batch", "9" * 20], f"--batch {'9' * 20}: is beyond 2147483647"),
     ],
 )
 def test_flags_that_do_not_fit(evaluate, exports, flags, message):
