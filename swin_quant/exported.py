@@ -161,7 +161,7 @@ class SubjectFiles(ModelFile):
         files, checkpoint = self.files, self.checkpoint
         if len(files) == 1 and is_checkpoint(files[0]):
             if checkpoint:
-                raise UsageError(f"{files[0]} and --checkpoint {checkpoint} are both checkpoints: give one of them")
+                raise UsageError(f"{files[0]} and ‹checkpoint› {checkpoint} are both checkpoints: give one of them")
             return self._model(files[0])
         if not files:
             if not checkpoint:

@@ -96,11 +96,11 @@ class ModelFile:
             elsewhere = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}
             cfg = config_for(opened, elsewhere | keys_and_values(self.opts) | wanted)
         else:
-            raise UsageError("no model: give a CHECKPOINT, or --cfg FILE")
+            raise UsageError("no model: give a CHECKPOINT, or ‹cfg› FILE")
         if self.window and "WINDOW_SIZE" not in architecture(cfg):
-            raise UsageError(f"--window {self.window}: {cfg.MODEL.NAME} is no Swin, and has no windows of one size")
+            raise UsageError(f"‹window› {self.window}: {cfg.MODEL.NAME} is no Swin, and has no windows of one size")
         if not 0 <= cfg.SEED < 2**32:
-            raise UsageError(f"SEED (--seed) {cfg.SEED}: must be from 0 to {2**32 - 1}")
+            raise UsageError(f"SEED (‹seed›) {cfg.SEED}: must be from 0 to {2**32 - 1}")
         return cfg
 
     @cached_property
@@ -130,7 +130,7 @@ class ModelFile:
     def load_float(self) -> Model:
         """The model in float, also of a calibrated file: its ranges are left out."""
         if not self.checkpoint and not self.random_weights:
-            raise UsageError("no checkpoint: name one (or --random-weights to time an untrained model)")
+            raise UsageError("no checkpoint: name one (or ‹random_weights› to time an untrained model)")
         cfg = self.config()
         model, _ = load_float_model(cfg, self.opened, this_world(), self.replace_head)
         model.given = cfg

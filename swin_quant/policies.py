@@ -49,13 +49,13 @@ class PolicyChoice:
             UsageError: A change without a policy, a policy twice, or values that are impossible.
         """
         if AUTO in self.policy:
-            raise UsageError("--policy auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")
+            raise UsageError("‹policy› auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")
         rules, policies = self._rules(), [load_policy(name) for name in self.policy]
         if rules and not policies:
-            raise UsageError("--policy: name the policy that --off, --wprec or another option changes")
+            raise UsageError("‹policy›: name the policy that ‹off›, ‹wprec› or another option changes")
         counted = Counter(policy.sha256 for policy in policies)
         if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
-            raise UsageError(f"--policy: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
+            raise UsageError(f"‹policy›: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
         nothing, changes = load_policy("float").sha256, " ".join(self._changes())
         return [
             replace(policy.and_then(*rules), name=f"{policy.name} {changes}")
@@ -76,8 +76,8 @@ class PolicyChoice:
 
     def _rules(self) -> list[Rule]:
         if self.wprec and self.saturation_safe:
-            raise UsageError("--wprec and --saturation-safe both set the bits of weights: give one of them")
-        for flag, bits in (("--wprec", self.wprec), ("--aprec", self.aprec)):
+            raise UsageError("‹wprec› and ‹saturation_safe› both set the bits of weights: give one of them")
+        for flag, bits in (("‹wprec›", self.wprec), ("‹aprec›", self.aprec)):
             if bits is not None and not 2 <= bits <= 8:
                 raise UsageError(f"{flag} {bits}: must be from 2 to 8")
         rules = []
@@ -121,7 +121,7 @@ def one_policy(given: Policies) -> Policy | None:
     """The policy of a verb that takes one; None if none is named. UsageError for several."""
     policies = policies_from(given)
     if len(policies) > 1:
-        raise UsageError(f"--policy {' '.join(one.name for one in policies)}: give one")
+        raise UsageError(f"‹policy› {' '.join(one.name for one in policies)}: give one")
     return policies[0] if policies else None
 
 

@@ -78,7 +78,7 @@ def trace() -> dict[str, int]:
             pixels = np.random.default_rng(len(name)).integers(0, 256, (32, 32, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "1.png")
         data = ["--data-path", f"{work}/pictures", "--quiet", "--output", work]
-        calibrate = ["calibrate", str(CHECKPOINT), "--pictures", "2", "--policy", "qdq", "--no-eval", *data]
+        calibrate = ["calibrate", str(CHECKPOINT), "--pictures", "2", "--policy", "qdq", *data]
         first = entered_by(calibrate, str(CHECKPOINT))
         second = entered_by(["evaluate", *map(str, Path(work).glob("*_calib.pth")), *data])
     return {"files entered by a checkpoint in `calibrate`": first, "by a picture in `evaluate`": second}

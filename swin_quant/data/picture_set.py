@@ -120,7 +120,7 @@ class PictureSet:
         `class_names` if these are known. Raises as `open_pictures` does."""
         if self.images:
             if self.path:
-                raise UsageError("--data-path and --images both name the pictures: give one of them")
+                raise UsageError("‹data_path› and ‹images› both name the pictures: give one of them")
             return NamedPictures(list(self.images))
         if not self.path:
             raise UsageError("no pictures: give ‹data_path› DIR or ‹images› PLACE ...")

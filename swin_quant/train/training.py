@@ -34,7 +34,7 @@ class Training:
         compile: torch.compile: faster after a slow start
         amp_opt_level: precision of training
         fsdp: shard weights and optimizer over ranks (FSDP2)
-        offload: with --fsdp: keep them on the CPU
+        offload: with `fsdp`: keep them on the CPU
         tensorboard: log to TensorBoard too (extra `logs`)
         plot: form of the final plot (default png, where matplotlib is)
     """
@@ -63,7 +63,7 @@ class Training:
         """
         pairs = [pair.partition("=") for pair in self.set]
         if bad := [key for key, sign, _ in pairs if not sign]:
-            raise UsageError(f"--set takes KEY=VALUE, but got {bad[0]}")
+            raise UsageError(f"‹set› takes KEY=VALUE, but got {bad[0]}")
         keys = {
             "accumulation_steps": self.accumulation_steps,
             "optimizer.lr": self.lr,
@@ -80,7 +80,7 @@ class Training:
         given = {key: value for key, value in keys.items() if value is not None}
         if self.drop_path:
             given["augment.drop_path"] = None if self.drop_path == _OF_CONFIG else self.drop_path
-        return recipe.having({key: value for key, _, value in pairs}, "--set").having(given, "command line")
+        return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "command line")
 
     def request(self, folder: Path, start: Checkpoint | None, pictures: PictureSet, **more: Any) -> Request:
         """The run that is asked for, beside config and recipe. UsageError for a plot that nothing here can draw."""

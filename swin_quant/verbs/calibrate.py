@@ -102,9 +102,9 @@ def calibrate(
         check_channels(model.config())
     subject = model.load_float() if isinstance(model, ModelFile) else model_of(model)
     cfg = subject.given
-    if folder and isinstance(model, ModelFile) and model.opened and not model.opened.is_calibrated:
+    if folder and isinstance(model, ModelFile) and model.opened:
         place = Path(folder) / f"{subject.name}_calib.pth"
-        if place.exists() and place.samefile(model.opened):
+        if place.exists() and place.samefile(model.opened) and not model.opened.is_calibrated:
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
     is_named, chosen = chosen is not None, chosen or default_policy(subject)
     source = source_of(PictureSet() if pictures is None else pictures, cfg)

@@ -76,7 +76,7 @@ def test_an_unknown_name_gets_a_hint(name):
 def test_an_unknown_name_lists_the_known(name):
     with pytest.raises(
         UsageError,
-        match="cpu, cpu-amx, cpu-operators, cuda, cuda-fp8, float, ft-mode1, ft-mode2, onnxruntime, qdq, qdq-unsigned",
+        match="give a16, cpu, .*ft-mode1, ft-mode2, onnxruntime, qdq, qdq-unsigned",
     ):
         load_policy(name)
 

@@ -98,7 +98,7 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
     assert run("finetune", *qat_flags, *flags).code == 0
     file = tmp_path / "out" / f"{NAME}_qat.pth"
     trained = card_of(file)["results"]
-    assert run("evaluate", *qat_flags[:8], "--checkpoint", file, "--batch", 2).code == 0
+    assert run("evaluate", *qat_flags[:8], "--checkpoint", file, "--batch", 8).code == 0
     again = card_of(file)["results"]
     assert len(again) == len(trained) == 4
     for one, other in zip(trained, again, strict=True):

@@ -12,12 +12,13 @@ from swin_quant.backends.fastertransformer.export import FasterTransformerOption
 from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
+from swin_quant.loading import ModelFile
 from swin_quant.quant.policy import load_policy
 from swin_quant.score.engine import torch_engines
-from swin_quant.verbs.calibrate import calibrate_checkpoint
-from swin_quant.verbs.calibration_result import CalibrationPlan
+from swin_quant.verbs.calibrate import calibrate
 
 f32, f16 = np.float32, np.float16
 
@@ -302,13 +303,12 @@ def test_the_engine_says_what_it_emulates(exported):
 
 
 @pytest.fixture(scope="module", params=["swin", "swinv2"])
-def trained(request, shared, tmp_path_factory):
+def trained(request, shared):
     """A trained micro model, calibrated on 40 pictures, and 32 of the pictures that it was not trained on."""
     file = shared / "checkpoints" / f"{request.param}_micro_cifar10.pth"
     data = {"DATA.DATA_PATH": str(shared / "data" / "cifar10"), "DATA.ZIP_MODE": True}
     cfg = load_config(file.with_suffix(".yaml"), overrides=data)
-    folder = tmp_path_factory.mktemp(request.param)
-    done = calibrate_checkpoint(cfg, str(file), load_policy("ft-mode1"), CalibrationPlan(40), folder)
+    done = calibrate(ModelFile(str(file)), PictureSet(data["DATA.DATA_PATH"], count=40, zip_mode=True), "ft-mode1")
     pictures = open_pictures(data["DATA.DATA_PATH"], "val", zip_mode=True)
     preprocess = Preprocess.from_config(cfg)
     return request.param, done, torch.stack([preprocess(pictures.read(i)) for i in range(0, 4992, 156)])
