@@ -6,6 +6,11 @@
 Of each model it counts the int8 products of the lowered program, and compares outputs with fake-quant and with float
 (SQNR, dB). Times are CPU time of one thread for one picture, the least of `--rounds`, in turns: the processes of others
 do not count. A name that no config has is timm's. Rows are added to a file that is there.
+
+    PYTHONPATH=. python benchmarks/npu_and_phone.py swin_tiny_patch4_window7_224 --npu a16 --output docs/results/npu.csv
+
+`--npu` compares both forms of ONNX instead, under each of these policies: on ONNX Runtime, on OpenVINO and, where
+`onnxruntime-qnn` is installed, in the simulator of Qualcomm's NPU.
 """
 
 import argparse
@@ -22,12 +27,13 @@ import torch
 from torch import Tensor
 
 import swin_quant as sq
-from swin_quant.backends.executorch.export import export, products_of
+from swin_quant.backends.executorch.export import export, products_in
 from swin_quant.backends.registry import engine_loader, exporter
 from swin_quant.base.compat import import_timm
 from swin_quant.base.files import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Method, calibrate
@@ -48,18 +54,37 @@ class Row:
     cpu_ms: float = 0.0
 
 
+@dataclass
+class Form:
+    """A form of ONNX file; SQNR to fake-quant in dB, for the simulator (`qnn`) to ONNX Runtime.
+
+    `levels`: the tensors that are quantized, and those whose levels the ordinary form has, too, in any order.
+    """
+
+    model: str
+    policy: str
+    form: str
+    rank: int
+    onnxruntime: float
+    openvino: float
+    qnn: float | None
+    same_logits: bool
+    levels: str
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--without", nargs="*", default=[], choices=("pt2e", "openvino", "float"))
+    parser.add_argument("--npu", nargs="+", metavar="POLICY")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.csv")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for name in options.models:
-        rows = measured(name, options.rounds, options.without)
+        rows = forms(name, options.npu) if options.npu else measured(name, options.rounds, options.without)
         is_new = not options.output.exists()
         with options.output.open("a", newline="") as file:
             writer = csv.DictWriter(file, [*asdict(rows[0])])
@@ -159,7 +184,7 @@ def pt2e(model: Classifier, images: Tensor) -> tuple[bytes, str]:
             prepared(image[None])
         traced = torch.export.export(convert_pt2e(prepared), (images[:1],), strict=False)
         lowered = to_edge_transform_and_lower(traced, partitioner=[XnnpackPartitioner()])
-    kinds = list(products_of(lowered.exported_program().graph_module).values())
+    kinds = list(products_in(lowered.exported_program().graph_module).values())
     return bytes(lowered.to_executorch().buffer), f"{kinds.count('int8')} of {len(kinds)}"
 
 
@@ -170,6 +195,85 @@ def running(content: bytes) -> Callable[[Tensor], Tensor]:
     program = Runtime.get().load_program(content)
     forward = program.load_method("forward")
     return lambda images: forward.execute((images.contiguous(),))[0]
+
+
+def forms(name: str, policies: list[str]) -> list[Form]:
+    """Both forms under each policy, on one picture."""
+    from swin_quant.backends.onnx.options import OnnxOptions
+
+    model, rows = network(name), list[Form]()
+    images = torch.randn(4, *model.input_shape, generator=torch.Generator().manual_seed(1))
+    calibrate(model, [images], Method("max"))
+    preprocess = Preprocess(model.input_shape[-1], False, "bicubic", (0.5,) * 3, (0.5,) * 3).to_dict()
+    with tempfile.TemporaryDirectory() as folder:
+        for policy in policies:
+            fake = simulated(model, policy, images[:1])
+            card = RunCard(name, {}, preprocess, policy=load_policy(policy).to_dict())
+            plain = OnnxOptions(batch=1, **({} if policy == "a16" else {"opset": 20}))  # GELU as one operator
+            found = list[tuple[Tensor, dict[str, list[int]]]]()
+            for form, options in (("ordinary", plain), ("--npu", OnnxOptions(npu=True))):
+                artifact = exporter("onnx")(model, card, folder, options)
+                outs = {one: engine_loader(one)(artifact)(images[:1]) for one in ("onnxruntime", "openvino")}
+                found.append((outs["onnxruntime"], levels(artifact.file, images[:1])))
+                same = sum(histogram == found[0][1].get(key) for key, histogram in found[-1][1].items())
+                rows.append(
+                    Form(
+                        name,
+                        policy,
+                        form,
+                        highest_rank(artifact.file),
+                        *(sqnr(fake, out) for out in outs.values()),
+                        on_qnn(artifact.file, images[:1], outs["onnxruntime"]),
+                        torch.equal(found[0][0], found[-1][0]),
+                        f"{same} of {len(found[-1][1])}",
+                    )
+                )
+    return rows
+
+
+def highest_rank(file: Path) -> int:
+    """The rank of the file's highest tensor."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(onnx.load(file), strict_mode=True).graph
+    return max(len(value.type.tensor_type.shape.dim) for value in (*graph.input, *graph.value_info, *graph.output))
+
+
+def levels(file: Path, images: Tensor) -> dict[str, list[int]]:
+    """QuantizeLinear -> how often each level occurs, on ONNX Runtime without optimization."""
+    import onnx
+    import onnxruntime
+
+    proto = onnx.load(file)
+    names = {node.output[0]: node.name for node in proto.graph.node if node.op_type == "QuantizeLinear"}
+    del proto.graph.output[:]
+    proto.graph.output.extend(onnx.ValueInfoProto(name=output) for output in names)
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), settings, providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {"images": images.numpy()})
+    counted = [torch.from_numpy(output.astype("int32")).flatten() for output in outputs]
+    return {name: torch.bincount(one - one.min()).tolist() for name, one in zip(names.values(), counted, strict=True)}
+
+
+def on_qnn(file: Path, images: Tensor, expected: Tensor) -> float | None:
+    """SQNR of the simulator of Qualcomm's NPU to `expected`; None without `onnxruntime-qnn`."""
+    import onnxruntime
+
+    try:
+        import onnxruntime_qnn as qnn
+    except ImportError:
+        return None
+    name = "QNNExecutionProvider"
+    if not any(device.ep_name == name for device in onnxruntime.get_ep_devices()):
+        onnxruntime.register_execution_provider_library(name, qnn.get_library_path())
+    device = next(device for device in onnxruntime.get_ep_devices() if device.ep_name == name)
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    chosen = {"backend_path": qnn.get_qnn_htp_path(), "soc_model": "60"}  # without a model it compiles no file
+    settings.add_provider_for_devices([device], chosen)
+    (out,) = onnxruntime.InferenceSession(str(file), settings).run(None, {"images": images.numpy()})
+    return sqnr(expected, torch.from_numpy(out))
 
 
 if __name__ == "__main__":

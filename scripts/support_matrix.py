@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 
 from torch import nn
 
+from swin_quant.backends.artifact import apply_for_engine
 from swin_quant.backends.backend import Backend, OnnxTarget, function
-from swin_quant.backends.executorch.export import choose_nodes as of_executorch
+from swin_quant.backends.executorch.export import FAULTS
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, int8_mode_of, is_fused, warnings_of
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.backends.onnx.export import choose_nodes
@@ -44,7 +45,8 @@ _FIRST = ["openvino", "onnxruntime", "onnx"]  # the targets that run on any CPU
 # Parts of a message: its source, and the nodes of the small model.
 _DETAILS = (
     r"the model: |^policy \S+: |; it differs in.*|(, and policy | of policy |, and layers).*"
-    r"|(?<=has no zero points): .*|(?<=int8 by int8): .*|, which the policy has at .*"
+    r"|(?<=has no zero points): .*|(?<= has no float8): .*|(?<=than 8 bits): .*|(?<=float8 fake-quantize): .*"
+    r"|(?<=int8 by int8): .*|, which the policy has at .*"
 )
 
 
@@ -88,7 +90,7 @@ def _taken(model: nn.Module, policy: Policy, backend: Backend, said: dict[str, N
         if backend.name == "fastertransformer":
             int8_mode_of(model, policy)
         elif backend.name == "executorch":  # an export takes a quarter of a minute
-            of_executorch(model, RunCard("the model", {}, {}, policy=policy.to_dict()), "int8")
+            apply_for_engine(model, RunCard("the model", {}, {}, policy=policy.to_dict()), "int8", "XNNPACK", FAULTS)
         else:
             _write(model, policy, backend)
     except SwinQuantError as error:

@@ -1,4 +1,4 @@
-"""Run this package's model on pictures, with ONNX Runtime or OpenVINO; numpy and Pillow are all else that it needs."""
+"""Run this package's model on pictures; requirements.txt names all that it needs."""
 
 import argparse
 import ctypes
@@ -13,7 +13,7 @@ if sys.version_info < (3, 9):  # noqa: UP036 (the folder runs where this project
 HERE = Path(__file__).resolve().parent
 ABOUT = json.loads((HERE / "package.json").read_text()) if (HERE / "package.json").is_file() else {}
 for needed in ABOUT.get("files", ["package.json"]):
-    if needed.startswith(("models/", "preprocess.", "package.")) and not (HERE / needed).is_file():
+    if needed.startswith(("model", "preprocess.", "package.")) and not (HERE / needed).is_file():
         sys.exit(f"error: {needed} is not in {HERE}: copy the whole package")
 INSTALL = f"pip install -r {HERE / 'requirements.txt'}"
 sys.path.insert(0, str(HERE))
@@ -110,7 +110,23 @@ def with_operators(core, package):
         return core.read_model(MODEL)
 
 
+def executorch(threads):
+    """The same, for an ExecuTorch program, whose runtime takes torch's tensors."""
+    import executorch.extension.pybindings.portable_lib as library
+    import torch
+    from executorch.runtime import Runtime
+    from executorch.version import __version__
+
+    refuse_wrong("executorch", __version__)
+    if threads:
+        library._unsafe_reset_threadpool(threads)
+    forward = Runtime.get().load_program(MODEL).load_method("forward")
+    return lambda batch: [output.numpy() for output in forward.execute((torch.from_numpy(batch),))]
+
+
 ENGINES = {"onnxruntime": onnxruntime, "openvino": openvino}
+if ABOUT["engine"] == "executorch":
+    ENGINES = {"executorch": executorch}
 
 
 def pixels(file):

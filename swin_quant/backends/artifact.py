@@ -17,11 +17,12 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
+from swin_quant.config.outputs import LOGITS
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.policy import apply_policy, enabled_nodes, policy_from_dict
-from swin_quant.quant.quantizer import named_nodes
+from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, policy_from_dict, quantize, refuse_blocks
+from swin_quant.quant.quantizer import Quantizer, named_nodes
 from swin_quant.quant.setting import Setting
-from swin_quant.score.engine import HALF_TYPES
+from swin_quant.score.engine import HALF_TYPES, precision_of
 
 _FOUND = ("int8_gemms", "all_gemms", "gemms")
 
@@ -163,3 +164,28 @@ def apply_card_policy(model: Classifier, card: RunCard, precision: str) -> str:
     if not enabled_nodes(model):
         raise UsageError(f"{card.name}: its policy quantizes no node: export it with precision float")
     return str(card.policy["name"])
+
+
+def apply_for_engine(
+    model: Classifier, card: RunCard, precision: str, engine: str, faults: Mapping[str, Callable[[Quantizer], bool]]
+) -> str:
+    """Apply the card's policy as `apply_card_policy`, and return the precision: of the nodes, or float32 without any.
+
+    `faults`: what `engine` has not, in words -> whether a node wants it. UsageError for such nodes, by name, for nodes
+    without a range, and for weights in blocks.
+    """
+    apply_card_policy(model, card, precision)
+    quantize(model)  # refuses nodes without a range
+    dequantize(model)
+    refuse_blocks(model, engine)
+    nodes = enabled_nodes(model)
+    for fault, is_wanted in faults.items():
+        if wrong := [name for name, node in nodes.items() if is_wanted(node)]:
+            raise UsageError(f"{card.name}: {engine} has no {fault}: {listed(wrong, 3)}: choose another ‹policy›")
+    return precision_of(model) if nodes else "float32"
+
+
+def file_stem(model: Classifier, card: RunCard, precision: str) -> str:
+    """`<NAME>[_embedding]_<int8|w4a8|fp32>`."""
+    kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
+    return f"{card.name}{kind}_{'fp32' if precision == 'float32' else precision.lower()}"

@@ -7,8 +7,10 @@ line.
 
 import contextlib
 import html
+import io
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -44,6 +46,19 @@ class _ConsoleHandler(logging.Handler):
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
         with contextlib.suppress(OSError):  # a message that cannot be written is no reason to end the work
             console.print(Text(prefix + self.format(record), style=style), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Inside the context, libraries print and log nothing: a failure is reported in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:

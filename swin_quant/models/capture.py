@@ -7,14 +7,11 @@ that depend on no parameter become buffers. A node's `meta["val"]` is its value 
 `meta["depends"]` says whether it depends on the pictures.
 """
 
-import io
-import logging
 import operator
 import re
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from swin_quant.base.errors import SwinQuantError, first_line
+from swin_quant.base.progress import silence
 from swin_quant.models.symbolic_int import symbolic_int
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
@@ -56,7 +54,7 @@ def capture(
     shapes: Any = torch.export.ShapesCollection()
     for tensor in given:
         shapes[tensor] = {dim: torch.export.Dim.AUTO for dim in ((0, 2, 3) if any_size else (0,))}
-    with _noise_kept(module), _attention_opened(), symbolic_int(module), _quiet(), torch.no_grad():
+    with _noise_kept(module), _attention_opened(), symbolic_int(module), silence(), torch.no_grad():
         try:
             program = torch.export.export(
                 module, () if named else given, dict(named), dynamic_shapes=shapes, strict=False
@@ -135,19 +133,6 @@ def _attention_opened() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Inside the context, torch prints nothing: a failure is reported in one line."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stderr(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _fixed_at(value: Tensor) -> str:

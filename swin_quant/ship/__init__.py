@@ -17,6 +17,7 @@ from swin_quant.ship.texts import Serving, kserve, openvino_model_server, readme
 
 MANIFEST = "package.json"
 _NOT_COPIED = ("__pycache__", "*.template.*")
+_FOR_ONNX = ("cpp", "Dockerfile")
 
 
 def write_package(facts: PackageFacts, serving: Serving, folder: str | Path, overwrite: bool = False) -> Path:
@@ -65,30 +66,34 @@ def check_place(folder: Path, overwrite: bool) -> None:
 
 def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     model, record = folder / facts.model, facts.artifact.record
-    model.parent.mkdir(parents=True)
+    model.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(facts.artifact.file, model)
     for other in record["others"]:
         shutil.copyfile(facts.artifact.file.with_name(other["file"]), model.with_name(other["file"]))
     copied = {model: record["sha256"]} | {model.with_name(one["file"]): one["sha256"] for one in record["others"]}
     if changed := [copy.name for copy, sha256 in copied.items() if sha256_of(copy) != sha256]:
         raise SwinQuantError(f"{facts.artifact.file}: {changed[0]} was replaced while it was packaged: try again")
-    if facts.file.functions and not record["others"]:  # OpenVINO's own reader knows no functions
+    if facts.file and facts.file.functions and not record["others"]:  # OpenVINO's own reader knows no functions
         if facts.library:
             _add_operators(folder / OPERATORS, model, facts.library)
         model.write_bytes(without_functions(model))
-    shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*_NOT_COPIED))
+    left = shutil.ignore_patterns(*_NOT_COPIED, *(() if facts.file else _FOR_ONNX))
+    shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=left)
     texts = {
         "preprocess.json": json_text(facts.preprocessing()),
         "card.json": json_text(without_paths(facts.artifact.card)),
         "README.md": readme(facts, __version__),
         "requirements.txt": requirements(facts),
-        "cpp/settings.h": settings(facts),
-        f"{facts.folder}/config.pbtxt": triton(facts, serving),
-        "ovms.json": openvino_model_server(facts, serving),
-        "kserve.yaml": kserve(facts, serving),
     }
+    if facts.file:
+        texts |= {
+            "cpp/settings.h": settings(facts),
+            f"{facts.folder}/config.pbtxt": triton(facts, serving),
+            "ovms.json": openvino_model_server(facts, serving),
+            "kserve.yaml": kserve(facts, serving),
+        }
     if labels := facts.served.labels:
-        texts[f"{facts.folder}/labels.txt"] = "".join(f"{label}\n" for label in labels)
+        texts[facts.labels] = "".join(f"{label}\n" for label in labels)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")  # a card may hold any characters
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -1,16 +1,18 @@
 """The facts in a package, as data: its model's description, preprocessing, engine settings and manifest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from swin_quant.backends.artifact import Artifact
+import torch
+
+from swin_quant.backends.artifact import Artifact, policy_of
 from swin_quant.backends.description import VERSION, ModelDescription, described
 from swin_quant.backends.onnx_reader.file import OnnxFile, verified
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.openvino.operators import has_operators, libraries_of
-from swin_quant.backends.registry import backends, takers
+from swin_quant.backends.registry import backends, engine_loader, takers
 from swin_quant.backends.releases import requirements
 from swin_quant.backends.saturation import exact_session, may_saturate
 from swin_quant.base.errors import UsageError
@@ -20,6 +22,7 @@ from swin_quant.data.preprocess import FLOORED, Preprocess
 
 SCHEMA = "swin-quant/package/1"
 MODEL = "model.onnx"  # the name that Triton looks for; OpenVINO Model Server takes it
+PROGRAM = "model.pte"
 OPERATORS = "operators"  # the folder of the file with compiled operators, their library and its sources
 
 
@@ -27,11 +30,12 @@ OPERATORS = "operators"  # the folder of the file with compiled operators, their
 class PackageFacts:
     """The content of a package.
 
-    `library`: the compiled operators of the file, if it has some and they are compiled here.
+    `file`: the ONNX graph; None for an ExecuTorch program, which no server runs. `library`: the compiled operators of
+    the file, if it has some and they are compiled here.
     """
 
     artifact: Artifact
-    file: OnnxFile
+    file: OnnxFile | None
     preprocess: Preprocess
     served: ModelDescription
     library: Path | None = None
@@ -49,23 +53,33 @@ class PackageFacts:
 
     @property
     def model(self) -> str:
-        return f"{self.folder}/{VERSION}/{MODEL}"
+        return f"{self.folder}/{VERSION}/{MODEL}" if self.file else PROGRAM
+
+    @property
+    def labels(self) -> str:
+        """The file of class names, relative to the package."""
+        return f"{self.folder}/labels.txt" if self.file else "labels.txt"
 
     @property
     def engine(self) -> str:
-        """The engine of `infer.py`: OpenVINO for a file that was exported for it, else ONNX Runtime."""
+        """The engine of `infer.py`: ExecuTorch for a program, OpenVINO for a file for it, else ONNX Runtime."""
+        if self.file is None:
+            return "executorch"
         return "openvino" if self.artifact.record["options"].get("target") == "openvino" else "onnxruntime"
 
     @property
     def session(self) -> dict[str, str]:
         """The settings of an ONNX Runtime session, equal to those of our own engine."""
         exact = exact_session("onnxruntime", self.artifact)
-        return dict(entry.split("=") for entry in (exact, SKIP_QDQ if self.file.float8 else None) if entry)
+        skipping = SKIP_QDQ if self.file and self.file.float8 else None
+        return dict(entry.split("=") for entry in (exact, skipping) if entry)
 
     @property
     def releases(self) -> dict[str, str]:
         """Engine -> its releases that run the file, as pip reads them."""
         record = self.artifact.record
+        if self.file is None:
+            return {"executorch": ">=1.5"}  # the release that the exporter is of
         return requirements(self.artifact.card, record["precision"], record["options"])
 
     @property
@@ -87,7 +101,7 @@ class PackageFacts:
             "scale": 255,
             "mean": list(p.mean),
             "std": list(p.std),
-            "layout": "NHWC" if self.file.pixels else "NCHW",
+            "layout": "NHWC" if self.file and self.file.pixels else "NCHW",
             "type": self.served.input.type,
         }
 
@@ -102,28 +116,34 @@ class PackageFacts:
             "model": self.model,
             "precision": record["precision"],
             "policy": self.artifact.card.policy["name"] if self.artifact.card.policy else None,
-            "quantized": self.file.quantizers > 0,
+            "quantized": self.file.quantizers > 0 if self.file else policy_of(self.artifact) is not None,
             "engine": self.engine,
             "session": self.session,
             "releases": self.releases,
             "batch": self.served.batch,
             "input": self.served.input.to_dict(),
             "outputs": [end.to_dict() for end in self.served.outputs],
-            "extras": [end.name for end in self.served.outputs if end.name not in self.file.outputs],
-            "labels": f"{self.folder}/labels.txt" if self.served.labels else None,
+            "extras": [end.name for end in self.served.outputs if self.file and end.name not in self.file.outputs],
+            "labels": self.labels if self.served.labels else None,
             **({"operators": OPERATORS, "operators_for": openvino} if openvino else {}),
         }
 
 
 @reads("artifact", lambda artifact, *_: artifact.file)
 def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
-    """The facts of an ONNX artifact; `labels`: the names of its classes, if it has any.
+    """The facts of an ONNX file or an ExecuTorch program; `labels`: the names of its classes, if it has any.
 
     UsageError for another kind of artifact, and for one that `described` refuses.
     """
     kind = artifact.record["backend"]
+    if kind == "executorch":
+        preprocess, engine = Preprocess.from_dict(artifact.card.preprocess), engine_loader(kind)(artifact)
+        width = engine(torch.zeros(1, 3, *preprocess.sides)).shape[1]
+        served = replace(described(artifact, labels, width=width), batch=engine.max_batch)
+        return PackageFacts(artifact, None, preprocess, served)
     if kind != "onnx":
-        raise UsageError(f"{artifact.file}: is of {kind}: only ONNX files are packaged: export with ‹backend› onnx")
+        said = "only ONNX files and ExecuTorch programs are packaged: export with ‹backend› onnx"
+        raise UsageError(f"{artifact.file}: is of {kind}: {said}")
     file, served = verified(artifact), described(artifact, labels)
     ours = has_operators(artifact) and not artifact.record["others"]
     if file.functions and artifact.record["options"].get("target") == "openvino" and not ours:

@@ -55,10 +55,10 @@ def template(name: str) -> Template:
 def readme(facts: PackageFacts, version: str) -> str:
     """README.md; `version` is swin-quant's."""
     about, served = facts.manifest(), facts.served
-    outputs = facts.file.outputs
+    outputs = facts.file.outputs if facts.file else [served.output.name]
     kind = "maps" if len(outputs) > 1 or len(served.output.shape) > 1 else f"an {outputs[0]}"
     policy = f", policy {about['policy']}" if about["policy"] else ""
-    return template("README.template.md").substitute(
+    return template("README.template.md" if facts.file else "README.executorch.template.md").substitute(
         name=served.name,
         version=version,
         what=f"A model in {about['precision']}{policy}" + ("" if served.classifies else f", which gives {kind}"),
@@ -67,11 +67,14 @@ def readme(facts: PackageFacts, version: str) -> str:
         outputs=", ".join(_shown(served, end) for end in served.outputs),
         answers="classes with names" if served.labels else "classes" if served.classifies else kind,
         sides=" HEIGHT WIDTH" if served.takes_any_size else "",
-        labels=f"| `{facts.folder}/labels.txt` | names of the classes, one a line |\n" if served.labels else "",
+        labels=f"| `{facts.labels}` | names of the classes, one a line |\n" if served.labels else "",
         input_name=served.input.name,
         operators=_OPERATORS if facts.library else "",
         saturation=_saturation(facts),
         batching=_BATCHING if served.batch is None else _FIXED.format(batch=served.batch),
+        output_name=served.output.name,
+        release=facts.releases.get("executorch", ""),
+        shape=", ".join(str(size) for size in (served.batch, *served.input.shape)),
     )
 
 
@@ -96,7 +99,8 @@ def _shown(served: ModelDescription, end: GraphEnd) -> str:
 
 def requirements(facts: PackageFacts) -> str:
     """requirements.txt of infer.py, with its engine."""
-    return f"numpy\npillow\n{facts.engine}{facts.releases[facts.engine]}\n"
+    torch = "" if facts.file else "torch\n"  # ExecuTorch's runtime for Python takes its tensors
+    return f"numpy\npillow\n{torch}{facts.engine}{facts.releases[facts.engine]}\n"
 
 
 MOST = 4096  # pictures in a batch, and copies of a model

@@ -1,4 +1,4 @@
-"""Write a folder that runs an ONNX artifact without torch and without this package, alone or in a model server."""
+"""Write a folder that runs an artifact without this package: ONNX alone or in a server, ExecuTorch on devices."""
 
 from pathlib import Path
 from typing import Annotated
@@ -30,13 +30,14 @@ def package(
     delay_us: int = 2000,
     instances: int = 1,
 ) -> Path:
-    """Write a folder that runs an ONNX artifact without torch and without this package.
+    """Write a folder that runs an artifact without this package: ONNX without torch, ExecuTorch on devices.
 
     In it: model, preprocessing as JSON and in numpy, labels, run card, infer.py, C++, Dockerfile, and a model
-    repository with configurations of Triton Inference Server, OpenVINO Model Server and KServe (docs/shipping.md).
+    repository with configurations of Triton Inference Server, OpenVINO Model Server and KServe (docs/shipping.md). For
+    an ExecuTorch program: infer.py on its runtime, and the lines that load it on Android and iOS (docs/devices.md).
 
     Args:
-        exported: an exported ONNX file; its run card lies beside it
+        exported: an exported ONNX file or ExecuTorch program; its run card lies beside it
         folder: the package: a folder that is not there yet
         labels: file of class names, one a line (default: the artifact's, else ImageNet's, else none)
         overwrite: replace a package that is there

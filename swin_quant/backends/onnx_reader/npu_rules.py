@@ -70,7 +70,7 @@ NPUS: dict[str, NpuRules] = {
         takes=None,
         lacks=frozenset({"Loop", "If", "Scan", "ScatterND", "ScatterElements", "Where"}),
         sources=(
-            "static shapes: docs.openvino.ai, NPU Device, Limitations",
+            "static shapes: docs.openvino.ai, Supported Devices: no dynamic shapes on NPUs",
             "windows by tensors above rank 5, masks by ScatterND and Where: openvino issues 37264 (wrong answers, no "
             "error) and 37265 (Swin-L does not compile); OpenVINO lists no operators for NPUs",
         ),

@@ -10,19 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_artifact
+from swin_quant.backends.artifact import Artifact, apply_for_engine, file_stem, finish_artifact
 from swin_quant.backends.torchscript.engine import call, check, define, written
-from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cards.card import RunCard
-from swin_quant.config.outputs import LOGITS
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, State, named_nodes
-from swin_quant.score.engine import precision_of
 
 
 class Off(nn.Identity):
@@ -92,25 +89,13 @@ def export(
         raise UsageError(
             f"{card.name}: TorchScript keeps the size of the pictures that it was traced with: give logits"
         )
-    _choose(model, card, options)
-    precision = precision_of(model) if enabled_nodes(model) else "float32"
+    faults = {"float8 fake-quantize": lambda node: node.setting.format == FP8}
+    precision = apply_for_engine(model, card, options.precision, "TorchScript", faults)
     content = _traced(model, options)
-    kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
-    file = folder / f"{card.name}{kind}_{'fp32' if precision == 'float32' else precision.lower()}.torchscript.pt"
+    file = folder / f"{file_stem(model, card, precision)}.torchscript.pt"
     atomic_write_bytes(file, content)
     recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
     return written(finish_artifact(file, card, "torchscript", precision, recorded))
-
-
-def _choose(model: Classifier, card: RunCard, options: TorchScriptOptions) -> None:
-    apply_card_policy(model, card, options.precision)
-    if options.precision == "float":
-        return
-    if names := [name for name, node in enabled_nodes(model).items() if node.setting.format == FP8]:
-        raise UsageError(f"{card.name}: TorchScript has no float8 fake-quantize, and {listed(names, 3)} want it")
-    refuse_blocks(model, "TorchScript")
-    quantize(model)  # refuses nodes without a range
-    dequantize(model)
 
 
 def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:

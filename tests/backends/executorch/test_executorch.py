@@ -21,6 +21,7 @@ from swin_quant.quant.policy import apply_policy, load_policy, policy_from_dict,
 from swin_quant.quant.quantizer import Role
 from swin_quant.score.options import EngineOptions
 
+pytest.importorskip("executorch")
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(5))
 FIXED = policy_from_dict(
     {

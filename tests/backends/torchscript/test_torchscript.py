@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(written, tmp_path, opt
 
 
 def test_float8_is_refused_by_node(written):
-    with pytest.raises(UsageError, match="no float8 fake-quantize, and .*_quantizer"):
+    with pytest.raises(UsageError, match="no float8 fake-quantize: .*_quantizer"):
         written("swin", "tensorrt-fp8")
 
 

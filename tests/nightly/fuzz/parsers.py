@@ -3,6 +3,7 @@
 A case is a folder of files. `parse` may succeed or raise a SwinQuantError; everything else is a fault.
 """
 
+import atexit
 import contextlib
 import csv
 import functools
@@ -80,6 +81,7 @@ Files = dict[str, bytes]
 TESTS = Path(__file__).parents[2]
 MICRO = {"EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}
 NODES = ["layers.0.a_quantizer", "layers.0.b_quantizer"]
+has_executorch = importlib.util.find_spec("executorch") is not None
 has_pyarrow = importlib.util.find_spec("pyarrow") is not None
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
 
@@ -552,6 +554,31 @@ def deploy(folder: Path) -> None:
         load_emulator(opened)
 
 
+@functools.cache
+def program(precision: str) -> Artifact:
+    """An ExecuTorch program, in a folder that lasts as long as the process."""
+    from swin_quant.backends.executorch import export as executorch
+
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    own = replace(card(), policy=load_policy("executorch").to_dict(), class_names=["cat", "dog", "fox"])
+    return executorch.export(model(), own, folder.name, executorch.ExecutorchOptions(precision))
+
+
+def programs() -> list[Files]:
+    return [{"x.pte": program(precision).file.read_bytes()} for precision in ("int8", "float")]
+
+
+def open_program(folder: Path) -> None:
+    """All that is read of a program before it runs: it says itself which of the two cards it has."""
+    from swin_quant.backends.executorch import engine
+
+    given = Artifact(folder / "x.pte", program("int8").card)
+    engine.labels_of(given)
+    is_float = engine.about(given).get("artifact.precision") == "float32"
+    engine.check_card(replace(given, card=program("float").card) if is_float else given)
+
+
 # Training
 
 
@@ -620,6 +647,7 @@ PARSERS = (
     Parser("ONNX, to analyze", graphs, lambda folder: analyze_onnx(folder / "x.onnx", 2)),
     Parser("FasterTransformer export", exports, read_artifact),
     Parser("artifact and its card", deployed, deploy),
+    *([Parser("ExecuTorch program", programs, open_program)] if has_executorch else []),
     Parser("tuner file", tuner_files, lambda folder: read_tuned(folder / "x.in")),
     Parser("statistics", statistics, search_ranges),
     Parser("journal", journals, lambda folder: read_journal(folder / "x.json")),

@@ -34,11 +34,11 @@ from swin_quant.exported import load_engines
 from swin_quant.score.options import EngineOptions
 
 FORBIDDEN = "torch", "swin_quant", "timm", "onnx"
-ALONE = f"""
+ALONE = """
 import importlib.abc, runpy, sys
 class Refusing(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {FORBIDDEN}:
+        if name.split(".")[0] in FORBIDDEN:
             raise ImportError(name + " is not there")
 sys.meta_path.insert(0, Refusing())
 sys.argv = sys.argv[1:]
@@ -93,9 +93,9 @@ def remade(exported, tmp_path):
     return make
 
 
-def alone(*words, before=""):
-    """Run a script in another process, which starts with an empty path and may import none of FORBIDDEN."""
-    command = [sys.executable, "-c", before + ALONE, *map(str, words)]
+def alone(*words, before="", forbidden=FORBIDDEN):
+    """Run a script in another process, which starts with an empty path and may import nothing that is forbidden."""
+    command = [sys.executable, "-c", f"{before}\nFORBIDDEN = {forbidden}\n{ALONE}", *map(str, words)]
     environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, cwd="/")
 
@@ -311,9 +311,34 @@ def test_words_that_do_not_fit(run, exported, tmp_path, words, message):
 
 
 @pytest.mark.slow
-def test_only_onnx_is_packaged(run, _exports, tmp_path):
+def test_only_onnx_and_programs_are_packaged(run, _exports, tmp_path):
     line = run("package", _exports.ft, "--output", tmp_path / "out").error(2)
-    assert "only ONNX files are packaged" in line and not (tmp_path / "out").exists()
+    assert "only ONNX files and ExecuTorch programs are packaged" in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_program_is_packaged_with_its_runner_and_the_lines_for_devices(run, _exports, pictures, tmp_path):
+    """Three pictures through a program of two give our logits to the bit; no file of another engine is there."""
+    pytest.importorskip("executorch.runtime")
+    run("export", _exports.checkpoint, "--for", "executorch", "--batch", 2, "--output", tmp_path).ok()
+    (program,) = tmp_path.glob("*.pte")
+    run("package", program, "--output", tmp_path / "package").ok()
+    names = {"README.md", "card.json", "infer.py", "model.pte", "package.json", "preprocess.json", "preprocess.py"}
+    found = {file.name for file in (tmp_path / "package").iterdir()} - {"labels.txt"}
+    assert found == names | {"requirements.txt"}
+    about = json.loads((tmp_path / "package" / "package.json").read_text())
+    assert about["engine"] == "executorch" and about["batch"] == 2 and about["quantized"]
+    text = (tmp_path / "package" / "README.md").read_text()
+    assert "new long[] {2, 3, 32, 32}" in text and "shape: [2, 3, 32, 32]" in text
+    files = sorted((pictures / "val").rglob("*.png"))[:3]
+    words = [tmp_path / "package" / "infer.py", *files, "--threads", 1, "--save", tmp_path / "out.npy"]
+    done = alone(*words, forbidden=("swin_quant", "timm", "onnx"))
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected(program, "executorch", files))
+    changed = about | {"releases": {"executorch": ">=99.0"}}
+    (tmp_path / "package" / "package.json").write_text(json.dumps(changed))
+    done = alone(*words, forbidden=("swin_quant",))
+    assert done.returncode == 1 and "does not run this model: pip install 'executorch>=99.0'" in done.stderr
 
 
 def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
