@@ -90,9 +90,8 @@ def phone(opened, tmp_path_factory):
     folder = tmp_path_factory.mktemp("phone")
     record = {**ARTIFACT, "file": FILE, "options": {"target": "openvino"}}
     card = replace(card_of(TORCH, OWN, INT8), artifact=record)
-    data = PageData(
-        "swin_large", [card], [of_card(card, folder / FILE, folder)], [node(number) for number in range(30)]
-    )
+    nodes, verdict = [node(number) for number in range(30)], of_card(card, folder / FILE, folder)
+    data = PageData("swin_large", [card], nodes, verdicts=[verdict])
     (folder / "page.html").write_text(page([data]))
     tab = opened.context.browser.new_page(viewport=PHONE)
     tab.goto((folder / "page.html").as_uri())
