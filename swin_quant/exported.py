@@ -35,6 +35,7 @@ from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
+from swin_quant.report.next_command import after_export
 from swin_quant.report.table import Value, html_facts
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
@@ -95,11 +96,8 @@ class Exported:
         target = known.get(str(record["options"].get("target"))) or known.get(record["backend"])
         if target is None:
             return
-        runnable = card.policy is not None or not target.only_quantized
-        runnable &= card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS) == LOGITS  # the next steps are about logits
-        checkpoint = find_checkpoint(self.artifact) or "CHECKPOINT"
-        for command in target.exporting.next_step if runnable else ():
-            log.info("next: %s", command.format(file=self.file, checkpoint=checkpoint))
+        for command in after_export(card, self.file, target):
+            log.info("next: %s", command)
 
     def to_json(self) -> dict[str, Any]:
         """The run card."""

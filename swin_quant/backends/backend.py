@@ -8,10 +8,13 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
+
+if TYPE_CHECKING:
+    from swin_quant.quant.policy import Policy
 
 PRECISIONS = ("int8", "float")
 
@@ -26,8 +29,9 @@ class Exports:
     `float_flags` with precision float.
     `fixed`: keywords that are always given, because they define the target.
     `policies`: built-in policies that fit, best first; with `only`, the target runs no other.
+    `activation_bits`: the bits of activations that its files hold; empty: any.
     `float_type`: the default type of layers that are not int8.
-    `next_step`: commands to go on with; {file} is the artifact, {checkpoint} the calibrated file.
+    `next_step`: commands to go on with; {file} is the artifact, {data} a folder of pictures.
     `with_operators`: the best of `policies` where operators are compiled, and the name of a function that says whether
     they are, for the model of a configuration (a dict).
     `needs`: the packages that the exporter imports, and the extra that brings them.
@@ -42,6 +46,7 @@ class Exports:
     float_flags: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     only: bool = False
+    activation_bits: tuple[int, ...] = (8,)
     float_type: str = "float32"
     next_step: tuple[str, ...] = ()
     with_operators: tuple[str, str] | None = None
@@ -158,6 +163,13 @@ class Backend:
         """Whether its engine runs the file that `export` writes for it, without a build."""
         return self.exports is not None and self.exports.artifact in self.runs
 
+    def takes(self, policy: "Policy") -> bool:
+        """Whether its files can hold the policy, by the bits and formats of its activations."""
+        if policy.name in self.exporting.policies or self.exporting.only or policy.has_float8:
+            return policy.name in self.exporting.policies or (policy.has_float8 and self.float8)
+        bits = self.exporting.activation_bits
+        return not bits or policy.activation_bits <= {*bits}
+
     def is_fast_on(self, device: str) -> bool:
         """Whether times measured on `device` say how fast the engine is."""
         return not self.emulates and self.fast_on in (None, device)
@@ -244,6 +256,7 @@ def onnx_target(
             *(("uint8_input", "softmax", "top_k") if target.ends else ()),
         ),
         fixed={"target": target.name},
+        activation_bits=(8,) if target.symmetric else (8, 16),
         float_type=target.float_type,
         needs=(("onnx", "onnxscript"), "onnx"),
         detail=target,

@@ -63,6 +63,11 @@ class Rule:
     format: Annotated[str, one_of(FORMATS)] | None = None
     amax: Annotated[float, within(above=TINY_AMAX)] | None = None
 
+    @property
+    def is_about_weights(self) -> bool:
+        """Whether all that it selects are weights."""
+        return all(one.endswith((Role.GEMM_WEIGHT.value, "._weight_quantizer")) for one in self.enable + self.nodes)
+
 
 class _Named(TypedDict):
     name: Annotated[str, Must(bool, "a text")]
@@ -93,6 +98,12 @@ class Policy:
     def sha256(self) -> str:
         """SHA-256 of the rules, in hexadecimal."""
         return sha256_of_data(self.to_dict()["rules"])
+
+    @property
+    def activation_bits(self) -> set[int]:
+        """The bits that rules give to activations: 8 where none says others. Overridden ones count, too."""
+        said = {rule.bits for rule in self.rules if rule.bits and not rule.is_about_weights}
+        return said or {8}
 
     @property
     def has_zero_points(self) -> bool:

@@ -269,11 +269,12 @@ def _markdown_cell(column: Column[Row], row: Row) -> str:
 def html_table(table: ReportTable[Row], heading: str = "") -> str:
     """An optional heading, a <table>, and a list of the remarks. Text is escaped."""
     columns = shown(table.columns, table.rows)
-    titles = [(column.title, _RIGHT if column.right else _LEFT) for column in columns]
-    lines = [_html_line("th", titles)] if any(column.title.strip() for column in columns) else []
+    titles = [column.title for column in columns]
+    heads = [(column.title, _RIGHT if column.right else _LEFT) for column in columns]
+    lines = [_html_line("th", heads)] if any(title.strip() for title in titles) else []
     for row in table.rows:
         whole = table.style(row) if table.style else ""
-        lines.append(_html_line("td", [(column.cell(row), _css(column, row, whole)) for column in columns]))
+        lines.append(_html_line("td", [(column.cell(row), _css(column, row, whole)) for column in columns], titles))
     items = "".join(f"<li>{_html_text(remark)}</li>" for remark in table.remarks)
     head = f"<p><b>{_html_text(heading)}</b></p>" if heading else ""
     below = f"<ul>{items}</ul>" if items else ""
@@ -289,8 +290,12 @@ def html_facts(heading: str, facts: Mapping[str, Value]) -> str:
     return html_table(ReportTable(columns, [fact for fact in facts.items() if fact[1] not in (None, "")]), heading)
 
 
-def _html_line(tag: str, cells: list[tuple[str, str]]) -> str:
-    return "<tr>" + "".join(f'<{tag} style="{css}">{_html_text(cell)}</{tag}>' for cell, css in cells) + "</tr>"
+def _html_line(tag: str, cells: list[tuple[str, str]], titles: Sequence[str] = ()) -> str:
+    """A row. Each of its cells has its column's title, which a narrow screen shows beside it."""
+    said = [f' data-title="{html.escape(title)}"' if title.strip() else "" for title in titles] or [""] * len(cells)
+    both = zip(said, cells, strict=True)
+    parts = (f'<{tag}{title} style="{css}">{_html_text(cell)}</{tag}>' for title, (cell, css) in both)
+    return f"<tr>{''.join(parts)}</tr>"
 
 
 def _css(column: Column[Row], row: Row, whole: str) -> str:

@@ -1,28 +1,27 @@
 """The end of a run in three lines: the file to deploy, its cost in accuracy and gain in time, the next command."""
 
-import shlex
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from swin_quant.backends.registry import targets
 from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import TriedPolicies
+from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.paths import portable_path
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
+from swin_quant.quant.policy import policy_from_dict
+from swin_quant.report import next_command
 from swin_quant.report.accuracy.footnotes import is_simulated
 from swin_quant.report.accuracy.rows import latency, rows_of
+from swin_quant.report.next_command import DIR
 from swin_quant.report.table import NARROW, folded, html_facts
 
 FLOAT = "the float model"
 _MUCH = 1.0  # points of top-1 behind which a search for layers to leave float comes next
 _AS_FAST = 1.05  # two times nearer than that are alike
 _INDENT = 8
-_EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
-_EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float --output {folder}"
-_EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
-_SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
-_SERVE = "swin-quant serve {file} --engine {target}"
 
 
 @dataclass(frozen=True)
@@ -112,12 +111,11 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
     ms = result.ms_per_picture
     if is_slow := bool(ms and float_ms and float_ms / ms < 1 / _AS_FAST):
         target = card.artifact["options"].get("target", card.artifact["backend"]) if card.artifact else result.engine
-        then = _command(_EXPORT_FLOAT, checkpoint=checkpoint, target=target, folder=file.parent)
+        then = next_command.to_export_float(card, checkpoint, target, file.parent)
     elif delta is not None and delta < -max(_MUCH, 2 * (error or 0.0)):
-        where = {"data": data_path, "target": result.engine, "drop": f"{_MUCH:g}", "folder": file.parent}
-        then = _command(_SEARCH, checkpoint=checkpoint, **where)
+        then = next_command.to_search(card, file, checkpoint, data_path, result.engine, _MUCH)
     else:
-        then = _command(_SERVE, file=file, target=result.engine)
+        then = next_command.after_scoring(card, file, result.engine)
     said = (
         loss_in_words(delta, error, result.pictures),
         speed_in_words(ms, float_ms, float_type, result.engine),
@@ -136,12 +134,24 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
     )
 
 
-def of_card(card: RunCard) -> DeployVerdict | None:
-    """The verdict by a run card alone, which names its files without their folders; None where nothing was scored."""
+def of_card(card: RunCard, path: Path, folder: Path) -> DeployVerdict | None:
+    """The verdict by a run card alone, which lies at `path`; None where nothing was scored.
+
+    Files are named as seen from `folder`, and the folder of pictures, which no card knows, is DIR.
+    """
     if card.artifact:
-        checkpoint = Path(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
-        return of_artifact(card, Path(card.artifact["file"]), checkpoint, "DATA")
-    return of_training(card, Path(card.checkpoint["file"])) if card.training and card.checkpoint else None
+        found = file_of_record(card.checkpoint, [path.parent])
+        checkpoint = found or path.with_name(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
+        artifact = path.with_name(card.artifact["file"])
+        return of_artifact(card, _seen_from(folder, artifact), _seen_from(folder, checkpoint), DIR)
+    if card.training and card.checkpoint:
+        return of_training(card, path.with_name(card.checkpoint["file"]), folder)
+    return None
+
+
+def _seen_from(folder: Path, file: Path) -> Path:
+    """A relative path, which tells nothing of the machine, unless only an absolute one leads there."""
+    return Path(portable_path(os.path.abspath(file), Path(folder).absolute()) or file)
 
 
 def of_search(record: TriedPolicies, file: Path, checkpoint: str, float_type: str) -> DeployVerdict:
@@ -157,7 +167,7 @@ def of_search(record: TriedPolicies, file: Path, checkpoint: str, float_type: st
     summary = f"{drop}, {sqnr}; {speed}"
     keeps_float = not found["nodes"] or bool(ms and beside and beside <= ms)
     words = {"checkpoint": checkpoint, "target": engine, "policy": file, "folder": file.parent}
-    then = _command(_EXPORT_FLOAT if keeps_float else _EXPORT_FOUND, **words)
+    then = next_command.fill(next_command.EXPORT_FLOAT if keeps_float else next_command.EXPORT_FOUND, **words)
     if not record["met"]:
         summary = f"the budget is NOT met ({record['budget']}); the best that was found: {summary}"
     figures = (pictures, -loss["drop"], error)
@@ -165,8 +175,9 @@ def of_search(record: TriedPolicies, file: Path, checkpoint: str, float_type: st
     return DeployVerdict(FLOAT if keeps_float else str(file), summary, then, *figures, **times)  # type: ignore[arg-type]
 
 
-def of_training(card: RunCard, file: Path) -> DeployVerdict | None:
-    """The verdict on QAT: float, PTQ and QAT by the results in its card; None where QAT was not scored."""
+def of_training(card: RunCard, file: Path, folder: Path = Path()) -> DeployVerdict | None:
+    """The verdict on QAT: float, PTQ and QAT by the results in its card; None where QAT was not scored. Files are named
+    as seen from `folder`."""
     measured = card.measured()
     qat = next((one for one in measured if one.weights == QAT and one.policy), None)
     if qat is None:
@@ -181,22 +192,18 @@ def of_training(card: RunCard, file: Path) -> DeployVerdict | None:
     else:
         said, is_better = _against_ptq(qat.delta_ptq, qat.delta_ptq_se, qat.pictures)
         deploy = file if is_better or start is None else Path(start.get("path") or file.with_name(start["file"]))
+    deploy = _seen_from(folder, deploy)
+    policy = policy_from_dict(card.policy, card.name) if card.policy else None
     return DeployVerdict(
         str(deploy),
         f"{figures}; {said}",
-        _command(_EXPORT, checkpoint=deploy, target=_target_for(qat.policy), folder=file.parent),
+        next_command.to_export(policy, deploy, _seen_from(folder, file).parent),
         qat.pictures,
         qat.delta_acc1,
         qat.delta_acc1_se,
         qat.delta_ptq,
         qat.delta_ptq_se,
     )
-
-
-def _target_for(policy: str | None) -> str:
-    """The backend to export for: one that takes the policy and whose engine is here, if there is one."""
-    able = [one for one in targets().values() if policy in one.exporting.policies] or list(targets().values())
-    return max(able, key=lambda one: one.runs_its_export and one.is_installed and not one.emulates).name
 
 
 def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
@@ -206,7 +213,3 @@ def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
     if delta > shown:
         return f"{figures}: deploy QAT", True
     return f"{figures}: PTQ is {'better' if delta < -shown else 'as good'}: keep it", False
-
-
-def _command(template: str, **words: object) -> str:
-    return template.format(**{key: shlex.quote(str(word)) for key, word in words.items()})

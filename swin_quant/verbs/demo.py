@@ -101,7 +101,7 @@ def demo(
     for one, chosen in policies.items():
         evaluate(one, val, chosen, batch_size=BATCH).save_in(output, world)
     if artifacts:
-        evaluate(SubjectFiles(files=tuple(map(str, artifacts))), replace(val, batch=BATCH), own_float=False)
+        evaluate(SubjectFiles(files=tuple(map(str, artifacts))), replace(val, batch=BATCH))
 
     files = map(card_path, [*(one.checkpoint for one in policies), *artifacts])
     cards = {file: RunCard.read(file) for file in files}

@@ -1,6 +1,7 @@
 """Scoring artifacts: the float checkpoint first, then every artifact on every engine, in one pass per checkpoint."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +53,7 @@ from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.bench_candidates import has_float_baseline
-from swin_quant.verbs.export_target import export_checkpoint
+from swin_quant.verbs.export_target import ExportTarget, export_checkpoint
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
     """Engine name -> the float forms of the same weights on it, where none is scored: in the type of the artifact's
     float layers, and in the half type that the engine would choose for float. They are exported into `folder`."""
     first, options = group[0], scoring.options
-    if first.checkpoint is None or first.artifact.card.wrapped:  # no file can build a wrapped module
+    if first.checkpoint is None or (first.artifact.card.wrapped and scoring.origin is None):
         return {}
     if not any(p.artifact.card.policy for p in group):
         return {}
@@ -164,7 +165,7 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
         if name in given or not has_float_baseline(backend, world.device.type):
             continue
         try:
-            artifact, _ = export_checkpoint(first.checkpoint, name, folder / name, first.cfg, precision="float")
+            artifact = _float_artifact(first, first.checkpoint, name, folder / name, scoring.origin)
             offered = function(backend.float_types)() if backend.float_types else []
             half = [kind for kind in HALF_TYPES if kind in offered and kind == half_type("auto", world.device)]
             for kind in dict.fromkeys([options.float_type, *half]):
@@ -174,6 +175,14 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
         except (SwinQuantError, RuntimeError) as error:  # by exporters and engines
             log.warning("%s: its own float is not scored: %s", name, one_line(str(error)))
     return found
+
+
+def _float_artifact(first: _Prepared, checkpoint: Path, name: str, folder: Path, origin: Model | None) -> Artifact:
+    """The float form of a checkpoint for a backend, or that of `origin`, a wrapped module, which no file can build."""
+    if origin is None:
+        return export_checkpoint(checkpoint, name, folder, first.cfg, precision="float")[0]
+    target, module = ExportTarget.of(name, "float"), deepcopy(origin.network).cpu().eval()
+    return target.write(module, origin.card, checkpoint, folder, target.policy(None, None))
 
 
 def _score_group(

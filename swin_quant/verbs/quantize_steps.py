@@ -15,12 +15,12 @@ from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.config.outputs import LOGITS
 from swin_quant.data.sources import TRAIN
 from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import DEFAULT_PERCENTILE, SEARCHED_ON
+from swin_quant.report.next_command import BENCH, Abilities, after_export, fill
 from swin_quant.report.verdict import DeployVerdict, of_artifact
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
@@ -173,16 +173,15 @@ def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
 
 def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str, unscored: str) -> DeployVerdict:
     """The file to deploy; `unscored` says why one that its engine runs was not scored."""
-    file, wrapped = artifact.file, artifact.card.wrapped
+    file = artifact.file
     if found := of_artifact(artifact.card, file, checkpoint, data):
         return found
     if engine_for(target) is not None:
-        kind = artifact.card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS)
-        has_classes = bool(wrapped.get("classes")) if wrapped else kind == LOGITS
+        has_classes = Abilities.of(artifact.card).has_classes
         said = f"not scored: {unscored}" if has_classes else "it gives no classes, whose accuracy could be scored"
-        return DeployVerdict(str(file), f"verified; {said}", f"swin-quant bench {file}")
+        return DeployVerdict(str(file), f"verified; {said}", fill(BENCH, file=file))
     engines = [target] if target.load else takers(target.exporting.artifact)
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
     why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
-    then = [step.format(file=file, checkpoint=checkpoint) for step in target.exporting.next_step]
-    return DeployVerdict(str(file), why, then[-1] if then else f"swin-quant show {file}")
+    then = after_export(artifact.card, file, target, data)
+    return DeployVerdict(str(file), why, then[-1] if then else fill("swin-quant show {file}", file=file))

@@ -24,6 +24,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import baseline_of, load_for_scoring
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, node_summaries
+from swin_quant.report.verdict import of_card
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import class_names, top_classes
@@ -36,18 +37,18 @@ SIDE = 96  # pixels of a thumbnail
 
 def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet | None = None) -> None:
     """Write the page of `cards` as one file, with those of the pictures that INT8 classifies otherwise than float."""
-    content = page(_page_data(cards, pictures)).encode()
+    content = page(_page_data(cards, pictures, target.parent)).encode()
     atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
     log.info("page: %s, %d kB", target, len(content) // 1000)
 
 
-def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None) -> list[PageData]:
-    """The data of each checkpoint that the cards name."""
+def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path) -> list[PageData]:
+    """The data of each checkpoint that the cards name, for a page in `folder`."""
     groups: dict[str, dict[Path, RunCard]] = {}
     for path, card in cards.items():
         sha = card.checkpoint["sha256"] if card.checkpoint else str(path)
         groups.setdefault(sha, {})[path] = card
-    found = [_of_checkpoint(group, pictures) for group in groups.values()]
+    found = [_of_checkpoint(group, pictures, folder) for group in groups.values()]
     if pictures is not None and not any(data.compared for data in found):
         raise UsageError(
             "‹data_path›: no checkpoint with a policy, and the float model it came from, is beside the cards"
@@ -55,11 +56,12 @@ def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None) -> li
     return found
 
 
-def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None) -> PageData:
+def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path) -> PageData:
     """The data of one checkpoint. `cards`: its own card and those of its artifacts."""
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
-    data = PageData(first.name, together)
+    verdicts = [verdict for path, card in cards.items() if (verdict := of_card(card, path, folder))]
+    data = PageData(first.name, together, verdicts=verdicts)
     file = next((file for path in paths if (file := file_of_record(cards[path].checkpoint, [path.parent]))), None)
     if file is None:
         return replace(data, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")

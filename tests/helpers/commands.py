@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from next_lines import check_next_lines
 
 from swin_quant.base.distributed import process_group
 from swin_quant.base.errors import SwinQuantError
@@ -68,7 +69,9 @@ def run(capsys) -> Callable[..., Done]:
         capsys.readouterr()
         words = [str(argument) for argument in arguments]
         code = main([*FRONT_DOOR.split(), *words]) if command == "main.py" else main([command, *words])
-        return Done(code, *capsys.readouterr())
+        done = Done(code, *capsys.readouterr())
+        check_next_lines(done.out + done.err)
+        return done
 
     return go
 

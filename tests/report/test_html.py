@@ -17,7 +17,7 @@ class Reader(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         assert tag in ("div", "p", "b", "table", "tr", "th", "td", "ul", "li", "br"), tag
-        assert [name for name, _ in attributes] in ([], ["style"])
+        assert [name for name, _ in attributes] in ([], ["style"], ["data-title", "style"])
         if tag == "tr":
             self.lines.append([])
         elif tag in ("th", "td"):

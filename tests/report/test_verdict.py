@@ -13,6 +13,7 @@ from cards_of_results import INT8, OWN, TORCH, TRAINING, card_of
 from swin_quant.backends.registry import targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.cli.command import Command
+from swin_quant.quant.policy import load_policy
 from swin_quant.report.verdict import FLOAT, loss_in_words, of_artifact, of_search, of_training
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
@@ -88,8 +89,8 @@ def test_what_was_not_measured_is_not_said():
     assert "not known" in alone.summary and "no float was timed" in alone.summary and alone.speedup is None
 
 
-def training(ptq_delta, error=0.1):
-    """A card of QAT whose start stands in another folder."""
+def training(ptq_delta, error=0.1, policy="cpu"):
+    """A card of QAT under a policy; its start stands in another folder."""
     float32 = dataclasses.replace(TORCH, weights=ORIGINAL)
     int8 = dataclasses.replace(INT8, engine="torch fake-quant", policy="cpu", policy_sha256="a" * 64)
     ptq = dataclasses.replace(int8, weights=PTQ, acc1=79.0)
@@ -97,7 +98,8 @@ def training(ptq_delta, error=0.1):
     card = card_of(float32, qat, ptq)
     start = {"file": "x_calib.pth", "sha256": "b" * 64, "path": "/there/x_calib.pth"}
     record = {**TRAINING, "start": start, "ranges": {"weights": None, "activations": None}}
-    return of_training(dataclasses.replace(card, training=record), Path("out/x_qat.pth"))
+    trained = dataclasses.replace(card, training=record, policy=load_policy(policy).to_dict())
+    return of_training(trained, Path("out/x_qat.pth"))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +116,21 @@ def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, s
     assert verdict.summary.endswith(f"±0.10 points on 5,000 pictures: {says}") and verdict.deploy == file
     asked = parsed(verdict.next)
     assert asked["checkpoint"] == file and "cpu" in targets()[asked["backend"]].exporting.policies
+
+
+@pytest.mark.parametrize(
+    ("policy", "able"),
+    [
+        (load_policy("qdq").bits("*", 4), {"torchscript"}),
+        (load_policy("qdq").bits("role:gemm_weight", 4), {"onnxruntime"}),
+        (load_policy("w4a16"), {"onnxruntime"}),
+        (load_policy("ft-mode2"), {"fastertransformer", "cuda"}),
+        (load_policy("cuda-fp8"), {"onnx", "tensorrt", "cuda", "onnxruntime"}),
+    ],
+    ids=lambda one: getattr(one, "name", ""),
+)
+def test_what_was_trained_is_exported_for_a_backend_that_takes_its_bits(policy, able):
+    assert parsed(training(0.5, policy=policy).next)["backend"] in able
 
 
 def found(ms=0.5, float_ms=1.0, met=True, drop=0.05):

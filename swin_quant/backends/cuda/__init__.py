@@ -16,7 +16,7 @@ BACKEND = Backend(
         policies=("cuda", "qdq", "ft-mode1", "ft-mode2", "cuda-fp8"),
         flags=("float_type", "batch", "uint8_input"),
         float_type="float16",
-        next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
+        next_step=("swin-quant verify {file} --data-path {data}",),
     ),
     writes="one file for our own Triton kernels",
     runs_on="GPUs of sm 80 and newer; here an emulator",

@@ -13,7 +13,7 @@ BACKEND = Backend(
         flags=("batch",),
         float_flags=("batch",),
         needs=(("executorch.exir",), "executorch"),
-        next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
+        next_step=("swin-quant verify {file} --data-path {data}",),
     ),
     writes="an ExecuTorch program for XNNPACK, of one batch size",
     runs_on="ExecuTorch, on phones too",

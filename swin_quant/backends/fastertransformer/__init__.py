@@ -19,7 +19,7 @@ BACKEND = Backend(
         flags=("sm", "batch", "fix_gelu_bias", "check"),
         float_flags=("float_type",),
         only=True,
-        next_step=("swin-quant verify {file} --checkpoint {checkpoint} --data-path DIR",),
+        next_step=("swin-quant verify {file} --data-path {data}",),
     ),
     writes="calibrated .pth, weight list, manifest, loader",
     runs_on="FasterTransformer (`swin-quant export --for fastertransformer`); here an emulator",

@@ -13,7 +13,7 @@ BACKEND = Backend(
             "tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True, ends=False
         ),
         ("tensorrt", "qdq", "tensorrt-centred", "tensorrt-fp8", "cuda-fp8"),
-        ("swin-quant show {file}", "swin-quant build-engine {file} --data-path DIR"),
+        ("swin-quant show {file}", "swin-quant build-engine {file} --data-path {data}"),
     ),
     writes="ONNX in mixed precision: float16, float32 norms, int8",
     runs_on="TensorRT, by `swin-quant build-engine`",

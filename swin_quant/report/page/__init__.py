@@ -17,7 +17,7 @@ from swin_quant.report.page import charts
 from swin_quant.report.page.charts import asset
 from swin_quant.report.page.data import Disagreement, NodeSummary, PageData
 from swin_quant.report.table import Column, ReportTable, html_table
-from swin_quant.report.verdict import DeployVerdict, of_card
+from swin_quant.report.verdict import DeployVerdict
 from swin_quant.score.metrics import Guess
 
 MOST_NODES = 2000  # rows that a browser sorts within a second
@@ -49,6 +49,7 @@ _COLUMNS = (
     ("costs_db", "costs dB", True),
 )
 
+_RUN_THERE = '<p class="dim">Commands run in the folder of this page; DIR is your folder of pictures.</p>'
 _VERDICT = (
     Column[DeployVerdict]("deploy", "deploy", lambda one: one.deploy),
     Column[DeployVerdict]("result", "result", lambda one: one.summary),
@@ -117,9 +118,10 @@ def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: Pa
 def _sections(
     checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    if verdicts := [said for card in cards if (said := of_card(card))]:
-        yield "deploy", ("Deploy", f'<div class="wide">{html_table(ReportTable(_VERDICT, verdicts))}</div>')
-    yield "accuracy", ("Accuracy", f'<div class="wide">{as_html(cards)}</div>')
+    if verdicts := [verdict for checkpoint in checkpoints for verdict in checkpoint.verdicts]:
+        table = html_table(ReportTable(_VERDICT, verdicts))
+        yield "deploy", ("Deploy", f'{_RUN_THERE}<div class="cards">{table}</div>')
+    yield "accuracy", ("Accuracy", f'<div class="wide cards">{as_html(cards)}</div>')
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
     if advice := _advice(cards):

@@ -23,6 +23,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.ranges import Range, range_of
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from swin_quant.quant.statistics_file import read_statistics
+from swin_quant.report.verdict import DeployVerdict
 from swin_quant.score.metrics import Guess
 
 
@@ -80,8 +81,9 @@ class Disagreement:
 class PageData:
     """A checkpoint: its cards, and the nodes that its file and the statistics beside it describe.
 
-    `missing`: why nodes or their values are not shown. The float model and the model under `policy` classify
-    `otherwise` of `compared` pictures differently; `disagreements` are the worst of these.
+    `verdicts`: what to deploy, with paths from the page. `missing`: why nodes or their values are not shown. The float
+    model and the model under `policy` classify `otherwise` of `compared` pictures differently; `disagreements` are the
+    worst of these.
     """
 
     title: str
@@ -92,6 +94,7 @@ class PageData:
     otherwise: int = 0
     policy: str = ""
     disagreements: Sequence[Disagreement] = ()
+    verdicts: Sequence[DeployVerdict] = ()
 
 
 BINS = 48

@@ -1,19 +1,25 @@
-"""The page in a real browser, where there is one: as many nodes as Swin-L has, sorted, searched, looked at."""
+"""The page in a real browser, where there is one: as many nodes as Swin-L has, sorted, searched, looked at; on a phone
+nothing that decides is to be scrolled for, and the keyboard's focus is seen."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cards_of_results import ARTIFACT, INT8, OWN, TORCH, card_of
 
 from swin_quant.cards.card import RunCard
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Bins, NodeSummary, PageData
+from swin_quant.report.verdict import of_card
 
 pytest.importorskip("vl_convert")
 playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
 NODES = 561
+PHONE = {"width": 390, "height": 844}
+FILE = "swin_large_patch4_window12_384_22kto1k_int8_openvino.onnx"  # wider than a phone
 
 
 def node(number):
@@ -76,3 +82,56 @@ def test_words_are_searched_and_a_node_is_drawn(opened):
 
 def test_nothing_is_said_and_nothing_is_asked_for(opened):
     assert opened.said == [] and len(opened.asked) == 1
+
+
+@pytest.fixture(scope="module")
+def phone(opened, tmp_path_factory):
+    """The page of a deployed file on a phone, in the browser of `opened`; its picture lies beside it."""
+    folder = tmp_path_factory.mktemp("phone")
+    record = {**ARTIFACT, "file": FILE, "options": {"target": "openvino"}}
+    card = replace(card_of(TORCH, OWN, INT8), artifact=record)
+    nodes, verdict = [node(number) for number in range(30)], of_card(card, folder / FILE, folder)
+    data = PageData("swin_large", [card], nodes, verdicts=[verdict])
+    (folder / "page.html").write_text(page([data]))
+    tab = opened.context.browser.new_page(viewport=PHONE)
+    tab.goto((folder / "page.html").as_uri())
+    tab.wait_for_selector("#network-chart svg")
+    tab.screenshot(path=folder / "page.png")
+    return tab
+
+
+def test_on_a_phone_each_row_is_a_card_and_nothing_that_decides_is_scrolled_for(phone):
+    assert phone.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    cells = phone.evaluate(
+        """() => [...document.querySelectorAll(".cards td")].filter(cell => cell.innerText.trim()).map(cell => {
+            const range = document.createRange();
+            range.selectNodeContents(cell);
+            const {left, right} = range.getBoundingClientRect();
+            return [getComputedStyle(cell, "::before").content.slice(1, -1), cell.innerText, left, right];
+        })"""
+    )
+    assert all(0 <= left < right <= PHONE["width"] for _, _, left, right in cells)
+    seen = {title: text for title, text, *_ in cells}
+    assert (
+        seen["deploy"] == FILE and "2.0 times as fast" in seen["result"] and seen["next"].startswith("swin-quant serve")
+    )
+    assert {"top-1", "ms"} < seen.keys() and any("Δ" in title for title in seen)
+    assert phone.evaluate(
+        """() => [...document.querySelectorAll(".cards")].every(place => place.scrollWidth <= place.clientWidth)"""
+    )
+
+
+def test_the_keyboard_s_focus_is_seen_wherever_it_goes(phone):
+    stops = set()
+    for _ in range(60):
+        phone.keyboard.press("Tab")
+        name, style, width = phone.evaluate(
+            """() => {
+                const at = document.activeElement, style = getComputedStyle(at);
+                const name = at.id || at.innerText.slice(0, 30) || at.tagName;
+                return [name, style.outlineStyle, parseFloat(style.outlineWidth)];
+            }"""
+        )
+        assert style != "none" and width >= 1, name
+        stops.add(name)
+    assert {"search", "nodes", "Deploy", "Accuracy"} <= stops

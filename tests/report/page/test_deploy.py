@@ -3,6 +3,7 @@
 import dataclasses
 import html
 import re
+from pathlib import Path
 
 import pytest
 from cards_of_results import ARTIFACT, INT8, OWN, TORCH, card_of
@@ -15,16 +16,16 @@ pytest.importorskip("vl_convert")
 
 
 @pytest.mark.slow
-def test_what_to_deploy_stands_first_with_the_names_of_files_alone():
+def test_what_to_deploy_stands_first_with_paths_from_the_page():
     record = {**ARTIFACT, "file": "x<1>_int8_openvino.onnx", "options": {"target": "openvino"}}
     scored = dataclasses.replace(card_of(TORCH, OWN, INT8), artifact=record)
-    written = page([PageData("x", [scored, card_of(TORCH)])])
-    verdict = of_card(scored)
-    assert verdict.deploy == record["file"] and "2.0 times as fast as float32 on openvino" in verdict.summary
+    verdict = of_card(scored, Path("out/int8/x.json"), Path("out"))
+    written = page([PageData("x", [scored, card_of(TORCH)], verdicts=[verdict])])
+    assert verdict.deploy == f"int8/{record['file']}" and "2.0 times as fast as float32 on openvino" in verdict.summary
     first, rest = written.split('<section id="accuracy"')
     shown = html.unescape(re.sub("<[^>]+>", "", first))
     assert html.escape(verdict.deploy) in first and all(
         text in shown for text in (verdict.deploy, verdict.summary, verdict.next)
     )
-    assert first.count("as fast as") == 1, "a card without an artifact has no verdict"
+    assert of_card(card_of(TORCH), Path("x.json"), Path()) is None, "a card without an artifact has no verdict"
     assert '<section id="deploy"' not in page([PageData("x", [card_of(TORCH)])])

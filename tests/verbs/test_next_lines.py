@@ -1,0 +1,130 @@
+"""Every command behind `next:` works, as it is printed: for each engine, for few bits, for a module of one's own."""
+
+import html
+import re
+import shlex
+import signal
+import time
+
+import pytest
+from next_lines import FOLDER, next_commands
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+
+pytestmark = pytest.mark.slow
+QUICK = {"bench": "--batch 1 --rounds 1 --seconds 0.001 --threads 1", "search": "--pictures 8 --batch 4"}
+FAR = {"build-engine": "tensorrt"}  # needs what no machine without a GPU has; the error names it
+
+
+@pytest.fixture
+def follow(run, fork, pictures, engines_here):
+    """follow(words) -> what a next command printed; a service is asked whether it listens, and stopped."""
+
+    def go(words):
+        program, name, *rest = words
+        assert program == "swin-quant"
+        rest = [str(pictures) if word == FOLDER else word for word in rest]
+        if name == "serve":
+            served = fork([name, *rest, "--port", "0"])
+            end = time.monotonic() + 120
+            while "/predict" not in (served.folder / "err").read_text() and time.monotonic() < end:
+                assert served.poll() is None
+                time.sleep(0.1)
+            signal.pidfd_send_signal(signal.pidfd_open(served.pid), signal.SIGTERM)
+            return served.wait().ok()
+        done = run(name, *rest, *QUICK.get(name, "").split())
+        if name in FAR:
+            assert FAR[name] in done.error(2).lower()
+            return done
+        return done.ok()
+
+    return go
+
+
+def followed(follow, printed, least=1):
+    """Follow every next command, and those that they lead to; returns the names of all."""
+    names = []
+    waiting = next_commands(printed)
+    assert len(waiting) >= least, printed
+    while waiting:
+        words = waiting.pop(0)
+        names.append(words[1])
+        done = follow(words)
+        waiting += next_commands(done.out + done.err) if len(names) < 6 else []
+    return names
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "onnx", "tensorrt", "torchscript", "executorch"])
+def test_behind_an_export(run, follow, calibrated, backend, tmp_path):
+    pytest.importorskip({"onnx": "onnxruntime", "tensorrt": "onnx", "torchscript": "torch"}.get(backend, backend))
+    policy = {"executorch": ["--policy", "executorch"]}.get(backend, [])
+    done = run("export", calibrated, "--for", backend, "--output", tmp_path / "my out", *policy).ok()
+    assert followed(follow, done.err)
+
+
+@pytest.mark.parametrize("backend", ["fastertransformer", "cuda"])
+def test_behind_an_export_for_a_gpu(run, follow, calibrated_32, backend, tmp_path):
+    done = run("export", calibrated_32, "--for", backend, "--output", tmp_path).ok()
+    assert followed(follow, done.err) == ["verify"]
+
+
+def test_behind_a_quantization_and_on_its_page(run, follow, micro, pictures, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("vl_convert")
+    words = [micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", 8]
+    done = run("quantize", *words, "--for", "onnxruntime", "--output", tmp_path / "out", "--device", "cpu").ok()
+    followed(follow, done.out)
+    run("report", tmp_path / "out", "--html", tmp_path / "page.html").ok()
+    page = (tmp_path / "page.html").read_text()
+    assert str(tmp_path) not in page
+    cells = re.findall(r'<td data-title="next"[^>]*>(.*?)</td>', page)
+    monkeypatch.chdir(tmp_path)  # where the page lies
+    for cell in cells:
+        follow(shlex.split(html.unescape(re.sub("<[^>]+>", "", cell))))
+    assert cells
+
+
+def test_behind_training_at_four_bits(run, follow, calibrated, scoring_flags, tmp_path):
+    words = [
+        "--cfg",
+        *scoring_flags[1:],
+        "--batch",
+        2,
+        "--epochs",
+        1,
+        "--recipe",
+        "micro_w4a4",
+        "--amax",
+        "reestimated",
+    ]
+    bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]
+    done = run("finetune", calibrated, *words, *bits, "--output", tmp_path / "out").ok()
+    assert followed(follow, done.out)[:2] == ["export", "verify"]
+
+
+class Net(nn.Module):
+    """A classifier of three classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["with preprocessing", "without"])
+def test_behind_a_module_of_one_s_own(follow, tensors, tmp_path, knows):
+    """Its float is scored on the same engine; served is what pictures can be prepared for."""
+    pytest.importorskip("onnxruntime")
+    how = sq.Preprocess(32, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD) if knows else None
+    model = sq.wrap(Net(), 32, preprocess=how)
+    made = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path / "my out", scored_on=tensors("val"))
+    assert made.verdict.float_ms and "no float" not in made.verdict.summary
+    if not made.verdict.next.startswith("sq."):
+        follow(shlex.split(made.verdict.next))
+        assert made.verdict.next.split()[1] == ("serve" if knows else "bench")
+    else:
+        exec(made.verdict.next, {"sq": sq, "model": model})
