@@ -184,10 +184,6 @@ class RunCard:
         results.insert(place, finite(dataclasses.asdict(result)))
         return dataclasses.replace(self, results=results)
 
-    def since(self, older: "RunCard") -> "RunCard":
-        """The card with only the results that `older` lacks."""
-        return dataclasses.replace(self, results=[one for one in self.results if one not in older.results])
-
     def with_new_weights(self, **parts: Any) -> "RunCard":
         """A card with these parts, and without what was measured with other weights."""
         none: dict[str, Any] = {"results": [], "verification": [], "sensitivity": None, "searches": []}

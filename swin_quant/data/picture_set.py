@@ -175,11 +175,6 @@ def pictures(
     return PictureSet(str(path), split, count, seed, upright)
 
 
-def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
-    """The pictures of a config's data path, labels not needed. Folders may be flat. Raises as `open_pictures` does."""
-    return PictureSet.of_config(cfg, split, cache_mode="no").open()
-
-
 def asked_for(given: Source) -> PictureSet | Iterable[Any]:
     """The pictures that a verb was given: a set, with what was left open, or batches. UsageError for neither."""
     if isinstance(given, str | Path):

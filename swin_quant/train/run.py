@@ -15,7 +15,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, place_of
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
-from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
@@ -65,16 +64,6 @@ class Request:
     replace_head: bool = False
     max_unreadable: float = 0.01
     original: str | None = None
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained model in evaluation mode, its checkpoint, and its card."""
-
-    model: Classifier
-    checkpoint: Path
-    card: RunCard
-    position: Position
 
 
 def refuse_to_replace(path: Path, request: Request) -> None:
