@@ -124,19 +124,16 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
+def make_bar(before: str, after: str) -> Progress:
+    """A bar on the console between two texts, with the time so far and left; not shown without a terminal."""
+    share = (TextColumn(before), BarColumn(), MofNCompleteColumn(), TextColumn(after))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return Progress(*share, *times, console=console, disable=not shows_bars(), transient=True)
+
+
 def track(items: Iterable[T], description: str, total: int | None = None, noun: str = "") -> Iterator[T]:
     """Yield `items` under a bar of `total` items, or with plain lines without a terminal. `noun`: their plural."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(noun),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    display = Progress(*columns, console=console, disable=not shows_bars(), transient=True)
-    with display as progress, Lines(total, noun=noun) as lines:
+    with make_bar("{task.description}", noun) as progress, Lines(total, noun=noun) as lines:
         task = progress.add_task(description, total=total)
         for number, item in enumerate(items, 1):
             yield item

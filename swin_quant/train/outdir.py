@@ -45,7 +45,9 @@ def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict
 
 def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
     """UsageError if the folder holds a run and neither `resume` nor `overwrite` is set."""
-    if _holds_run(folder) and not (resume or overwrite):
+    snapshots = Snapshots(folder / "snapshots")
+    files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
+    if any(file.exists() for file in files) and not (resume or overwrite):
         raise UsageError(
             f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
         )
@@ -67,24 +69,15 @@ def open_folder(
         _compare(content["settings"], settings, folder)
         log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
         return content
-    if resume and not overwrite and _has_results(folder):
+    epochs = folder / EPOCHS
+    has_results = snapshots.best_file.exists() or (epochs.exists() and bool(read_table(epochs)))
+    if resume and not overwrite and has_results:
         raise UsageError(f"{folder}: has results of a run and no snapshot to go on from: ‹overwrite› starts anew")
     ensure_writable_dir(folder)
     snapshots.clear()
     for name in (STEPS, EPOCHS):
         (folder / name).unlink(missing_ok=True)
     return None
-
-
-def _holds_run(folder: Path) -> bool:
-    snapshots = Snapshots(folder / "snapshots")
-    files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
-    return any(file.exists() for file in files)
-
-
-def _has_results(folder: Path) -> bool:
-    epochs = folder / EPOCHS
-    return Snapshots(folder / "snapshots").best_file.exists() or (epochs.exists() and bool(read_table(epochs)))
 
 
 @contextmanager
