@@ -9,7 +9,7 @@ import contextlib
 import html
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from rich.console import Console
@@ -104,19 +104,15 @@ class Lines:
             log.info("%s", line)
             return
         self.line, self.share = line, f' value="{done}" max="{self.total}"' if self.total else ""
-        _in_cell([one for one in Lines._open if one.line])
+        from IPython.display import display  # a notebook has it
 
-
-def _in_cell(works: Sequence[Lines]) -> None:
-    """Show all works in the cell of a notebook."""
-    from IPython.display import display  # a notebook has it
-
-    line = "; ".join(one.line for one in works)
-    content = {"text/plain": line, "text/html": f"<progress{works[0].share}></progress> {html.escape(line)}"}
-    if Lines._cell:
-        Lines._cell.update(content, raw=True)
-    else:
-        Lines._cell = display(content, raw=True, display_id=True)
+        works = [one for one in Lines._open if one.line]
+        text = "; ".join(one.line for one in works)
+        content = {"text/plain": text, "text/html": f"<progress{works[0].share}></progress> {html.escape(text)}"}
+        if Lines._cell:
+            Lines._cell.update(content, raw=True)
+        else:
+            Lines._cell = display(content, raw=True, display_id=True)
 
 
 def _span(seconds: float) -> str:

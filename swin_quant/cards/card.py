@@ -166,7 +166,11 @@ class RunCard:
         with its own weights unquantized, which are not its original: these comparisons are left out.
         """
         results = [Result.of(record) for record in self.results]
-        results = [_as_qat(result) if self.is_qat and result.weights is None else result for result in results]
+        none = dict.fromkeys(("agreement", "sqnr_db", "delta_acc1", "delta_acc1_se"))
+        results = [
+            dataclasses.replace(result, weights=QAT, **none) if self.is_qat and result.weights is None else result
+            for result in results
+        ]
         own = self.policy or {}
         sha256 = sha256_of_data(own["rules"]) if "rules" in own else None
         return [
@@ -238,10 +242,6 @@ def _measure_the_same(one: Result, other: Result) -> bool:
     same_policy = one.policy_sha256 == other.policy_sha256 if known else one.policy == other.policy
     keys = ("engine", "precision", "weights", "dataset")
     return same_policy and all(getattr(one, key) == getattr(other, key) for key in keys)
-
-
-def _as_qat(result: Result) -> Result:
-    return dataclasses.replace(result, weights=QAT, agreement=None, sqnr_db=None, delta_acc1=None, delta_acc1_se=None)
 
 
 def without_paths(card: RunCard) -> dict[str, Any]:

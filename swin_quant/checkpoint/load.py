@@ -19,7 +19,7 @@ from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.roots import find_model
-from swin_quant.checkpoint.unsupported import described, unsupported_kind
+from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config.defaults import families
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.quant.fold import fitted
@@ -88,7 +88,8 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     """
     read = _read(model, checkpoint)
     weights = _checked_weights(model, read, replace_head, resizes=True)
-    _assign(model, weights, ranges={})
+    model.load_state_dict(weights, strict=False)  # absent keys are derived or replaced, as was checked
+    assign_ranges(model, {})
     return read.source
 
 
@@ -104,7 +105,9 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
             f"{path}: is a float checkpoint: it was never calibrated; run `swin-quant calibrate` to get an INT8 one"
         )
     weights = _checked_weights(model, read, replace_head=None)  # its ranges belong to its head
-    _assign(model, weights, checked_ranges(model, state, path))
+    ranges = checked_ranges(model, state, path)
+    model.load_state_dict(weights, strict=False)  # absent keys are derived, as was checked
+    assign_ranges(model, ranges)
     return read.source
 
 
@@ -140,11 +143,6 @@ _TRAINING_ONLY = re.compile(
     r"(.*_)?(criterion|loss|losses|metrics?|acc|accuracy|auc|ema|optimizer|scheduler|queue|ptr|center|mask_token|"
     r"n_averaged|num_updates|decay|epoch|steps?|iter|count)\d*(_fn)?"
 )
-
-
-def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str, Tensor]) -> None:
-    model.load_state_dict(weights, strict=False)  # absent keys are derived or replaced, as was checked
-    assign_ranges(model, ranges)
 
 
 def _checked_weights(
@@ -243,7 +241,7 @@ def _diagnosis(
     """The reason for the faults as a sentence, if the shapes show it; else empty."""
     file, model = geometry(stored), geometry(wanted)
     if model and (not file or unsupported_kind(stored)):
-        return f"it is {described(stored)}; "
+        return f"it is {describe(stored)}; "
     if all(key.split(" ")[0] in _head() for key in faults):
         theirs, ours = file.get("NUM_CLASSES", _classes(stored)), model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""

@@ -123,12 +123,6 @@ def crop_and_flip(levels: Tensor, recipe: Augmentation, draws: Tensor) -> Tensor
     return padded.permute(0, 2, 3, 1)[pictures, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def epoch_draws(count: int, seed: int, epoch: int) -> Tensor:
-    """float64 [count, 3]: the draws of each picture's crop and flip in an epoch, the same on every rank."""
-    generator = torch.Generator().manual_seed(key_of(seed, "crops", epoch))
-    return torch.rand(count, 3, generator=generator, dtype=torch.float64)
-
-
 @dataclass(frozen=True)
 class MicroBatch:
     """images float32 [B, 3, S, S]; targets int64 [B], or float32 [B, classes] if mixed; `place`: the micro-batch's
@@ -213,7 +207,8 @@ class TrainingBatches:
             yield batch.images.to(self.world.device)
 
     def _small(self, small: SmallPictures, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
-        draws = epoch_draws(self.count, self.seed, epoch)
+        generator = torch.Generator().manual_seed(key_of(self.seed, "crops", epoch))  # the same on every rank
+        draws = torch.rand(self.count, 3, generator=generator, dtype=torch.float64)
         for part in parts:
             yield small.batch(part, crop_and_flip(small.levels[part], self.recipe.augment, draws[part]))
 
