@@ -66,7 +66,10 @@ def open_folder(
     snapshots.sweep()
     content = snapshots.newest(check) if resume and not overwrite else None
     if content is not None:
-        _compare(content["settings"], settings, folder)
+        before = content["settings"]
+        if differing := [key for key in {**before, **settings} if before.get(key) != settings.get(key)]:
+            changed = listed(f"{key} {before.get(key)!s:.80} -> {settings.get(key)!s:.80}" for key in differing)
+            raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")
         log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
         return content
     epochs = folder / EPOCHS
@@ -89,13 +92,6 @@ def resumable(folder: Path) -> Iterator[None]:
         if not Snapshots(folder / "snapshots").newest_first():
             raise
         raise KeyboardInterrupt("the run is saved: go on with the same command and ‹continue›") from stop
-
-
-def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    if differing:
-        changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
-        raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")
 
 
 NAME = ".lock"
