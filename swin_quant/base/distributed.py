@@ -170,7 +170,12 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
     launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # it keeps the store, rank 0 otherwise
     watchdog = Watchdog(rank, size, "the launcher" if launcher else "rank 0", f"{host}:{port}")
     try:
-        store = _open_store(host, port, size, rank == 0 and not launcher)
+        try:  # the rank that keeps the store waits for no other here
+            keeps = rank == 0 and not launcher
+            store = dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)
+        except RuntimeError as error:
+            problem = str(error).splitlines()[0]
+            raise SwinQuantError(f"cannot meet the other ranks at {host}:{port}: {problem}") from error
         watchdog.attach(store)
         chosen = choose_device(device, _number("LOCAL_RANK", local_rank or 0))
         if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; ranks started otherwise would each take every core
@@ -215,15 +220,6 @@ def _meeting_place() -> tuple[str, int]:
             f"meet: start with torchrun, which sets them ({problem})"
         )
     return host, port
-
-
-def _open_store(host: str, port: int, size: int, keeps: bool) -> dist.TCPStore:
-    """The store in which the ranks find each other; the rank that `keeps` it waits for no other here."""
-    try:
-        return dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)
-    except RuntimeError as error:
-        problem = str(error).splitlines()[0]
-        raise SwinQuantError(f"cannot meet the other ranks at {host}:{port}: {problem}") from error
 
 
 class Watchdog:

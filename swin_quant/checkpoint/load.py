@@ -29,36 +29,6 @@ Grid = tuple[int, int]
 _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
 
 
-def resized(
-    stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], file: Path, by_timm: bool
-) -> dict[str, Tensor]:
-    """`stored` with its position tables resized to those in `wanted`, and logged.
-
-    `grids`: rows and columns of the model's tables of biases, one for each offset within its windows.
-    """
-    found, changed = dict(stored), []
-    for key, value in stored.items():
-        shape = wanted[key].shape if key in wanted else value.shape
-        before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
-        if before is None or after is None or before == after:
-            continue
-        alike = len(value.shape) == len(shape) and value.shape[-1] == shape[-1] and value.shape[:-2] == shape[:-2]
-        if not value.is_floating_point() or not alike:  # other heads or channels
-            continue
-        if key.endswith(_ABSOLUTE):
-            found[key] = _bicubic(value[0].float(), before, after)[None]
-        elif by_timm:
-            resize, window = import_timm().layers.resize_rel_pos_bias_table, [(side + 1) // 2 for side in after]
-            found[key] = resize(value.float(), new_window_size=tuple(window), new_bias_shape=tuple(shape))
-        else:
-            found[key] = _bicubic(value.float(), before, after)
-        changed.append(f"{key} {list(value.shape)} to {list(shape)}")
-    if changed:
-        how = f"interpolated as {'timm' if by_timm else 'Microsoft'}'s code does"
-        log.warning("%s: %d tables of positions were %s: %s, ...", file, len(changed), how, changed[0])
-    return found
-
-
 def _grid_of(key: str, shape: torch.Size, grids: Mapping[str, Grid], model: bool = False) -> Grid | None:
     """Rows and columns of a table of positions; a file's is square wherever it can be. None for another tensor."""
     is_biases = key.endswith(_BIASES) and len(shape) == 2
@@ -190,12 +160,32 @@ def _at_model_size(
 ) -> dict[str, Tensor]:
     """`stored` with its position tables resized, without masks and coordinates of other sizes.
 
-    Unchanged if it differs in more than sizes.
+    Unchanged if it differs in more than sizes. `grids`: rows and columns of the model's tables of biases, one for each
+    offset within its windows.
     """
     other = [key for key, value in stored.items() if key not in wanted or value.shape != wanted[key].shape]
     if not all(_is_derived(key) or key.endswith((_BIASES, _ABSOLUTE, *_head())) for key in other):
         return dict(stored)
-    found = resized(stored, wanted, grids, source.path, by_timm="timm" in source.format)
+    found, changed, by_timm = dict(stored), [], "timm" in source.format
+    for key, value in stored.items():
+        shape = wanted[key].shape if key in wanted else value.shape
+        before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
+        if before is None or after is None or before == after:
+            continue
+        alike = len(value.shape) == len(shape) and value.shape[-1] == shape[-1] and value.shape[:-2] == shape[:-2]
+        if not value.is_floating_point() or not alike:  # other heads or channels
+            continue
+        if key.endswith(_ABSOLUTE):
+            found[key] = _bicubic(value[0].float(), before, after)[None]
+        elif by_timm:
+            resize, window = import_timm().layers.resize_rel_pos_bias_table, [(side + 1) // 2 for side in after]
+            found[key] = resize(value.float(), new_window_size=tuple(window), new_bias_shape=tuple(shape))
+        else:
+            found[key] = _bicubic(value.float(), before, after)
+        changed.append(f"{key} {list(value.shape)} to {list(shape)}")
+    if changed:
+        how = f"interpolated as {'timm' if by_timm else 'Microsoft'}'s code does"
+        log.warning("%s: %d tables of positions were %s: %s, ...", source.path, len(changed), how, changed[0])
     if stale := [key for key in other if _is_derived(key)]:
         shown = difference(geometry(stored), geometry(wanted)) or "some windows are of another size"
         log.warning("%s: masks and coordinates are computed anew: %s", source.path, shown)

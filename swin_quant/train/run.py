@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
@@ -122,7 +121,11 @@ def run_training(
     if request.start and classes_of(cfg) and snapshot is None and not request.replace_head:
         some = validation.pictures if validation else pictures
         _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
-    _compute_again(model, recipe.memory.checkpointing)
+    able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
+    if recipe.memory.checkpointing and not able:
+        raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
+    for module in able:
+        module.checkpointing = recipe.memory.checkpointing
     output = (request.folder, snapshot, settings, request.tensorboard)
     job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, *output)
     keeper = None
@@ -191,15 +194,6 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
         whole.load_state_dict(weights, assign=True)
         whole.to(job.world.device)
     return whole, position
-
-
-def _compute_again(model: nn.Module, wanted: bool) -> None:
-    """Set whether blocks recompute their activations instead of keeping them. UsageError for a model that cannot."""
-    able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
-    if wanted and not able:
-        raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
-    for module in able:
-        module.checkpointing = wanted
 
 
 def _warn_if_guessing(

@@ -113,7 +113,11 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
     file = file_of_record(record, [checkpoint.file.parent])
     activations = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
     statistics = read_statistics(file, activations) if file else {}
-    costs = _costs(card)
+    costs: dict[str, float] = {}
+    if card.sensitivity and (overall := card.sensitivity["overall"]["sqnr_db"]) is not None:
+        single = (one for one in card.sensitivity["groups"] if one["kind"] == "node")
+        without = {one["name"]: one["without"]["sqnr_db"] for one in single}
+        costs = {name: sqnr - overall for name, sqnr in without.items() if sqnr is not None}
     units = list(units_of(model))
     layers = weighted_layers(model)
     summaries = []
@@ -174,14 +178,6 @@ def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
     unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
     rest = name.removeprefix(f"{unit}.").removesuffix(_SUFFIX) if unit else name.removesuffix(_SUFFIX)
     return unit or name.split(".")[0], rest.replace("._", ".").replace("_input", "")
-
-
-def _costs(card: RunCard) -> dict[str, float]:
-    record = card.sensitivity
-    if record is None or (overall := record["overall"]["sqnr_db"]) is None:
-        return {}
-    found = {group["name"]: group["without"]["sqnr_db"] for group in record["groups"] if group["kind"] == "node"}
-    return {name: sqnr - overall for name, sqnr in found.items() if sqnr is not None}
 
 
 def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
