@@ -8,11 +8,10 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, UsageError
 
 T = TypeVar("T")
-R = TypeVar("R")
 _PATIENCE = timedelta(hours=2)  # torch's own timeout; the watchdog ends a wait for a lost rank earlier
 _TICK_SECONDS = 1.0
 _JOIN_TICKS = 45  # time for all ranks to start
@@ -100,13 +98,6 @@ def gather(items: list[T]) -> list[T]:
     return [item for text in texts for item in json.loads(text)]
 
 
-def shared_out(values: Sequence[T], measure: Callable[[T], R]) -> list[R]:
-    """`measure` of each value, as plain data; every rank measures a part and gets all results."""
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    found = gather([(number, measure(values[number])) for number in range(rank, len(values), size)])
-    return [result for _, result in sorted(found, key=itemgetter(0))]
-
-
 def from_main(value: T) -> T:
     """Rank 0's value on every rank: tensors (on the CPU) and plain data, read without running code in them."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
@@ -179,7 +170,12 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
     launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # it keeps the store, rank 0 otherwise
     watchdog = Watchdog(rank, size, "the launcher" if launcher else "rank 0", f"{host}:{port}")
     try:
-        store = _open_store(host, port, size, rank == 0 and not launcher)
+        try:  # the rank that keeps the store waits for no other here
+            keeps = rank == 0 and not launcher
+            store = dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)
+        except RuntimeError as error:
+            problem = str(error).splitlines()[0]
+            raise SwinQuantError(f"cannot meet the other ranks at {host}:{port}: {problem}") from error
         watchdog.attach(store)
         chosen = choose_device(device, _number("LOCAL_RANK", local_rank or 0))
         if "OMP_NUM_THREADS" not in os.environ:  # torchrun sets it; ranks started otherwise would each take every core
@@ -193,7 +189,9 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
         dist.barrier()
         dist.destroy_process_group()
     except RuntimeError as error:
-        reason = watchdog.reason_of_others() or broken_connection(error)
+        is_broken = isinstance(error, dist.DistError) or "by peer" in str(error)
+        gone = "another rank is gone: it ended without a word, or was killed" if is_broken else None
+        reason = watchdog.reason_of_others() or gone
         watchdog.report(reason or f"rank {rank} failed: {error}")
         if reason is None:
             raise
@@ -222,21 +220,6 @@ def _meeting_place() -> tuple[str, int]:
             f"meet: start with torchrun, which sets them ({problem})"
         )
     return host, port
-
-
-def _open_store(host: str, port: int, size: int, keeps: bool) -> dist.TCPStore:
-    """The store in which the ranks find each other; the rank that `keeps` it waits for no other here."""
-    try:
-        return dist.TCPStore(host, port, size, keeps, timeout=_PATIENCE, wait_for_workers=False)
-    except RuntimeError as error:
-        problem = str(error).splitlines()[0]
-        raise SwinQuantError(f"cannot meet the other ranks at {host}:{port}: {problem}") from error
-
-
-def broken_connection(error: RuntimeError) -> str | None:
-    """The reason, in words, where a collective's error means that another rank is gone; else None."""
-    broken = isinstance(error, dist.DistError) or "by peer" in str(error)
-    return "another rank is gone: it ended without a word, or was killed" if broken else None
 
 
 class Watchdog:

@@ -11,15 +11,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.progress import log
-from swin_quant.base.reading import reads
-from swin_quant.base.schema import checked
 
 MAX_JSON_BYTES = 32 * 1024 * 1024
 _MAX_LINES_BYTES = 4 * 1024 * 1024  # three times ImageNet-22k's descriptions
@@ -51,17 +47,13 @@ def open_plain(path: str | os.PathLike[str]) -> io.BufferedReader:
     OSError for all else under that name: a pipe would wait for a writer for ever, a device may have no end.
     """
     try:
-        file = open(path, "rb", opener=_without_waiting)
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
     except ValueError as error:  # a NUL, or characters that no file system can hold
         raise OSError(errno.EINVAL, "no file can have this name") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "not a regular file")
     return file
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def require_file(path: str | os.PathLike[str], what: str) -> None:
@@ -131,7 +123,13 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -
     finally:
         with contextlib.suppress(OSError):  # after the rename there is none
             temporary.unlink()
-    _sync_directory(target.parent)
+    # The file is complete by now; some file systems refuse to sync a directory, which costs durability only
+    with contextlib.suppress(OSError):
+        handle = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextlib.contextmanager
@@ -257,16 +255,6 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _sync_directory(directory: Path) -> None:
-    # The file is complete by now; some file systems refuse to sync a directory, which costs durability only.
-    with contextlib.suppress(OSError):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def configs_dir() -> Path:
     """The folder of the shipped configurations: inside an installed wheel, beside the package in a checkout."""
     return _shipped("configs")
@@ -286,66 +274,6 @@ def _shipped(folder: str) -> Path:
 def shipped_files(kind: str) -> list[Path]:
     """The shipped files of a kind (`policies`, `recipes`), in the order of their names."""
     return sorted((configs_dir() / kind).glob("*.yaml"), key=lambda path: path.stem)
-
-
-@dataclass(frozen=True)
-class JournalFile:
-    """The content of the file."""
-
-    subject: dict[str, Any]
-    entries: dict[str, Any]
-
-
-class Journal:
-    """Results by name in a JSON file, all for the same `subject`: plain data that describes the measurement.
-
-    A file for another subject, or an unreadable one, is started again, with a warning.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], subject: dict[str, Any]) -> None:
-        self.path, self.subject = Path(path), plain(subject)
-        self.entries: dict[str, Any] = self._earlier()
-        self.found = len(self.entries)
-
-    def remember(self, name: str, kind: Any, measure: Callable[[], Any]) -> Any:
-        """The result of `measure()`, from now or an earlier run: plain data of a `kind` (`schema.checked`)."""
-        known = self.known(name, kind)
-        return self.keep({name: measure()}, kind)[name] if known is None else known
-
-    def known(self, name: str, kind: Any) -> Any:
-        """The stored result; None if there is none, or none of that kind."""
-        try:
-            return checked(kind, self.entries[name], str(self.path), name) if name in self.entries else None
-        except SwinQuantError as error:
-            log.warning("%s; measured anew", error)
-            return None
-
-    def keep(self, results: Mapping[str, Any], kind: Any) -> dict[str, Any]:
-        """Store results; returns them as plain data."""
-        kept = plain(dict(results))
-        self.entries |= kept
-        write_json(self.path, {"subject": self.subject, "entries": self.entries})
-        return {name: checked(kind, value, str(self.path), name) for name, value in kept.items()}
-
-    def _earlier(self) -> dict[str, Any]:
-        if not self.path.exists():
-            return {}
-        try:
-            content = read_journal(self.path)
-        except SwinQuantError as error:
-            log.warning("%s; begun anew", error)
-            return {}
-        if content.subject != self.subject:
-            log.warning("%s: is of another run; begun anew", self.path)
-            return {}
-        return content.entries
-
-
-@reads("journal")
-def read_journal(path: str | os.PathLike[str]) -> JournalFile:
-    """A journal's file. SwinQuantError for any other file."""
-    found: JournalFile = checked(JournalFile, read_json(path, "journal"), str(path))
-    return found
 
 
 def plain(value: Any) -> Any:

@@ -144,9 +144,8 @@ def mapping(pairs: Any = ()) -> dict[Any, Any]:
     """A plain dictionary for one of any class. Malformed for a key that is not a number, text, or a tuple of them."""
     found = list(pairs.items()) if isinstance(pairs, dict) else items(pairs)
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in found):
-        raise Malformed(
-            "a dictionary made of something else than pairs"
-        )  # long ones, each the same, would take all memory
+        # Long ones, each the same, would take all memory
+        raise Malformed("a dictionary made of something else than pairs")
     return _put(Ordered(), [item for pair in found for item in pair])
 
 
@@ -157,18 +156,13 @@ def items(values: Any = ()) -> list[Any]:
 
 def _put(content: dict[Any, Any], flat: list[Any]) -> dict[Any, Any]:
     for key, value in zip(flat[::2], flat[1::2], strict=True):
-        if not _is_key(key):
+        parts = key if isinstance(key, tuple) else (key,)  # hashing or comparing any other could take for ever
+        is_plain = all(isinstance(part, _SCALARS) for part in parts)
+        texts = (part for part in parts if isinstance(part, str | bytes))
+        if not is_plain or len(parts) > _MAX_KEY_PARTS or any(len(text) > _MAX_TEXT for text in texts):
             raise Malformed("a key that is no plain value")
         content[key] = value
     return content
-
-
-def _is_key(key: Any) -> bool:
-    """Whether a key is a plain, short value: hashing or comparing any other could take for ever."""
-    parts = key if isinstance(key, tuple) else (key,)
-    return len(parts) <= _MAX_KEY_PARTS and all(
-        isinstance(part, _SCALARS) and not (isinstance(part, str | bytes) and len(part) > _MAX_TEXT) for part in parts
-    )
 
 
 def _expect(kind: type, value: Any) -> Any:

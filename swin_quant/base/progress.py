@@ -11,7 +11,7 @@ import io
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, TypeVar
 
 from rich.console import Console
@@ -119,19 +119,15 @@ class Lines:
             log.info("%s", line)
             return
         self.line, self.share = line, f' value="{done}" max="{self.total}"' if self.total else ""
-        _in_cell([one for one in Lines._open if one.line])
+        from IPython.display import display  # a notebook has it
 
-
-def _in_cell(works: Sequence[Lines]) -> None:
-    """Show all works in the cell of a notebook."""
-    from IPython.display import display  # a notebook has it
-
-    line = "; ".join(one.line for one in works)
-    content = {"text/plain": line, "text/html": f"<progress{works[0].share}></progress> {html.escape(line)}"}
-    if Lines._cell:
-        Lines._cell.update(content, raw=True)
-    else:
-        Lines._cell = display(content, raw=True, display_id=True)
+        works = [one for one in Lines._open if one.line]
+        text = "; ".join(one.line for one in works)
+        content = {"text/plain": text, "text/html": f"<progress{works[0].share}></progress> {html.escape(text)}"}
+        if Lines._cell:
+            Lines._cell.update(content, raw=True)
+        else:
+            Lines._cell = display(content, raw=True, display_id=True)
 
 
 def _span(seconds: float) -> str:
@@ -139,19 +135,16 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
+def make_bar(before: str, after: str) -> Progress:
+    """A bar on the console between two texts, with the time so far and left; not shown without a terminal."""
+    share = (TextColumn(before), BarColumn(), MofNCompleteColumn(), TextColumn(after))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    return Progress(*share, *times, console=console, disable=not shows_bars(), transient=True)
+
+
 def track(items: Iterable[T], description: str, total: int | None = None, noun: str = "") -> Iterator[T]:
     """Yield `items` under a bar of `total` items, or with plain lines without a terminal. `noun`: their plural."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(noun),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    display = Progress(*columns, console=console, disable=not shows_bars(), transient=True)
-    with display as progress, Lines(total, noun=noun) as lines:
+    with make_bar("{task.description}", noun) as progress, Lines(total, noun=noun) as lines:
         task = progress.add_task(description, total=total)
         for number, item in enumerate(items, 1):
             yield item

@@ -27,7 +27,18 @@ def reading(path: str | os.PathLike[str], what: str) -> Iterator[None]:
     except Exception as error:
         if is_out_of_gpu_memory(error):
             raise
-        raise SwinQuantError(f"{os.fspath(path)}: {_fault(error, what)}") from error
+        # The first line of a library's message; our own ValueErrors need no name of their class
+        reason = one_line(next(iter(str(error).strip().splitlines()), "")[:_LONGEST])
+        if not reason or type(error) is not ValueError:
+            reason = ": ".join(filter(None, (type(error).__name__, reason)))
+        fault = f"not a readable {what}: it is damaged ({reason})"
+        if isinstance(error, RecursionError):
+            fault = f"not a readable {what}: it is damaged (it is nested too deeply)"
+        elif isinstance(error, MemoryError):
+            fault = f"the {what} takes more memory than there is"
+        elif isinstance(error, OSError) and error.errno is not None:
+            fault = f"the {what} cannot be read: {os.strerror(error.errno)}"
+        raise SwinQuantError(f"{os.fspath(path)}: {fault}") from error
 
 
 def reads(
@@ -45,21 +56,6 @@ def reads(
         return inside
 
     return guarded
-
-
-def _fault(error: Exception, what: str) -> str:
-    if isinstance(error, MemoryError):
-        return f"the {what} takes more memory than there is"
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"the {what} cannot be read: {os.strerror(error.errno)}"
-    reason = "it is nested too deeply" if isinstance(error, RecursionError) else _first_line(error)
-    return f"not a readable {what}: it is damaged ({reason})"
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of a library's message; our own ValueErrors need no name of their class."""
-    reason = one_line(next(iter(str(error).strip().splitlines()), "")[:_LONGEST])
-    return reason if reason and type(error) is ValueError else ": ".join(filter(None, (type(error).__name__, reason)))
 
 
 class Cursor:

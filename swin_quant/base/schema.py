@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, NotRequired
 
 from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean, listed, one_line
 
@@ -101,15 +101,6 @@ def check_limits(record: Any, ranges: Mapping[str, tuple[float, float]]) -> None
             raise UsageError(f"‹{name}› {value}: must be from {least} to {most}")
 
 
-def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """The keys that a record has in plain data, with their types, and those of them that may be absent.
-
-    A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
-    A field with the metadata `json: False` is no key.
-    """
-    return _fields_of(kind)
-
-
 def unknown_key(key: str, known: Collection[str]) -> str:
     """A problem in words, with what may have been meant."""
     return f"unknown key {key!r:.80}{did_you_mean(key, known) or f'; known are {listed(known, 20)}'}"
@@ -123,17 +114,23 @@ def plain(value: Any) -> Any:
 
 
 @functools.cache
-def _fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """The keys that a record has in plain data, with their types, and those of them that may be absent.
+
+    A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
+    A field with the metadata `json: False` is no key.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     if typing.is_typeddict(kind):
-        return hints, set(kind.__optional_keys__)
+        inner = {
+            name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is NotRequired
+        }
+        return hints | inner, set(kind.__optional_keys__)
     fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
-    constant = {f.name for f in fields if f.default is not dataclasses.MISSING or _is_constant(f.default_factory)}
+    absent = dataclasses.MISSING
+    made = {f.name for f in fields if f.default_factory in (list, dict) or _is_record(f.default_factory)}
+    constant = made | {field.name for field in fields if field.default is not absent}
     return {field.name: hints[field.name] for field in fields}, constant
-
-
-def _is_constant(factory: Any) -> bool:
-    return factory in (list, dict) or (factory is not dataclasses.MISSING and _is_record(factory))
 
 
 def _is_record(kind: Any) -> bool:

@@ -60,7 +60,17 @@ class Shards:
     def left(self, world: World) -> list[int]:
         """The missing shards of this rank. UsageError for a shard with another key."""
         mine = self.share(world)
-        left = [number for number in mine if not self._is_done(self.files[number])]
+        left = []
+        for number, file in ((number, self.files[number]) for number in mine):
+            if not file.exists():
+                left.append(number)
+                continue
+            written = ""
+            with suppress(SwinQuantError), reading(file, "shard"):
+                found = _metadata(file)
+                written = found.get(_KEY, b"").decode() if _FACTS in found else ""
+            if written != self.key:
+                raise UsageError(f"{file}: is not of this model, these pictures and options: choose another folder")
         if len(left) < len(mine):
             log.info("%d of %d shards are there already", len(mine) - len(left), len(mine))
         return left
@@ -87,17 +97,6 @@ class Shards:
         file = self.files[number]
         with reading(file, "shard"):
             return checked(kind, json.loads(_metadata(file)[_FACTS]), str(file), "its facts")
-
-    def _is_done(self, file: Path) -> bool:
-        if not file.exists():
-            return False
-        written = ""
-        with suppress(SwinQuantError), reading(file, "shard"):
-            found = _metadata(file)
-            written = found.get(_KEY, b"").decode() if _FACTS in found else ""
-        if written != self.key:
-            raise UsageError(f"{file}: is not of this model, these pictures and options: choose another folder")
-        return True
 
 
 def _metadata(file: Path) -> dict[bytes, bytes]:

@@ -6,8 +6,9 @@ document. Depth, size and digits are bounded. Errors are one line with file and 
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +43,11 @@ def read_yaml(path: Path, what: str) -> Any:
     if not os.path.isfile(path):
         raise UsageError(f"{path}: no such {what}")
     try:
-        return _plain(read_bounded(path, what, _MAX_BYTES))
+        events = _events(read_bounded(path, what, _MAX_BYTES))
+        first = next(events, None)
+        found = None if first is None else _value(first, events)
+        deque(events, 0)  # refuses what follows
+        return found
     except SwinQuantError as error:
         raise UsageError(str(error)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -62,28 +67,8 @@ def shipped_or_file(name_or_path: str, shipped: Iterable[Path], what: str) -> Pa
     return path
 
 
-@dataclass
-class _Open:
-    """An unfinished mapping or list; `key` is the next value's."""
-
-    content: dict[str, Any] | list[Any]
-    key: str | None = None
-
-    @property
-    def wants_key(self) -> bool:
-        return isinstance(self.content, dict) and self.key is None
-
-    def put(self, value: Any) -> None:
-        if isinstance(self.content, list):
-            self.content.append(value)
-        elif self.key is not None:
-            self.content[self.key], self.key = value, None
-
-
-def _plain(text: bytes) -> Any:
-    """A document's data, built from the parser's events one by one, so that every bound holds before memory is used."""
-    root: list[Any] = []
-    stack = [_Open(root)]
+def _events(text: bytes) -> Iterator[yaml.Event]:
+    """The events of values and ends, one by one, so that every bound holds before memory is used."""
     documents = values = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         documents += isinstance(event, yaml.DocumentStartEvent)
@@ -96,33 +81,32 @@ def _plain(text: bytes) -> Any:
             _refuse(event, f"the alias *{event.anchor:.40}: aliases are not read, write the value again")
         if getattr(event, "tag", None):
             _refuse(event, f"the tag {event.tag:.60}: tags are not read")
-        here = stack[-1]
-        if isinstance(event, yaml.ScalarEvent):
-            if here.wants_key:
-                here.key = _key(event, here.content)
-            else:
-                here.put(_value(event))
-        elif isinstance(event, yaml.CollectionStartEvent):
-            if here.wants_key:
-                _refuse(event, "a key must be text, not a list or a mapping")
-            if len(stack) > _MAX_DEPTH:
-                _refuse(event, f"nested more than {_MAX_DEPTH} levels deep")
-            stack.append(_Open({} if isinstance(event, yaml.MappingStartEvent) else []))
-        elif isinstance(event, yaml.CollectionEndEvent):
-            stack.pop()
-            stack[-1].put(here.content)
-    return root[0] if root else None
+        if isinstance(event, yaml.NodeEvent | yaml.CollectionEndEvent):
+            yield event
 
 
-def _key(event: yaml.ScalarEvent, mapping: Any) -> str:
-    if event.value == "<<" and event.implicit[0]:
-        _refuse(event, "merge keys (<<) are not read, write the values again")
-    if event.value in mapping:
-        _refuse(event, f"the key {event.value:.60} is given twice")
-    return event.value
+def _value(event: yaml.Event, events: Iterator[yaml.Event], depth: int = 0) -> Any:
+    """The value that begins with `event`, of which `events` give the rest."""
+    if isinstance(event, yaml.ScalarEvent):
+        return _scalar(event)
+    if depth >= _MAX_DEPTH:
+        _refuse(event, f"nested more than {_MAX_DEPTH} levels deep")
+    inside = takewhile(lambda one: not isinstance(one, yaml.CollectionEndEvent), events)
+    if isinstance(event, yaml.SequenceStartEvent):
+        return [_value(one, events, depth + 1) for one in inside]
+    found: dict[str, Any] = {}
+    for key in inside:
+        if not isinstance(key, yaml.ScalarEvent):
+            _refuse(key, "a key must be text, not a list or a mapping")
+        if key.value == "<<" and key.implicit[0]:
+            _refuse(key, "merge keys (<<) are not read, write the values again")
+        if key.value in found:
+            _refuse(key, f"the key {key.value:.60} is given twice")
+        found[key.value] = _value(next(events), events, depth + 1)
+    return found
 
 
-def _value(event: yaml.ScalarEvent) -> Any:
+def _scalar(event: yaml.ScalarEvent) -> Any:
     text = event.value
     if not event.implicit[0]:  # quoted
         return text

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timezone
 from functools import reduce
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,11 @@ class RunCard:
         with its own weights unquantized, which are not its original: these comparisons are left out.
         """
         results = [Result.of(record) for record in self.results]
-        results = [_as_qat(result) if self.is_qat and result.weights is None else result for result in results]
+        none = dict.fromkeys(("agreement", "sqnr_db", "delta_acc1", "delta_acc1_se"))
+        results = [
+            dataclasses.replace(result, weights=QAT, **none) if self.is_qat and result.weights is None else result
+            for result in results
+        ]
         own = self.policy or {}
         sha256 = sha256_of_data(own["rules"]) if "rules" in own else None
         return [
@@ -178,15 +182,16 @@ class RunCard:
 
     def with_result(self, result: Result) -> "RunCard":
         """A card that also holds `result`, in place of an older one for the same engine, policy and pictures."""
-        older = [_measure_the_same(old, result) for old in self.measured()]
+        same, own = attrgetter("engine", "precision", "weights", "dataset"), result.policy_sha256
+        older = [
+            same(old) == same(result)
+            and (old.policy_sha256 == own if old.policy_sha256 and own else old.policy == result.policy)
+            for old in self.measured()
+        ]
         results = [record for record, is_older in zip(self.results, older, strict=True) if not is_older]
         place = older.index(True) if True in older else len(results)
         results.insert(place, finite(dataclasses.asdict(result)))
         return dataclasses.replace(self, results=results)
-
-    def since(self, older: "RunCard") -> "RunCard":
-        """The card with only the results that `older` lacks."""
-        return dataclasses.replace(self, results=[one for one in self.results if one not in older.results])
 
     def with_new_weights(self, **parts: Any) -> "RunCard":
         """A card with these parts, and without what was measured with other weights."""
@@ -234,18 +239,6 @@ def _newest(records: Iterable[Any], record: Any, *keys: str) -> list[Any]:
     """The records, with `record` in place of an older one with the same values of `keys`."""
     identity = itemgetter(*keys)
     return [*(old for old in records if identity(old) != identity(record)), finite(record)]
-
-
-def _measure_the_same(one: Result, other: Result) -> bool:
-    """Whether two results are of the same engine, precision, policy and pictures, the policy by its rules if known."""
-    known = one.policy_sha256 and other.policy_sha256
-    same_policy = one.policy_sha256 == other.policy_sha256 if known else one.policy == other.policy
-    keys = ("engine", "precision", "weights", "dataset")
-    return same_policy and all(getattr(one, key) == getattr(other, key) for key in keys)
-
-
-def _as_qat(result: Result) -> Result:
-    return dataclasses.replace(result, weights=QAT, agreement=None, sqnr_db=None, delta_acc1=None, delta_acc1_se=None)
 
 
 def without_paths(card: RunCard) -> dict[str, Any]:

@@ -1,23 +1,20 @@
 """The records of what quantization costs: node by node, and under the policies that a search tried."""
 
-from typing import Annotated, TypedDict
+from typing import Annotated, NotRequired, TypedDict
 
 from swin_quant.base.schema import within
 
 
-class _Loss(TypedDict):
-    sqnr_db: float | None
-    kl: Annotated[float, within(least=0)]
-    agreement: Annotated[float, within(least=0, most=100)]
-    drop: Annotated[float, within(least=-100, most=100)]
-
-
-class LossRecord(_Loss, total=False):
+class LossRecord(TypedDict):
     """Logits beside the float model's (`quant.distance.Loss`): SQNR in dB (None if equal), divergence (KL) in nats,
     top-1 agreement in percent, expected drop of top-1 in points, and its standard error.
     """
 
-    drop_error: Annotated[float, within(least=0)]
+    sqnr_db: float | None
+    kl: Annotated[float, within(least=0)]
+    agreement: Annotated[float, within(least=0, most=100)]
+    drop: Annotated[float, within(least=-100, most=100)]
+    drop_error: NotRequired[Annotated[float, within(least=0)]]
 
 
 class GroupRecord(TypedDict):
@@ -67,22 +64,19 @@ class FloatLayerRecord(TypedDict):
     saved_ms: float
 
 
-class _TriedPolicies(TypedDict):
-    engine: str
-    batch: int
-    budget: str
-    met: bool
-    pictures: int
-    tried: list[TriedRecord]
-
-
-class TriedPolicies(_TriedPolicies, total=False):
+class TriedPolicies(TypedDict):
     """The policies that `search` measured on an engine. `pictures`: the number on which losses were measured.
 
     `left_float`: the layers that the policy it found leaves float; they cost `cost_ms` milliseconds a batch more than
     with all layers quantized. `policy_sha256`: of the policy that was found.
     """
 
-    left_float: list[FloatLayerRecord]
-    cost_ms: float
-    policy_sha256: str
+    engine: str
+    batch: int
+    budget: str
+    met: bool
+    pictures: int
+    tried: list[TriedRecord]
+    left_float: NotRequired[list[FloatLayerRecord]]
+    cost_ms: NotRequired[float]
+    policy_sha256: NotRequired[str]

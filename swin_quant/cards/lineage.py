@@ -6,6 +6,7 @@ passes do not: then the original is searched, or another file that is known to h
 file names a checkpoint, the checkpoint is not replaced.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,14 +52,11 @@ def file_of_record(record: Mapping[str, Any] | None, folders: Sequence[Path]) ->
     if record is None:
         return None
     places = [*([Path(record["path"])] if "path" in record else []), *(folder / record["file"] for folder in folders)]
-    return next((path for path in places if path.is_file() and _has_hash(path, record["sha256"])), None)
-
-
-def _has_hash(path: Path, sha256: str) -> bool:
-    try:
-        return sha256_of(path) == sha256
-    except SwinQuantError:  # not ours to read: it may be found elsewhere
-        return False
+    for path in places:
+        with contextlib.suppress(SwinQuantError):  # not ours to read: it may be found elsewhere
+            if path.is_file() and sha256_of(path) == record["sha256"]:
+                return path
+    return None
 
 
 def qat_starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
@@ -86,7 +84,18 @@ def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path |
     SwinQuantError if `float_file` is another one; None if none is found.
     """
     if float_file is not None:
-        return _checked(card, Path(float_file))
+        if card.source is None:
+            raise SwinQuantError(f"‹float› {float_file}: the run card {card.name} names no original to compare it with")
+        sha256 = sha256_of(float_file)
+        holds = sha256 == sha256_in(card.source)
+        if not holds and sha256 == sha256_in(card.start):
+            holds = _holds_original(Start(Path(float_file), card_of(float_file)), card)
+        if not holds:
+            raise SwinQuantError(
+                f"‹float› {float_file}: is not the float checkpoint that the run began with, {card.source['file']}: "
+                f"its SHA-256 is {sha256[:12]}..., the run card has {card.source['sha256'][:12]}..."
+            )
+        return Path(float_file)
     chain = list(qat_starts(card, folders))
     places = [*folders, *(start.file.parent for start in chain)]
     for each in [card, *(start.card for start in chain if start.card)]:
@@ -95,21 +104,6 @@ def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path |
             if record and record["sha256"] == sha256_in(card.source) and (file := file_of_record(record, places)):
                 return file
     return chain[-1].file if chain and _holds_original(chain[-1], card) else None
-
-
-def _checked(card: RunCard, float_file: Path) -> Path:
-    if card.source is None:
-        raise SwinQuantError(f"‹float› {float_file}: the run card {card.name} names no original to compare it with")
-    sha256 = sha256_of(float_file)
-    holds = sha256 == sha256_in(card.source)
-    if not holds and sha256 == sha256_in(card.start):
-        holds = _holds_original(Start(float_file, card_of(float_file)), card)
-    if not holds:
-        raise SwinQuantError(
-            f"‹float› {float_file}: is not the float checkpoint that the run began with, {card.source['file']}: its "
-            f"SHA-256 is {sha256[:12]}..., the run card has {card.source['sha256'][:12]}..."
-        )
-    return float_file
 
 
 def _holds_original(start: Start, card: RunCard) -> bool:

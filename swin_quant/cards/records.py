@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from swin_quant.base.schema import Must, fields_of
 from swin_quant.cards.paths import is_bare_name
@@ -39,29 +39,22 @@ UNQUANTIZED = {QAT: "QAT weights, unquantized", PTQ: "corrected weights, unquant
 CORRECTED = "corrected"  # weights that a pass changed after calibration
 
 
-class _Located(TypedDict, total=False):
-    """`path`: where the file was, from the folder of the card; absolute while the card is in memory (`located`)."""
+class CheckpointRecord(TypedDict):
+    """A checkpoint: the one beside the card, or that of an artifact, or what training started from.
 
-    path: str
+    `path`: where the file was, from the folder of the card; absolute while the card is in memory (`located`).
+    """
+
+    file: FileName
+    sha256: Sha256
+    path: NotRequired[str]
 
 
-class _Source(_Located, total=False):
-    weights: str
-
-
-class SourceRecord(_Source):
+class SourceRecord(CheckpointRecord):
     """The float checkpoint that a run began with. `weights`: the set that was taken, of a file that holds several."""
 
-    file: FileName
-    sha256: Sha256
     format: str
-
-
-class CheckpointRecord(_Located):
-    """A checkpoint: the one beside the card, or that of an artifact, or what training started from."""
-
-    file: FileName
-    sha256: Sha256
+    weights: NotRequired[str]
 
 
 class CheckRecord(TypedDict):
@@ -79,17 +72,7 @@ class CheckRecord(TypedDict):
     at_fault: list[str]
 
 
-class _SearchRecord(TypedDict):
-    method: str
-    percentile: float | None
-    dead_nodes: list[str]
-
-
-class _Pass(TypedDict, total=False):
-    keeps_features: bool
-
-
-class PassRecord(_Pass):
+class PassRecord(TypedDict):
     """A pass after the calibration: the logits' SQNR in dB and top-1 agreement in percent with float, [before, after].
 
     `kept`: it was not taken back. `keeps_function`: the float network computes the same as before the pass;
@@ -104,6 +87,7 @@ class PassRecord(_Pass):
     keeps_function: bool
     sqnr_db: list[float | None]
     agreement: list[float]
+    keeps_features: NotRequired[bool]
 
 
 class BitsRecord(TypedDict, total=False):
@@ -121,8 +105,12 @@ class BitsRecord(TypedDict, total=False):
     passes: list[PassRecord]
 
 
-class SearchRecord(_SearchRecord, BitsRecord):
+class SearchRecord(BitsRecord):
     """How ranges were found in the observed statistics."""
+
+    method: str
+    percentile: float | None
+    dead_nodes: list[str]
 
 
 class AdviceRecord(TypedDict):
@@ -131,20 +119,6 @@ class AdviceRecord(TypedDict):
     kind: str
     text: str
     nodes: list[str]
-
-
-class _CalibrationRecord(SearchRecord):
-    exact: bool
-    batches: int
-    batch_size: int
-    seed: int
-    split: str
-    augment: bool
-    pictures: int
-    pictures_sha256: str
-    files: list[str]
-    unreadable: list[str]
-    beyond_half: list[str]
 
 
 class InputRecord(TypedDict):
@@ -157,12 +131,7 @@ class InputRecord(TypedDict):
     example: list[int]
 
 
-class _Wrapped(TypedDict, total=False):
-    classes: int
-    inputs: list[InputRecord]
-
-
-class WrappedRecord(_Wrapped):
+class WrappedRecord(TypedDict):
     """How a user's module was captured: the arguments of `wrap`. `shape`: one input, without the batch; of several
     `inputs` by name, one row with all of them.
 
@@ -174,6 +143,8 @@ class WrappedRecord(_Wrapped):
     stem: bool
     output: str | None
     outputs: list[str]
+    classes: NotRequired[int]
+    inputs: NotRequired[list[InputRecord]]
 
 
 class CoverageRecord(TypedDict):
@@ -185,7 +156,7 @@ class CoverageRecord(TypedDict):
     left: dict[str, int]
 
 
-class CalibrationRecord(_CalibrationRecord, total=False):
+class CalibrationRecord(SearchRecord):
     """How ranges were found, and from exactly which pictures; `files` are names relative to the data set.
 
     `method` is that of the enabled activation nodes, joined by "+" where they have several. `dead_nodes` saw only
@@ -195,11 +166,22 @@ class CalibrationRecord(_CalibrationRecord, total=False):
     network the policy makes int8. `place`: the name of the data set.
     """
 
-    check: CheckRecord | None
-    coverage: CoverageRecord
-    place: str
-    statistics: CheckpointRecord | None
-    advice: list[AdviceRecord]
+    exact: bool
+    batches: int
+    batch_size: int
+    seed: int
+    split: str
+    augment: bool
+    pictures: int
+    pictures_sha256: str
+    files: list[str]
+    unreadable: list[str]
+    beyond_half: list[str]
+    check: NotRequired[CheckRecord | None]
+    coverage: NotRequired[CoverageRecord]
+    place: NotRequired[str]
+    statistics: NotRequired[CheckpointRecord | None]
+    advice: NotRequired[list[AdviceRecord]]
 
 
 class RangesRecord(TypedDict):
@@ -214,7 +196,12 @@ Epoch = Annotated[
 ]
 
 
-class _TrainingRecord(TypedDict):
+class TrainingRecord(TypedDict):
+    """How weights were trained: the whole recipe, and every epoch's result; `steps` are of the optimizer.
+
+    QAT has `ranges`, for the bits of the card's policy.
+    """
+
     recipe: dict[str, Any]
     seed: int
     world: int
@@ -227,15 +214,7 @@ class _TrainingRecord(TypedDict):
     teacher: SourceRecord | None
     best_epoch: int | None
     epochs: list[Epoch]
-
-
-class TrainingRecord(_TrainingRecord, total=False):
-    """How weights were trained: the whole recipe, and every epoch's result; `steps` are of the optimizer.
-
-    QAT has `ranges`, for the bits of the card's policy.
-    """
-
-    ranges: RangesRecord
+    ranges: NotRequired[RangesRecord]
 
 
 class KnownOptions(TypedDict, total=False):
@@ -255,11 +234,7 @@ class TunedRecord(TypedDict):
     files: list[dict[str, Any]]
 
 
-class _Tuned(TypedDict, total=False):
-    tuned: TunedRecord
-
-
-class ArtifactRecord(_Tuned):
+class ArtifactRecord(TypedDict):
     """An exported artifact: its main file beside the card, and the `others` that belong to it.
 
     `precision` is int8, float32, float16, W4A8, mixed, ...; `options` are what the export was asked for.
@@ -271,15 +246,10 @@ class ArtifactRecord(_Tuned):
     precision: str
     options: dict[str, Any]
     others: list[CheckpointRecord]
+    tuned: NotRequired[TunedRecord]
 
 
-class _Verification(TypedDict, total=False):
-    cosine: float
-    int8_products: int
-    quantized_products: int
-
-
-class VerificationRecord(_Verification):
+class VerificationRecord(TypedDict):
     """How far the logits of an artifact on one engine are from those of its checkpoint, on the same pictures.
 
     `mean` and `max` are of |Δlogit|; `step` is what int8 would resolve over the reference's logits, their amax / 127;
@@ -302,6 +272,9 @@ class VerificationRecord(_Verification):
     sqnr_db: float | None
     tolerance: float | None
     passed: bool | None
+    cosine: NotRequired[float]
+    int8_products: NotRequired[int]
+    quantized_products: NotRequired[int]
 
 
 class DatasetRecord(TypedDict):

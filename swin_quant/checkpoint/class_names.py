@@ -17,7 +17,7 @@ from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.class_names import is_usual_imagenet, wnids_of
 
-_OF_IMAGENET = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # timm's tag: the data set of the head
+_IMAGENET_TAG = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # timm's tag: the data set of the head
 
 
 def class_names(checkpoint: Checkpoint, classes: int) -> list[str]:
@@ -48,7 +48,7 @@ def _published(file: Path, classes: int) -> list[str]:
             return _checked(_listed(names, f"{path}: {key}", classes), f"{path}: {key}", classes)
     name = timm_name(file)
     tag = pretrained.get("tag") or (import_timm().get_pretrained_cfg(name).tag if name else "")
-    return list(wnids_of(classes) or ()) if isinstance(tag, str) and _OF_IMAGENET.search(tag) else []
+    return list(wnids_of(classes) or ()) if isinstance(tag, str) and _IMAGENET_TAG.search(tag) else []
 
 
 def _listed(names: Any, where: str, classes: int) -> list[str]:

@@ -45,7 +45,7 @@ class Publisher:
         return [root + key for key in dict.fromkeys(filter(None, [*blocks, last, self.embedding, self.norm]))]
 
 
-_OF_TRANSFORMERS = (
+_TRANSFORMERS_NAMES = (
     (r"^swin(v2)?\.", ""),
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.norm\.", "patch_embed.norm."),
@@ -77,7 +77,7 @@ TRANSFORMERS, TRANSFORMERS_V2, TRANSFORMERS_BODY = (
         f"{prefix}encoder.layers.{{}}.blocks.{{}}.layernorm_before.weight",
         f"{prefix}embeddings.patch_embeddings.projection.weight",
         f"{prefix}layernorm.weight",
-        _OF_TRANSFORMERS,
+        _TRANSFORMERS_NAMES,
     )
     for prefix in ("swin.", "swinv2.", "")
 )

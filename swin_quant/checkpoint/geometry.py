@@ -107,18 +107,14 @@ _FAMILY = {"swin": "Swin V1 (TYPE swin)", "swinv2": "Swin V2 (TYPE swinv2)"}
 
 def stage_windows(state: Mapping[str, Tensor], stages: Sequence[int]) -> list[int | None]:
     """The window of each stage, clipped to its map, from any of its position tables; None if it is no square."""
-    return [_window(state, f"layers.{stage}.blocks.0.attn.") for stage in stages]
-
-
-def _window(state: Mapping[str, Tensor], attention: str) -> int | None:
-    if (tokens := _shape(state, f"{attention}relative_position_index", 2)) is not None:
-        return _root(tokens[0])
-    if (table := _shape(state, f"{attention}relative_position_bias_table", 2)) is not None:
-        offsets = _root(table[0])
-        return (offsets + 1) // 2 if offsets else None
-    coordinates = _shape(state, f"{attention}relative_coords_table", 4)
-    is_square = coordinates is not None and coordinates[1] == coordinates[2]
-    return (coordinates[1] + 1) // 2 if coordinates is not None and is_square else None
+    found: list[int | None] = []
+    for attention in (f"layers.{stage}.blocks.0.attn." for stage in stages):
+        tokens = _shape(state, f"{attention}relative_position_index", 2)
+        biases = _shape(state, f"{attention}relative_position_bias_table", 2)
+        _, height, width, _ = _shape(state, f"{attention}relative_coords_table", 4) or (0, 0, 0, 0)
+        offsets = _root(biases[0]) if biases else height if height == width else None
+        found.append(_root(tokens[0]) if tokens else (offsets + 1) // 2 if offsets else None)
+    return found
 
 
 def _root(area: int) -> int | None:

@@ -28,7 +28,7 @@ from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.roots import is_final_norm, nearest_convention
 from swin_quant.checkpoint.sources import name_of, timm_name
-from swin_quant.checkpoint.unsupported import described, unsupported_kind
+from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import keys_set_in, shipped_configs
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
@@ -57,14 +57,6 @@ def fitting(known: Geometry) -> list[Candidate]:
     """The shipped configurations that contradict nothing of `known`; a head with another number of
     classes is no contradiction."""
     return [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
-
-
-def windows_of(name: str, known: Geometry) -> Geometry:
-    """The windows of timm's architecture `name`, which a model built for other sizes keeps."""
-    own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(name)), {})
-    windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
-    stages = len(known.get("DEPTHS", ()))
-    return {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
 
 
 def nearest(known: Geometry) -> Candidate:
@@ -157,9 +149,17 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         overrides = features | dict(overrides)
     elif kind == EMBEDDING:
         weights = as_embedding(weights)
-    if (of_timm := _timm_config(weights)) is not None:
-        return _from_timm(of_timm, weights, overrides)
-    determined = _determined_geometry(weights)
+    if not geometry(weights.state):
+        name = timm_name(file) or described_by_timm(weights.source).get("architecture")
+        if isinstance(name, str):  # another model than a Swin, which its repository names
+            described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
+            return load_config(f"timm:{name}", overrides={**described, **_classes_of_head(weights), **overrides})
+    determined = geometry(weights.state)
+    if not determined or unsupported_kind(weights.state):
+        is_named = unsupported_kind(weights.state) or "no Swin"  # those that are no Swin may be a model of timm
+        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_named.endswith("no Swin") else ""
+        raise SwinQuantError(f"{file}: is {describe(weights.state)}{advice}")
+    _check_stages(weights, determined)
     if kind != FEATURES and "norm.weight" not in weights.state:
         maps = "take its maps by ‹output_kind› features, or give the module to `sq.wrap`"
         raise SwinQuantError(f"{file}: has no final norm, as Donut's and detectors' backbones: {maps}")
@@ -171,8 +171,12 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     description = published(weights.source, determined, explicit)
     known = _known(determined, description.keys, overrides, file)
     candidates = fitting(known)
-    if not candidates and description.named:
-        known = windows_of(description.named, known) | known
+    if not candidates and description.named:  # a model built for other sizes keeps the windows of its architecture
+        own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(description.named)), {})
+        windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
+        stages = len(known.get("DEPTHS", ()))
+        cut = {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
+        known = cut | known
     chosen = choose(candidates, known, description.named or name_of(file), file) if candidates else None
     overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
     settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
@@ -255,17 +259,6 @@ def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, An
     maps = [map_of(own["IMG_SIZE"], own["PATCH_SIZE"], stage) for stage in range(len(own["DEPTHS"]))]
     windows = [max(clipped(own["WINDOW_SIZE"], tokens)) for tokens in maps]
     return {place: [window if window > 1 else 0 for window in windows]}
-
-
-def _determined_geometry(weights: Weights) -> Geometry:
-    """The geometry that the tensors determine. SwinQuantError for tensors of no supported Swin."""
-    determined = geometry(weights.state)
-    if not determined or unsupported_kind(weights.state):
-        is_named = unsupported_kind(weights.state) or "no Swin"  # those that are no Swin may be a model of timm
-        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_named.endswith("no Swin") else ""
-        raise SwinQuantError(f"{weights.source.path}: is {described(weights.state)}{advice}")
-    _check_stages(weights, determined)
-    return determined
 
 
 def _known(determined: Geometry, public: Mapping[str, Any], overrides: Mapping[str, Any], file: Path) -> Geometry:
@@ -353,21 +346,6 @@ def _place(key: str, known: Geometry) -> str:
     return _ELSEWHERE.get(key, f"MODEL.{str(known['TYPE']).upper()}.{key}")
 
 
-def _timm_config(weights: Weights) -> str | None:
-    """`timm:NAME` for weights of another model than a Swin, if their repository names it; else None."""
-    if geometry(weights.state):
-        return None
-    name = timm_name(weights.source.path) or described_by_timm(weights.source).get("architecture")
-    return f"timm:{name}" if isinstance(name, str) else None
-
-
-def _from_timm(name: str, weights: Weights, overrides: Mapping[str, Any]) -> CfgNode:
-    """The config of timm's model of that name, with its publisher's values and its head's classes, under
-    `overrides`; errors of `load_config`."""
-    described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
-    return load_config(name, overrides={**described, **_classes_of_head(weights), **overrides})
-
-
 def _classes_of_head(weights: Weights) -> dict[str, Any]:
     """The number of classes by its key, from the head of a model of timm; nothing if no head is found."""
     heads = (weights.state.get(f"{head}.weight") for head in HEADS)
@@ -376,17 +354,7 @@ def _classes_of_head(weights: Weights) -> dict[str, Any]:
 
 def _check_footprint(cfg: CfgNode, file: Path) -> None:
     """SwinQuantError if the model of `cfg` has more weights than `file` has bytes, or impossibly large tables."""
-    weights, tables = _elements(cfg)
-    if weights > sum(part.stat().st_size for part in (file, *parts_of(file))) or tables > _MOST_TABLES:
-        raise SwinQuantError(
-            f"{file}: is a damaged checkpoint of a Swin: its keys and shapes belong to a model of {weights:,} weights "
-            f"and tables of {tables:,} entries, more than the file can hold"
-        )
-
-
-def _elements(cfg: CfgNode) -> tuple[int, int]:
-    """The number of elements in a Swin's weight matrices, and in the tables computed from its geometry."""
-    a, weights, tables = architecture(cfg), 0, 0
+    a, weights, tables = architecture(cfg), 0, 0  # elements of matrices, and of the tables that the geometry gives
     width = a.EMBED_DIM
     for stage, depth in enumerate(a.DEPTHS):
         tokens = map_of(cfg.DATA.IMG_SIZE, a.PATCH_SIZE, stage)
@@ -394,4 +362,8 @@ def _elements(cfg: CfgNode) -> tuple[int, int]:
         weights += depth * width * (4 * width + 2 * int(width * a.MLP_RATIO))
         tables += depth * length**2 + depth // 2 * math.prod(tokens) * length
         width *= 2
-    return weights, tables
+    if weights > sum(part.stat().st_size for part in (file, *parts_of(file))) or tables > _MOST_TABLES:
+        raise SwinQuantError(
+            f"{file}: is a damaged checkpoint of a Swin: its keys and shapes belong to a model of {weights:,} weights "
+            f"and tables of {tables:,} entries, more than the file can hold"
+        )

@@ -19,7 +19,7 @@ from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.roots import find_model
-from swin_quant.checkpoint.unsupported import described, unsupported_kind
+from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config.defaults import families
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.quant.fold import fitted
@@ -27,36 +27,6 @@ from swin_quant.quant.layer import all_factors
 
 Grid = tuple[int, int]
 _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
-
-
-def resized(
-    stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], file: Path, by_timm: bool
-) -> dict[str, Tensor]:
-    """`stored` with its position tables resized to those in `wanted`, and logged.
-
-    `grids`: rows and columns of the model's tables of biases, one for each offset within its windows.
-    """
-    found, changed = dict(stored), []
-    for key, value in stored.items():
-        shape = wanted[key].shape if key in wanted else value.shape
-        before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
-        if before is None or after is None or before == after:
-            continue
-        alike = len(value.shape) == len(shape) and value.shape[-1] == shape[-1] and value.shape[:-2] == shape[:-2]
-        if not value.is_floating_point() or not alike:  # other heads or channels
-            continue
-        if key.endswith(_ABSOLUTE):
-            found[key] = _bicubic(value[0].float(), before, after)[None]
-        elif by_timm:
-            resize, window = import_timm().layers.resize_rel_pos_bias_table, [(side + 1) // 2 for side in after]
-            found[key] = resize(value.float(), new_window_size=tuple(window), new_bias_shape=tuple(shape))
-        else:
-            found[key] = _bicubic(value.float(), before, after)
-        changed.append(f"{key} {list(value.shape)} to {list(shape)}")
-    if changed:
-        how = f"interpolated as {'timm' if by_timm else 'Microsoft'}'s code does"
-        log.warning("%s: %d tables of positions were %s: %s, ...", file, len(changed), how, changed[0])
-    return found
 
 
 def _grid_of(key: str, shape: torch.Size, grids: Mapping[str, Grid], model: bool = False) -> Grid | None:
@@ -88,7 +58,8 @@ def load_float(model: nn.Module, checkpoint: Checkpoint, *, replace_head: bool |
     """
     read = _read(model, checkpoint)
     weights = _checked_weights(model, read, replace_head, resizes=True)
-    _assign(model, weights, ranges={})
+    model.load_state_dict(weights, strict=False)  # absent keys are derived or replaced, as was checked
+    assign_ranges(model, {})
     return read.source
 
 
@@ -104,7 +75,9 @@ def load_calibrated(model: nn.Module, checkpoint: Checkpoint) -> Source:
             f"{path}: is a float checkpoint: it was never calibrated; run `swin-quant calibrate` to get an INT8 one"
         )
     weights = _checked_weights(model, read, replace_head=None)  # its ranges belong to its head
-    _assign(model, weights, checked_ranges(model, state, path))
+    ranges = checked_ranges(model, state, path)
+    model.load_state_dict(weights, strict=False)  # absent keys are derived, as was checked
+    assign_ranges(model, ranges)
     return read.source
 
 
@@ -140,11 +113,6 @@ _TRAINING_ONLY = re.compile(
     r"(.*_)?(criterion|loss|losses|metrics?|acc|accuracy|auc|ema|optimizer|scheduler|queue|ptr|center|mask_token|"
     r"n_averaged|num_updates|decay|epoch|steps?|iter|count)\d*(_fn)?"
 )
-
-
-def _assign(model: nn.Module, weights: Mapping[str, Tensor], ranges: Mapping[str, Tensor]) -> None:
-    model.load_state_dict(weights, strict=False)  # absent keys are derived or replaced, as was checked
-    assign_ranges(model, ranges)
 
 
 def _checked_weights(
@@ -192,12 +160,32 @@ def _at_model_size(
 ) -> dict[str, Tensor]:
     """`stored` with its position tables resized, without masks and coordinates of other sizes.
 
-    Unchanged if it differs in more than sizes.
+    Unchanged if it differs in more than sizes. `grids`: rows and columns of the model's tables of biases, one for each
+    offset within its windows.
     """
     other = [key for key, value in stored.items() if key not in wanted or value.shape != wanted[key].shape]
     if not all(_is_derived(key) or key.endswith((_BIASES, _ABSOLUTE, *_head())) for key in other):
         return dict(stored)
-    found = resized(stored, wanted, grids, source.path, by_timm="timm" in source.format)
+    found, changed, by_timm = dict(stored), [], "timm" in source.format
+    for key, value in stored.items():
+        shape = wanted[key].shape if key in wanted else value.shape
+        before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
+        if before is None or after is None or before == after:
+            continue
+        alike = len(value.shape) == len(shape) and value.shape[-1] == shape[-1] and value.shape[:-2] == shape[:-2]
+        if not value.is_floating_point() or not alike:  # other heads or channels
+            continue
+        if key.endswith(_ABSOLUTE):
+            found[key] = _bicubic(value[0].float(), before, after)[None]
+        elif by_timm:
+            resize, window = import_timm().layers.resize_rel_pos_bias_table, [(side + 1) // 2 for side in after]
+            found[key] = resize(value.float(), new_window_size=tuple(window), new_bias_shape=tuple(shape))
+        else:
+            found[key] = _bicubic(value.float(), before, after)
+        changed.append(f"{key} {list(value.shape)} to {list(shape)}")
+    if changed:
+        how = f"interpolated as {'timm' if by_timm else 'Microsoft'}'s code does"
+        log.warning("%s: %d tables of positions were %s: %s, ...", source.path, len(changed), how, changed[0])
     if stale := [key for key in other if _is_derived(key)]:
         shown = difference(geometry(stored), geometry(wanted)) or "some windows are of another size"
         log.warning("%s: masks and coordinates are computed anew: %s", source.path, shown)
@@ -243,7 +231,7 @@ def _diagnosis(
     """The reason for the faults as a sentence, if the shapes show it; else empty."""
     file, model = geometry(stored), geometry(wanted)
     if model and (not file or unsupported_kind(stored)):
-        return f"it is {described(stored)}; "
+        return f"it is {describe(stored)}; "
     if all(key.split(" ")[0] in _head() for key in faults):
         theirs, ours = file.get("NUM_CLASSES", _classes(stored)), model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""

@@ -5,9 +5,10 @@ Checkpoint { repeated Value value = 1 }, Value { string tag = 1; TensorProto ten
 TensorProto { repeated int64 dims = 1; string tensor_type = 2; bytes tensor_content = 3 }.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ TYPES: dict[str, torch.dtype] = {
     for name in "Float32 Float16 Float64 BFloat16 Int8 UInt8 Int16 Int32 Int64 Bool".split()
 }
 _TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
+_Fields: TypeAlias = dict[int, list[int | memoryview]]  # by number
 
 
 def looks_like_ckpt(path: Path, head: bytes) -> bool:
@@ -34,48 +36,31 @@ def read_ckpt(path: Path) -> dict[str, Tensor]:
     """The tensors of a .ckpt by MindSpore's names; a tensor in slices is joined. SwinQuantError for a damaged file."""
     data = memoryview(read_bounded(path, "checkpoint", MAX_BYTES))
     try:
-        slices: dict[str, list[tuple[tuple[int, ...], str, memoryview]]] = {}
-        for field, value in _fields(data):
-            if field == 1:
-                tag, tensor = _value(_bytes(value))
-                slices.setdefault(tag, []).append(tensor)
+        slices: dict[str, list[_Fields]] = {}
+        for entry in _fields(data).get(1, []):
+            fields = _fields(_bytes(entry))
+            tag = bytes(_last(fields, 1)).decode()
+            if not tag or 2 not in fields:
+                raise ValueError("an entry without a name or a tensor")
+            slices.setdefault(tag, []).append(_fields(_last(fields, 2)))
         return {tag: _tensor(tag, parts) for tag, parts in slices.items()}
     except ValueError as error:
         raise SwinQuantError(f"{path}: is cut short, damaged or not a checkpoint of MindSpore ({error})") from error
 
 
-def _value(data: memoryview) -> tuple[str, tuple[tuple[int, ...], str, memoryview]]:
-    tag, tensor = "", None
-    for field, value in _fields(data):
-        if field == 1:
-            tag = bytes(_bytes(value)).decode()
-        elif field == 2:
-            tensor = _parts(_bytes(value))
-    if not tag or tensor is None:
-        raise ValueError("an entry without a name or a tensor")
-    return tag, tensor
-
-
-def _parts(data: memoryview) -> tuple[tuple[int, ...], str, memoryview]:
+def _tensor(tag: str, parts: list[_Fields]) -> Tensor:
     dims: list[int] = []
-    kind, content = "", memoryview(b"")
-    for field, value in _fields(data):
-        if field == 1:
-            dims += [value] if isinstance(value, int) else list(_varints(value))
-        elif field == 2:
-            kind = bytes(_bytes(value)).decode()
-        elif field == 3:
-            content = _bytes(value)
-    return tuple(dims), kind, content
-
-
-def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> Tensor:
-    shape, kind, _ = parts[0]
+    for sizes in parts[0].get(1, []):  # one, or several packed
+        cursor = Cursor(memoryview(b"") if isinstance(sizes, int) else sizes)
+        dims += [sizes] if isinstance(sizes, int) else []
+        while cursor:
+            dims.append(varint(cursor.byte))
+    kind = bytes(_last(parts[0], 2)).decode()
     if kind not in TYPES:
         raise ValueError(f"{tag:.80} is of type {kind:.20}")
-    content = bytearray(b"".join(bytes(part[2]) for part in parts))
+    content = bytearray(b"".join(bytes(_last(part, 3)) for part in parts))
     size = torch.empty((), dtype=TYPES[kind]).element_size()
-    shape = () if shape == (0,) else shape  # MindSpore writes a scalar as [0]
+    shape = () if dims == [0] else tuple(dims)  # MindSpore writes a scalar as [0]
     # Checked before an endless product, or torch's error
     fits = len(shape) <= 16 and prod(max(side, 1) for side in shape) < 2**63
     if not fits or prod(shape) * size != len(content):
@@ -84,23 +69,22 @@ def _tensor(tag: str, parts: list[tuple[tuple[int, ...], str, memoryview]]) -> T
     return values.reshape(shape)
 
 
-def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and value of each field of a protobuf message (https://protobuf.dev/programming-guides/encoding)."""
+def _fields(data: memoryview) -> _Fields:
+    """The values of each field of a protobuf message (https://protobuf.dev/programming-guides/encoding)."""
+    found: _Fields = {}
     cursor = Cursor(data)
     while cursor:
         key = varint(cursor.byte)
-        if key & 7 == 0:
-            yield key >> 3, varint(cursor.byte)
-        elif key & 7 == 2:
-            yield key >> 3, cursor.take(varint(cursor.byte))
-        else:
+        if key & 7 not in (0, 2):
             raise ValueError(f"a field of wire type {key & 7}")
+        value = varint(cursor.byte)
+        found.setdefault(key >> 3, []).append(cursor.take(value) if key & 7 else value)
+    return found
 
 
-def _varints(data: memoryview) -> Iterator[int]:
-    cursor = Cursor(data)
-    while cursor:
-        yield varint(cursor.byte)
+def _last(fields: _Fields, number: int) -> memoryview:
+    """The last value of a field of bytes; empty if there is none."""
+    return _bytes(fields.get(number, [memoryview(b"")])[-1])
 
 
 def _bytes(value: int | memoryview) -> memoryview:
@@ -111,15 +95,15 @@ def _bytes(value: int | memoryview) -> memoryview:
 
 def ckpt_of(state: Mapping[str, Tensor]) -> bytes:
     """The content of a .ckpt file with the tensors of `state`. SwinQuantError for a type that MindSpore lacks."""
-    return b"".join(_field(1, _field(1, name.encode()) + _field(2, _message(name, x))) for name, x in state.items())
-
-
-def _message(name: str, x: Tensor) -> bytes:
-    if x.dtype not in _TYPE_NAMES:
-        raise SwinQuantError(f"{name}: is of type {x.dtype}, which MindSpore lacks")
-    content = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    dims = b"".join(b"\x08" + _encoded_varint(size) for size in (x.shape or (0,)))
-    return dims + _field(2, _TYPE_NAMES[x.dtype].encode()) + _field(3, content)
+    entries = []
+    for name, x in state.items():
+        if x.dtype not in _TYPE_NAMES:
+            raise SwinQuantError(f"{name}: is of type {x.dtype}, which MindSpore lacks")
+        content = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        dims = b"".join(b"\x08" + _encoded_varint(size) for size in (x.shape or (0,)))
+        tensor = dims + _field(2, _TYPE_NAMES[x.dtype].encode()) + _field(3, content)
+        entries.append(_field(1, _field(1, name.encode()) + _field(2, tensor)))
+    return b"".join(entries)
 
 
 def _field(number: int, content: bytes) -> bytes:

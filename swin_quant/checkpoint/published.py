@@ -7,7 +7,7 @@ of `publishers` say of every key whether it is used, ignored, refused, or named 
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -169,7 +169,10 @@ def _read_file(described: Description, source: Source, node: str) -> None:
         if _FLAT & config.keys():
             described.read(publishers.ARGUMENTS, config, where, node)
         elif "MODEL" in config:
-            keys = dict(_microsoft(config, node))
+            # Keys of DATA, MODEL and TEST by dotted names, of the model's section by their own; others are of training
+            tree = {section: _mapping(config.get(section)) for section in ("DATA", "MODEL", "TEST")}
+            keys = {key: value for key, value in leaves(tree) if key.count(".") == 1}
+            keys |= _mapping(tree["MODEL"].get(node.rpartition(".")[2]))
             size = keys.get("DATA.IMG_SIZE")
             if type(size) is int and size <= _SMALL and "TEST.CROP" in keys:
                 keys["TEST.CROP"] = False
@@ -235,7 +238,10 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
     if isinstance(depths, list) and isinstance(windows, list):  # by default there are four, of which it reads the first
         config = {**config, "pretrained_window_sizes": windows[: len(depths)]}
     size = publishers.side(config.get("image_size"))
-    if isinstance(size, list) and not _holds_squares(config, size):
+    window, patch, stages = (config.get(key, own) for key, own in _GEOMETRY.items())
+    are_sizes = isinstance(size, list) and all(type(one) is int and one > 0 for one in (window, patch, *size))
+    is_known = are_sizes and len(size) == 2 and isinstance(stages, list)
+    if isinstance(size, list) and not (is_known and holds_squares(window, size, patch, len(stages))):
         problem = (
             f"{where}: image_size is {size}, and transformers cuts other windows than we do where a map is not larger "
             "than a window along both sides, or holds no whole windows"
@@ -245,14 +251,6 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
     if "num_labels" not in config and isinstance(names, Mapping):
         described.say("MODEL.NUM_CLASSES", len(names), f"{where}: id2label")
     described.read(publishers.TRANSFORMERS, config, where, node)
-
-
-def _holds_squares(config: Mapping[str, Any], size: list[Any]) -> bool:
-    """`holds_squares` of a config of transformers, with its defaults. False for values that no model has."""
-    window, patch, depths = (config.get(key, own) for key, own in _GEOMETRY.items())
-    if not isinstance(depths, list) or not all(type(value) is int and value > 0 for value in (window, patch, *size)):
-        return False
-    return len(size) == 2 and holds_squares(window, size, patch, len(depths))
 
 
 def _read_timm(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
@@ -274,16 +272,6 @@ def _read_timm(described: Description, config: Mapping[str, Any], where: str, no
     sized = {"input_size": None} if arguments.get("img_size") and whole.get("fixed_input_size") else {}
     for place, value in prepared(whole | sized).items():
         described.say(place, value, f"{where}: {_NAMED[place][1]}")
-
-
-def _microsoft(config: Mapping[str, Any], node: str) -> Iterator[tuple[str, Any]]:
-    """Keys of the model's own section by their names, keys of DATA, MODEL and TEST by their dotted names; the other
-    sections concern training, or other models."""
-    for section in ("DATA", "MODEL", "TEST"):
-        for key, value in _mapping(config.get(section)).items():
-            if not isinstance(value, Mapping):
-                yield f"{section}.{key}", value
-    yield from _mapping(_mapping(config.get("MODEL")).get(node.rpartition(".")[2])).items()
 
 
 def description_in(path: Path) -> dict[str, Any]:

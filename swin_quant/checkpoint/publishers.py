@@ -284,11 +284,6 @@ def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any]:
         raise _Unlike(f"crop_size {crop!r:.80} is no square inside of the {resized} that pictures are resized to")
     if squashed and (resized - crop) % 4 == 3:
         raise _Unlike(f"crop_size {crop} lies half a pixel off the centre of the square of {resized}")
-    shape = "squashed" if squashed else "floored"
-    return {"DATA.IMG_SIZE": crop, "TEST.CROP": True, "TEST.CROP_RATIO": ratio_of(crop, resized), "TEST.SHAPE": shape}
-
-
-def ratio_of(crop: int, resized: int) -> float:
-    """A ratio for which int(crop / ratio) is `resized`: rounding must not lose a pixel."""
-    ratio = crop / resized
-    return ratio if int(crop / ratio) == resized else math.nextafter(ratio, 0)
+    shape, ratio = "squashed" if squashed else "floored", crop / resized
+    ratio = ratio if int(crop / ratio) == resized else math.nextafter(ratio, 0)  # rounding must not lose a pixel
+    return {"DATA.IMG_SIZE": crop, "TEST.CROP": True, "TEST.CROP_RATIO": ratio, "TEST.SHAPE": shape}

@@ -13,6 +13,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -153,11 +154,8 @@ def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[s
     own, asked = (settings_for(model, each) for each in (policy_from_dict(card.policy, card.name), policy))
     nodes = [name for name, node in named_nodes(model).items() if node.role is Role.GEMM_WEIGHT]
     on = [name for name in nodes if own[name].enabled and asked[name].enabled]
-    return [name for name in on if _grid(own[name]) != _grid(asked[name])]
-
-
-def _grid(setting: Setting) -> tuple[str, int | None, str]:
-    return setting.granularity, setting.block, setting.format
+    grid = attrgetter("granularity", "block", "format")
+    return [name for name in on if grid(own[name]) != grid(asked[name])]
 
 
 def _grid_name(bits: int | None, format: str) -> str:

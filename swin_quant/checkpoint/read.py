@@ -89,7 +89,8 @@ def read_state_dict(
     content: Any
     if looks_like_ckpt(path, head):
         kind, content = "ckpt", read_ckpt(path)
-    elif path.suffix == ".safetensors" or _has_header(head):
+    # The hub's cache names files by their hash: they are known by their header
+    elif path.suffix == ".safetensors" or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER):
         kind, (content, notes["metadata"]) = "safetensors", _read_safetensors(path, head)
     elif head.startswith((_ZIP, _PICKLE)):
         kind, content = "pth", read_pickled(path)
@@ -122,11 +123,6 @@ def _sniff(path: Path) -> bytes:
         if re.match(pattern, head.lower()):
             raise SwinQuantError(f"{path}: {advice}")
     return head
-
-
-def _has_header(head: bytes) -> bool:
-    """Whether a file begins like safetensors, whatever its name: the hub's cache names files by their hash."""
-    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER
 
 
 def _read_safetensors(path: Path, head: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -183,9 +179,8 @@ def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[
             raise SwinQuantError(f"{path}: {key!r:.80} is not the name of a tensor")
         usual = isinstance(value, Tensor) and value.dtype in TYPES.values() and value.dim() <= MAX_DIMENSIONS
         if is_tensor(value) and not usual:
-            raise SwinQuantError(
-                f"{path}: entry {key} is not a dense tensor of a common type but {_described(value):.160}"
-            )
+            kind = value.what if isinstance(value, Opaque) else f"a tensor of {value.dtype}, {value.dim()} dimensions"
+            raise SwinQuantError(f"{path}: entry {key} is not a dense tensor of a common type but {kind:.160}")
     beside = [key for key, value in state.items() if not isinstance(value, Tensor | Mapping)]
     if name and beside:
         log.info("%s: no tensors, left out: %s", path, listed(beside, 3))
@@ -199,9 +194,3 @@ def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[
 def _has_tensor(value: Any) -> bool:
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     return is_tensor(value) or any(map(_has_tensor, inside))
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, Opaque):
-        return value.what
-    return f"a tensor of {value.dtype}, {value.dim()} dimensions" if isinstance(value, Tensor) else type(value).__name__

@@ -57,7 +57,11 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
     if len(masked := [key for key in state if _MASKED.fullmatch(key)]) > 1:
         log.info("%s: no part of the model, left out: %s", file, listed(masked, 3))
         state = {key: value for key, value in state.items() if key not in masked}
-    whole_ones = [root for root in swin_roots(state) if _WRAPPER.fullmatch(root) or _head_of(state, root)]
+
+    def has_head(root: str) -> bool:
+        return any(_HEAD.fullmatch(key.removeprefix(p)) for p in _above(root) for key in state if key.startswith(p))
+
+    whole_ones = [root for root in swin_roots(state) if _WRAPPER.fullmatch(root) or has_head(root)]
     if not whole_ones or larger_model(state):
         return FoundModel(dict(state))
     found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
@@ -72,8 +76,10 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
 def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> FoundModel:
     """The entries of `state` with the names `wanted`, under the root that has most of them."""
     names = frozenset(wanted)
-    roots = _roots(state, names.__contains__)
-    return _below(state, roots, asked, file, names.__contains__) if roots else FoundModel(dict(state))
+    votes = Counter(root for key in state for root, name in _splits(key) if name in names)
+    best = max(votes.values(), default=0)
+    left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
+    return _below(state, _apart(left), asked, file, names.__contains__) if left else FoundModel(dict(state))
 
 
 def swin_roots(state: Mapping[str, Any]) -> list[str]:
@@ -112,38 +118,20 @@ def is_final_norm(key: str) -> bool:
     return key.endswith(tuple(one.norm for one in PUBLISHERS if one.norm))
 
 
-def _roots(state: Mapping[str, Tensor], is_own: Callable[[str], bool]) -> list[str]:
-    """The prefixes of a model's names, one for each model, the one with most keys first."""
-    votes = Counter(root for key in state for root, name in _splits(key) if is_own(name))
-    best = max(votes.values(), default=0)
-    left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
-    return _apart(left)
-
-
 def _apart(roots: Sequence[str]) -> list[str]:
-    """`roots` without those that lie inside a model found earlier."""
+    """`roots` without those inside a model found earlier: below it by names of the model's parts, not of a wrapper."""
     found: list[str] = []
     for root in roots:
-        if not any(_same_model(root, other) for other in found):
+        pairs = [sorted((root, other), key=len) for other in found]
+        if not any(b.startswith(a) and not _WRAPPER.fullmatch(b.removeprefix(a)) for a, b in pairs):
             found.append(root)
     return found
-
-
-def _same_model(one: str, other: str) -> bool:
-    """Whether one root is below the other by names of the model's parts, not of a wrapper."""
-    inner, outer = sorted((one, other), key=len, reverse=True)
-    return inner.startswith(outer) and _WRAPPER.fullmatch(inner.removeprefix(outer)) is None
 
 
 def _splits(key: str) -> Iterator[tuple[str, str]]:
     """Each prefix of a key that ends in a dot, beginning with the empty one, and the rest."""
     parts = key.split(".")
     return ((".".join([*parts[:at], ""]), ".".join(parts[at:])) for at in range(len(parts)))
-
-
-def _head_of(state: Mapping[str, Tensor], root: str) -> bool:
-    names = (key.removeprefix(above) for above in _above(root) for key in state if key.startswith(above))
-    return any(map(_HEAD.fullmatch, names))
 
 
 def _above(root: str) -> list[str]:
@@ -175,18 +163,14 @@ def _below(
     return FoundModel(found, root, user_chose, several)
 
 
-def sets_in(content: Mapping[Any, Any]) -> dict[str, Mapping[Any, Any]]:
+def sets_in(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> dict[str, Mapping[Any, Any]]:
     """Every mapping in `content` with tensors that may be a model, by the keys that lead there ("": itself)."""
-    return {".".join(path): found for path, found in _sets(content, ())}
-
-
-def _sets(content: Mapping[Any, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any]]]:
-    if any(is_tensor(value) for value in content.values()):
-        yield path, content
+    found = {".".join(path): content} if any(map(is_tensor, content.values())) else {}
     for key, value in content.items():
         inside = isinstance(value, Mapping) and isinstance(key, str) and not _NO_MODEL.fullmatch(key)
         if inside and len(path) < _DEEPEST:
-            yield from _sets(value, (*path, key))
+            found |= sets_in(value, (*path, key))
+    return found
 
 
 def is_tensor(value: Any) -> bool:

@@ -109,8 +109,7 @@ _PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
 _MODULES = ("swin_transformer", "swin_transformer_v2")
 
 
-# Folders that distributed training leaves: a name inside -> the folder's kind, and the module that makes one file of
-# it.
+# Folders of distributed training: a name inside -> the folder's kind, and the module that makes one file of it
 _FOLDERS = (
     (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
     ("global_step*/*mp_rank_*", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
@@ -154,22 +153,20 @@ def _cached(file: Path) -> re.Match[str] | None:
 
 
 def _weights_in(path: Path) -> Path:
-    """The weights in a snapshot of a repository, the index for a part; any other path unchanged."""
-    _refuse_scattered(path)
-    if (part := _PART.fullmatch(path.name)) and path.is_file():
-        index = path.with_name(f"{part['stem']}{part['end']}{INDEX}")
-        return index if index.is_file() else path
-    return next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
+    """The weights in a snapshot of a repository, the index for a part; any other path unchanged.
 
-
-def _refuse_scattered(path: Path) -> None:
-    """SwinQuantError for weights that are scattered over a folder, with the command that makes one file of them."""
+    SwinQuantError for weights that are scattered over a folder, with the command that makes one file of them.
+    """
     inside = path.suffix == ".distcp" or path.name == ".metadata" or re.match("global_step|.*mp_rank_", path.name)
     for folder in (path, path.parent, path.parent.parent)[: 3 if inside else 1]:
         for name, what, module in _FOLDERS:
             if folder.is_dir() and next(folder.glob(name), None):
                 command = f"python -m {module} {shlex.quote(str(folder))} OUT.pth"
                 raise SwinQuantError(f"{path}: is {what} in parts: make one file of it by `{command}`, and give that")
+    if (part := _PART.fullmatch(path.name)) and path.is_file():
+        index = path.with_name(f"{part['stem']}{part['end']}{INDEX}")
+        return index if index.is_file() else path
+    return next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
 
 
 def _similar_names(name: str, known: Sequence[str]) -> Sequence[str]:

@@ -135,9 +135,20 @@ def _read_zip(file: io.BufferedReader, find: "_Names") -> Any:
 
 
 def _stored(file: io.BufferedReader) -> zipfile.ZipFile:
-    """The zip `file`, whose members are its own bytes, each once. ValueError, Script or Compressed for any other."""
+    """The zip `file`, whose members are its own bytes, each once. ValueError, Script or Compressed for any other.
+
+    A directory of a bounded size must lie right before the end record, or before the Zip64 one.
+    """
     size = os.fstat(file.fileno()).st_size
-    _check_directory(file, size)
+    file.seek(max(0, size - _ENDS.size))
+    of64, length64, start64, locator, of32, length, start, comment = _ENDS.unpack(file.read().rjust(_ENDS.size))
+    if of32 != b"PK\x05\x06" or comment:
+        raise Malformed("no end record at the end")
+    end = size - 22
+    if (of64, locator) == (b"PK\x06\x06", b"PK\x06\x07"):
+        end, length, start = size - _ENDS.size, length64, start64
+    if start + length != end or length > _MAX_DIRECTORY:
+        raise Malformed("its directory is not before its end")
     archive = opened(file)
     members = archive.infolist()
     if any(member.filename.endswith("/constants.pkl") for member in members):
@@ -148,19 +159,6 @@ def _stored(file: io.BufferedReader) -> zipfile.ZipFile:
     if len(archive.NameToInfo) < len(members) or sum(member.file_size for member in members) > size:
         raise Malformed("two members in one place")
     return archive
-
-
-def _check_directory(file: io.BufferedReader, size: int) -> None:
-    """Malformed unless a directory of a bounded size lies right before the end record, or before the Zip64 one."""
-    file.seek(max(0, size - _ENDS.size))
-    of64, length64, start64, locator, of32, length, start, comment = _ENDS.unpack(file.read().rjust(_ENDS.size))
-    if of32 != b"PK\x05\x06" or comment:
-        raise Malformed("no end record at the end")
-    end = size - 22
-    if (of64, locator) == (b"PK\x06\x06", b"PK\x06\x07"):
-        end, length, start = size - _ENDS.size, length64, start64
-    if start + length != end or length > _MAX_DIRECTORY:
-        raise Malformed("its directory is not before its end")
 
 
 def _read_legacy(file: io.BufferedReader, find: "_Names") -> Any:
@@ -211,10 +209,9 @@ class _Storages:
         if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
             return identity[1]
         kind, known, key, _, elements, *view = identity
-        if kind != "storage" or not isinstance(key, str) or type(elements) is not int or elements < 0 or any(view):
-            raise Malformed("an id of no storage")
         match = _STORAGE.fullmatch(known.name)
-        if match is None:
+        is_valid = kind == "storage" and isinstance(key, str) and type(elements) is int and elements >= 0
+        if match is None or not is_valid or any(view):
             raise Malformed("an id of no storage")
         name = match[1]
         if key not in self.known:

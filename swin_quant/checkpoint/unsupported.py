@@ -84,20 +84,28 @@ _BACKBONE = re.compile(
 
 def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
     """The name of an unsupported model, with an article and a remedy; None if it may be a Swin classifier."""
-    if _is_video(state):
-        return "a Video Swin: not supported"
+    patches = (x for key, x in state.items() if key.endswith(("patch_embed.proj.weight", "features.0.0.weight")))
+    if any(x.ndim == 5 for x in patches) and any("relative_position_bias_table" in key for key in state):
+        return "a Video Swin: not supported"  # Swin's names, with patches of several pictures
     keys = "\n".join(state)
     if what := _named({name: patterns for name, (_, patterns) in _CHANGED.items()}, keys):
         return f"{what}: undo it by {_CHANGED[what][0]}, and save again"
     if what := _named(_RELATIVES, keys):
         return f"{what}: not supported{_REMEDIES.get(what, '')}"
+    prefix = next((match[1] for match in map(_BACKBONE.match, state) if match), None)
     if kind := larger_model(state):
-        backbone = _backbone(state)
+        backbone = None
+        if prefix is not None:
+            inner = below(state, prefix)
+            microsoft, _ = to_microsoft(inner)
+            others = _RELATIVES | _OTHERS
+            backbone = _swin(microsoft) if geometry(microsoft) else _named(others, "\n".join(inner))
+        backbone = backbone or "not known to us"
         advice = "; its backbone is, by ‹output_kind› features" if backbone.startswith("a Swin V") else ""
         return f"{kind} whose backbone is {backbone}: only classifiers are supported{advice}"
     if geometry(state):
         return None
-    if (prefix := _prefix(state)) is not None and geometry(inner := below(state, prefix)):
+    if prefix is not None and geometry(inner := below(state, prefix)):
         advice = f"take its maps by ‹output_kind› features, or save that part alone, without the {prefix} of its keys"
         return f"{_swin(inner)} under {prefix}: {advice}"
     what = _named(_OTHERS, keys)
@@ -110,7 +118,7 @@ def larger_model(state: Mapping[str, Tensor]) -> str | None:
     return next((what for what, pattern in _WHOLES.items() if re.search(pattern, keys, re.M)), None)
 
 
-def described(state: Mapping[str, Tensor]) -> str:
+def describe(state: Mapping[str, Tensor]) -> str:
     """The kind of a state_dict, in words; if `unsupported_kind` does not know it: no Swin, and some of its keys."""
     keys = listed((f"{key:.80}" for key in state), 3)
     return unsupported_kind(state) or f"no checkpoint of a Swin Transformer (its keys are {keys})"
@@ -120,28 +128,7 @@ def _named(kinds: Mapping[str, Iterable[str]], keys: str) -> str | None:
     return next((what for what, each in kinds.items() if all(re.search(pattern, keys, re.M) for pattern in each)), None)
 
 
-def _backbone(state: Mapping[str, Tensor]) -> str:
-    prefix = _prefix(state)
-    if prefix is None:
-        return "not known to us"
-    inner = below(state, prefix)
-    microsoft, _ = to_microsoft(inner)
-    return (
-        _swin(microsoft) if geometry(microsoft) else _named(_RELATIVES | _OTHERS, "\n".join(inner)) or "not known to us"
-    )
-
-
-def _prefix(state: Mapping[str, Tensor]) -> str | None:
-    return next((match[1] for match in map(_BACKBONE.match, state) if match), None)
-
-
 def _swin(state: Mapping[str, Tensor]) -> str:
     known = geometry(state)
     sizes = ", ".join(f"{key} {known[key]}" for key in ("EMBED_DIM", "DEPTHS", "WINDOW_SIZE") if key in known)
     return f"a Swin {'V2' if known['TYPE'] == 'swinv2' else 'V1'} ({sizes})"
-
-
-def _is_video(state: Mapping[str, Tensor]) -> bool:
-    """Whether a state_dict is a Video Swin's: Swin's names, with patches of several pictures."""
-    patches = (x for key, x in state.items() if key.endswith(("patch_embed.proj.weight", "features.0.0.weight")))
-    return any(x.ndim == 5 for x in patches) and any("relative_position_bias_table" in key for key in state)

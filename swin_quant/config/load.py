@@ -163,7 +163,9 @@ def layers(
     if (name := timm.named(path)) is not None:
         yield path, timm.tree_of(name)
         return
-    tree = _read(path)
+    tree = read_yaml(path, "configuration file")
+    if not isinstance(tree, dict):
+        raise UsageError(f"{path}: must hold KEY: value lines, not {_NOUNS.get(type(tree), 'a number')}")
     resolved = path.resolve()
     if resolved in above:
         raise UsageError(f"BASE goes in a circle: {' -> '.join(map(str, (*above, resolved)))}")
@@ -181,10 +183,3 @@ def layers(
             )
         yield from layers(path.parent / name, (*above, resolved), read)
     yield path, tree
-
-
-def _read(path: Path) -> dict[Any, Any]:
-    tree = read_yaml(path, "configuration file")
-    if not isinstance(tree, dict):
-        raise UsageError(f"{path}: must hold KEY: value lines, not {_NOUNS.get(type(tree), 'a number')}")
-    return tree

@@ -65,18 +65,15 @@ def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     ratio = CROP_RATIO if ratio in (None, 0) else ratio
     squashes = pretrained.get("crop_mode") == "squash"
     named = _DATA | {key: value for key, value in pretrained.items() if key in _DATA and value is not None}
+    if isinstance(size, list | tuple) and len(size) == 3:  # channels, height, width; anything else is refused
+        size = shortest(list(size[1:]))
     return {
-        **({} if size is None else {"DATA.IMG_SIZE": _sides_of(size)}),
+        **({} if size is None else {"DATA.IMG_SIZE": size}),
         **{f"DATA.{key.upper()}": list(value) if isinstance(value, tuple) else value for key, value in named.items()},
         "TEST.CROP": not (squashes and ratio == 1),
         "TEST.CROP_RATIO": ratio,
         "TEST.SHAPE": "squashed" if squashes and ratio != 1 else "square",
     }
-
-
-def _sides_of(size: Any) -> Any:
-    """The sides in [channels, height, width]; anything else unchanged, to be refused."""
-    return shortest(list(size[1:])) if isinstance(size, list | tuple) and len(size) == 3 else size
 
 
 def options_of(cfg: CfgNode, source: str) -> dict[str, Any]:

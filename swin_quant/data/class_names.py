@@ -38,7 +38,13 @@ def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whos
     known = names if len(names) == classes else _imagenet(data, classes)
     found = _matches(known, data) if known else []
     if known and None not in found and len(set(found)) == len(found):
-        _relabel(pictures, [number for number in found if number is not None], known, place)
+        if len(found) < len(known):
+            log.info("%s: %d of the model's %d classes", place, len(found), len(known))
+        elif found != list(range(len(known))):
+            log.info("%s: classes are in another order than the model's: matched by name", place)
+        numbers = [number for number in found if number is not None]
+        pictures.labels = [numbers[label] if label >= 0 else label for label in pictures.labels]
+        pictures.class_names = list(known)
     elif known and not (is_numbers(known) or is_numbers(data)):
         alone = [name for name, number in zip(data, found, strict=True) if number is None or found.count(number) > 1]
         rest = [name for number, name in enumerate(known) if number not in found]
@@ -92,15 +98,6 @@ def _imagenet(data: Sequence[str], classes: int) -> list[str]:
     """The wnids of an ImageNet model without names, if the data's classes are wnids of it."""
     known = wnids_of(classes) if data and all(map(is_wnid, data)) else None
     return list(known) if known and (len(data) < classes or set(data) <= set(known)) else []
-
-
-def _relabel(pictures: Pictures, found: Sequence[int], names: Sequence[str], place: str) -> None:
-    if len(found) < len(names):
-        log.info("%s: %d of the model's %d classes", place, len(found), len(names))
-    elif list(found) != list(range(len(names))):
-        log.info("%s: classes are in another order than the model's: matched by name", place)
-    pictures.labels = [found[label] if label >= 0 else label for label in pictures.labels]
-    pictures.class_names = list(names)
 
 
 def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:

@@ -78,9 +78,11 @@ class Walk:
                     if entry.name.startswith("."):
                         continue
                     is_link = entry.is_symlink()
-                    if is_link and not self._may_follow(entry.path):
-                        self._links.setdefault(os.path.join(os.path.realpath(folder), entry.name), entry.path)
-                        continue
+                    if is_link:
+                        target, parent = os.path.realpath(entry.path), os.path.realpath(folder)
+                        if not any(_holds(root, target) for root in self.roots) or _holds(target, parent):
+                            self._links.setdefault(os.path.join(parent, entry.name), entry.path)
+                            continue
                     is_folder = os.path.isdir(entry.path) if is_link else entry.is_dir()
                     found[0 if is_folder else 1].append(entry.name)
         except OSError as error:
@@ -127,10 +129,6 @@ class Walk:
         """Warn about skipped files."""
         if reasons := self.left_out(place):
             log.warning("%s: %s", place, reasons)
-
-    def _may_follow(self, link: str) -> bool:
-        target, parent = os.path.realpath(link), os.path.realpath(os.path.dirname(link))
-        return any(_holds(root, target) for root in self.roots) and not _holds(target, parent)
 
 
 def _holds(folder: str, path: str) -> bool:

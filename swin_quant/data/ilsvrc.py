@@ -5,6 +5,7 @@ Label files use three numberings. The devkit's ILSVRC2012_validation_ground_trut
 order of synset_words.txt, which is that of sorted wnids. The other files name wnids.
 """
 
+import contextlib
 import os
 import re
 import struct
@@ -51,7 +52,9 @@ class IlsvrcPictures(FolderPictures):
         walk.tell(folder)
         self.names = list(self._files)
         self.class_names = list(wnids_of(ILSVRC_CLASSES) or ())
-        path, labels = _labels(folder, places, self.class_names)
+        if (path := _first(_FORMS, places)) is None:
+            raise SwinQuantError(f"{folder}: no labels of its pictures: put one of {', '.join(_FORMS)} beside it")
+        labels = _FORMS[path.name](path, places, self.class_names)
         index = {wnid: number for number, wnid in enumerate(self.class_names)}
         self.labels = []
         for name in self._files:
@@ -61,13 +64,6 @@ class IlsvrcPictures(FolderPictures):
             if wnid not in index:
                 raise SwinQuantError(f"{path}: {name}: {printable(wnid)[:40]!r} is none of ImageNet's 1000 wnids")
             self.labels.append(index[wnid])
-
-
-def _labels(folder: Path, places: list[Path], order: list[str]) -> tuple[Path, Labels]:
-    path = _first(_FORMS, places)
-    if path is None:
-        raise SwinQuantError(f"{folder}: no labels of its pictures: put one of {', '.join(_FORMS)} beside it")
-    return path, _FORMS[path.name](path, places, order)
 
 
 def _first(names: Iterable[str], places: list[Path]) -> Path | None:
@@ -96,11 +92,6 @@ def _solution(path: Path, places: list[Path], order: list[str]) -> Labels:
     return {row[0]: row[1] for row in rows if len(row) > 1}
 
 
-def _line_by_line(path: Path, places: list[Path], order: list[str]) -> Labels:
-    """A wnid a line, in the order of the pictures' numbers."""
-    return _at(_lines(path))
-
-
 def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
     """The devkit's lines: an ILSVRC2012_ID each."""
     wnids = _devkit_ids(path, places)
@@ -122,7 +113,7 @@ def _lines(path: Path) -> list[str]:
 _FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
     "val.txt": _numbered_names,
     "LOC_val_solution.csv": _solution,
-    "imagenet_2012_validation_synset_labels.txt": _line_by_line,
+    "imagenet_2012_validation_synset_labels.txt": lambda path, places, order: _at(_lines(path)),
     "ILSVRC2012_validation_ground_truth.txt": _ground_truth,
 }
 
@@ -166,23 +157,15 @@ def _matlab(path: Path) -> list[tuple[str, str]]:
         raise SwinQuantError(f"{path}: is not the devkit's meta.mat: {type(error).__name__}: {error}") from error
 
 
-def _folder(request: DataRequest) -> Path | None:
-    for folder in (request.folder, Path(request.place)):
-        try:
-            if any(PICTURE.fullmatch(item.name) for item in os.scandir(folder)) and not (
-                folder == request.folder and subfolders(folder)
-            ):
-                return folder
-        except OSError:
-            continue
-    return None
-
-
 def _find(request: DataRequest) -> list[Path]:
     if request.split not in _SPLITS or (request.classes is None and not request.prefix):
         return []
-    folder = _folder(request)
-    return [folder] if folder else []
+    for folder in (request.folder, Path(request.place)):
+        with contextlib.suppress(OSError):
+            holds_classes = folder == request.folder and subfolders(folder)
+            if not holds_classes and any(PICTURE.fullmatch(item.name) for item in os.scandir(folder)):
+                return [folder]
+    return []
 
 
 def _open(files: list[Path], request: DataRequest) -> IlsvrcPictures:

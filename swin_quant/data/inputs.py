@@ -81,9 +81,8 @@ class Inputs:
     @classmethod
     def from_records(cls, records: Iterable[InputRecord]) -> "Inputs":
         """The inputs in a run card, which `records` wrote."""
-        return cls(
-            tuple(Input(one["name"], tuple(one["shape"]), one["type"], tuple(one["example"])) for one in records)
-        )
+        found = [Input(one["name"], tuple(one["shape"]), one["type"], tuple(one["example"])) for one in records]
+        return cls(tuple(found))
 
     def records(self) -> list[InputRecord]:
         """The inputs as a run card keeps them."""

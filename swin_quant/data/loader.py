@@ -15,7 +15,7 @@ from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import Preprocess, Transform
-from swin_quant.data.sampling import Sampling, sample
+from swin_quant.data.sampling import sample
 
 _FEW = 256  # pictures decoded in the time that workers take to start
 
@@ -170,16 +170,28 @@ class DrawnBatches:
     Args:
         pictures: The data.
         transform: Makes a tensor of a picture.
-        sampling: The number of pictures, the seed, the size of a batch.
+        wanted: The number of pictures.
+        seed: Of the sample.
+        size: Pictures in a batch.
+        max_unreadable: The share of pictures that may be unreadable.
         workers: Processes that load pictures.
     """
 
-    def __init__(self, pictures: Pictures, transform: Transform, sampling: Sampling, workers: int = 0) -> None:
+    def __init__(
+        self,
+        pictures: Pictures,
+        transform: Transform,
+        wanted: int,
+        seed: int,
+        size: int,
+        max_unreadable: float,
+        workers: int = 0,
+    ) -> None:
         has_one_size = not isinstance(transform, Preprocess) or transform.is_square
-        self.pictures, self.transform, self.sampling, self.workers = pictures, transform, sampling, workers
-        self.size = sampling.batch_size if has_one_size else 1
-        self.count = -(-sampling.count // self.size)
-        self.limit = UnreadableLimit(len(pictures), sampling.max_unreadable)
+        self.pictures, self.transform, self.workers = pictures, transform, workers
+        self.wanted, self.seed, self.size = wanted, seed, size if has_one_size else 1
+        self.count = -(-wanted // self.size)
+        self.limit = UnreadableLimit(len(pictures), max_unreadable)
         self._seen: list[int] = []
 
     def __len__(self) -> int:
@@ -199,7 +211,7 @@ class DrawnBatches:
         return sorted(self.limit.names)
 
     def _numbered(self) -> Iterator[Numbered]:
-        total, wanted, seed, size = len(self.pictures), self.sampling.count, self.sampling.seed, self.size
+        total, wanted, seed, size = len(self.pictures), self.wanted, self.seed, self.size
         sample(total, wanted, seed)  # refuses more pictures than there are
         order = sample(total, total, seed)
         first = [order[:wanted][number * size : (number + 1) * size] for number in range(self.count)]

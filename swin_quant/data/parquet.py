@@ -1,19 +1,15 @@
-"""Pictures in Parquet files, as Hugging Face's `datasets` stores them: a column of encoded files, one of labels.
-
-Arrow allocates as much memory as the header of a page says, and ignores the sizes in the metadata at the file's end, so
-the headers are read first. Their layout is the PageHeader of Parquet's parquet.thrift, in Thrift's compact protocol.
-"""
+"""Pictures in Parquet files, as Hugging Face's `datasets` stores them: a column of encoded files, one of labels."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import open_plain
-from swin_quant.base.reading import reading, varint
+from swin_quant.base.reading import reading
 from swin_quant.data.class_names import MAX_CLASSES, classed
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, printable
 from swin_quant.data.source import DataRequest, DataSource, files_of
@@ -26,66 +22,13 @@ _CLASSES = (
     ("INT32", "NONE"), ("INT32", "INT"), ("INT64", "NONE"), ("INT64", "INT"), ("BOOLEAN", "NONE"),
     ("BYTE_ARRAY", "STRING"),
 )  # fmt: skip
-_MOST_PAGES = 1 << 17  # in a column of a row group
-_MOST_FIELDS, _DEEPEST = 64, 4  # of a page's header
-_MOST_PARTS, _FREE_FOOTER, _PARTS_OF_FOOTER = (
-    1 << 16,
-    2 << 20,
-    32,
-)  # of the metadata, of which Arrow makes large objects
+# Limits of the metadata, of which Arrow makes large objects
+_MOST_PARTS, _FREE_FOOTER, _PARTS_OF_FOOTER = 1 << 16, 2 << 20, 32
 _MAX_ROWS = 1 << 24  # in all files together
 _MAX_GROUP_BYTES = 1 << 30  # pictures held at a time
-_SOME_PICTURES, _SOME_LABELS = 16, 1 << 12  # unpacked at a time
+_SOME_PICTURES, _SOME_LABELS = range(1, 16), range(16, 1 << 12)  # least and most rows unpacked at a time
 _FREE_TEXT, _TEXT = 1 << 22, 128  # bytes of labels in a file, and in each label
 _FREE_BYTES, _FREE_ROWS, _TIMES = 1 << 26, 1 << 20, 16  # most output of a small file, and for each byte of a large one
-
-
-def pages_of(file: BinaryIO, start: int, size: int) -> Iterator[tuple[int, int]]:
-    """The bytes of each page of a column, unpacked and in the file, in `size` bytes from `start`. ValueError if they
-    are not pages."""
-    at = start
-    for _ in range(_MOST_PAGES):
-        if at >= start + size:
-            return
-        file.seek(at)
-        header = _integers(file)
-        unpacked, stored = header.get(2, -1), header.get(3, -1)
-        if unpacked < 0 or stored < 0:
-            raise ValueError("a page of no size")
-        yield unpacked, stored
-        at = file.tell() + stored
-    raise ValueError(f"a column of more than {_MOST_PAGES:,} pages")
-
-
-def _integers(file: BinaryIO, depth: int = 0) -> dict[int, int]:
-    """The integers in a Thrift struct by field number, which is read to its end. Headers hold no lists and maps."""
-
-    def byte() -> int:
-        return file.read(1)[0]
-
-    def integer() -> int:
-        value = varint(byte)
-        return value >> 1 ^ -(value & 1)
-
-    found: dict[int, int] = {}
-    number = 0
-    for _ in range(_MOST_FIELDS):
-        head = byte()
-        if not head:
-            return found
-        number = number + (head >> 4) if head >> 4 else integer()
-        match head & 15:
-            case 1 | 2:  # true, false
-                continue
-            case 4 | 5 | 6:
-                found[number] = integer()
-            case 8:
-                file.seek(varint(byte), 1)
-            case 12 if depth < _DEEPEST:
-                _integers(file, depth + 1)
-            case _:
-                break
-    raise ValueError("not the header of a page")
 
 
 class ParquetPictures(Pictures):
@@ -141,8 +84,7 @@ class ParquetPictures(Pictures):
         number, group, row = self._places[index]
         if self._group != (number, group) or self._owner != os.getpid():
             self._group, self._held = None, []
-            self._held = self._unpacked(number, group)
-            self._group = number, group
+            self._held, self._group = self._unpack(number, group), (number, group)
         data = self._held[row] if row < len(self._held) else None
         if data is None or len(data) > MAX_BYTES:
             problem = "no bytes of it are in the file" if data is None else f"larger than {MAX_BYTES >> 20} MiB"
@@ -170,7 +112,7 @@ class ParquetPictures(Pictures):
                 )
         return self._opened[number]
 
-    def _unpacked(self, number: int, group: int) -> list[bytes | None]:
+    def _unpack(self, number: int, group: int) -> list[bytes | None]:
         held, total, path = list[bytes | None](), 0, self._paths[number]
         with reading(path, "Parquet file"):
             column = _column(self._file(number), IMAGES, _BYTES)
@@ -200,20 +142,16 @@ class ParquetPictures(Pictures):
                     raise SwinQuantError(f"{path}: more labels than {rows:,} pictures or {MAX_CLASSES:,} classes have")
         return found
 
-    def _values(self, number: int, groups: Sequence[int], column: tuple[str, int], most: int) -> Iterator[Any]:
-        """The values of a column, at most `most` rows at a time: none is larger than its page, or its dictionary's."""
+    def _values(self, number: int, groups: Sequence[int], column: tuple[str, int], rows: range) -> Iterator[Any]:
+        """The values of a column in row groups, fewer `rows` at a time where a single value may be large."""
         file, largest = self._file(number), 1
-        with open_plain(self._paths[number]) as stored:
-            for group in groups:
-                chunk = file.metadata.row_group(group).column(column[1])
-                start = chunk.dictionary_page_offset if chunk.has_dictionary_page else None
-                start = min(start or chunk.data_page_offset, chunk.data_page_offset)
-                for unpacked, size in pages_of(stored, start, chunk.total_compressed_size):
-                    if unpacked > _FREE_BYTES + _TIMES * size:
-                        raise ValueError(f"a page of {size:,} bytes unpacks to {unpacked >> 20} MiB")
-                    largest = max(largest, unpacked)
-        rows = min(most, max(1, _FREE_BYTES // 4 // largest))
-        for batch in file.iter_batches(rows, row_groups=list(groups), columns=[column[0]]):
+        for chunk in (file.metadata.row_group(group).column(column[1]) for group in groups):
+            unpacked, size = chunk.total_uncompressed_size, chunk.total_compressed_size
+            if unpacked > _FREE_BYTES + _TIMES * size:
+                raise ValueError(f"a column of {size:,} bytes unpacks to {unpacked >> 20} MiB")
+            largest = max(largest, unpacked)
+        count = min(rows.stop, max(rows.start, _FREE_BYTES // 4 // largest))
+        for batch in file.iter_batches(count, row_groups=list(groups), columns=[column[0]]):
             values = batch.column(0)
             values = values.flatten()[0] if hasattr(values, "flatten") else values
             yield values.dictionary_decode() if hasattr(values, "dictionary_decode") else values

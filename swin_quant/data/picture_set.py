@@ -22,7 +22,7 @@ from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample, shard
-from swin_quant.data.sources import holds_split, is_archive, is_data_set, open_pictures
+from swin_quant.data.sources import is_archive, is_data_set, open_pictures
 from swin_quant.data.zip import ZipPictures
 
 _USUAL: dict[str, Any] = {"seed": 0, "workers": 8, "max_unreadable": 0.01, "zip_mode": False, "cache_mode": "no"}
@@ -95,8 +95,6 @@ class PictureSet:
 
     def config_keys(self) -> dict[str, Any]:
         """The config's keys that this set decides, for training, which reads its pictures by a config."""
-        if self.batch is not None and self.batch < 1:
-            raise UsageError(f"‹batch› {self.batch}: must be at least 1")
         keys = {
             "DATA.DATA_PATH": self.path or None,
             "DATA.ZIP_MODE": self.zip_mode,
@@ -112,8 +110,8 @@ class PictureSet:
         """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""
         if self.split is not None or self.images:
             return self
-        has_splits = is_data_set(self.path) or holds_split(self.path, unless_said)
-        return replace(self, split=unless_said) if has_splits else self
+        is_there = is_archive(self.path, unless_said) or Path(self.path, unless_said).is_dir()
+        return replace(self, split=unless_said) if is_there or is_data_set(self.path) else self
 
     def open(self, classes: int | None = None, class_names: Sequence[str] = (), world: World = World()) -> Pictures:
         """The opened pictures. With `classes` they have labels, checked against that number, or matched with
@@ -173,11 +171,6 @@ def pictures(
     if count is not None and count < 1:
         raise UsageError(f"pictures: count {count}: must be at least 1")
     return PictureSet(str(path), split, count, seed, upright)
-
-
-def open_unlabelled(cfg: CfgNode, split: str) -> Pictures:
-    """The pictures of a config's data path, labels not needed. Folders may be flat. Raises as `open_pictures` does."""
-    return PictureSet.of_config(cfg, split, cache_mode="no").open()
 
 
 def asked_for(given: Source) -> PictureSet | Iterable[Any]:

@@ -215,16 +215,12 @@ def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     if upright:
         with contextlib.suppress(Exception):  # damaged metadata must not lose the picture
             image = ImageOps.exif_transpose(image)
-    if not says_white and _within_a_byte(image):
+    least, most = (0, 256) if says_white else cast("tuple[int, int]", image.getextrema())  # for one channel
+    if 0 <= least and most <= 255:
         image = image.convert("L")
     elif image.mode.startswith("I"):
         image = _eight_bits(image)
     return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _within_a_byte(image: Image.Image) -> bool:
-    least, most = cast("tuple[int, int]", image.getextrema())  # for one channel
-    return 0 <= least and most <= 255
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

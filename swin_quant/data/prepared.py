@@ -159,6 +159,5 @@ def _normal(preprocess: Preprocess) -> tuple[float, float]:
     return min(-mean / std for mean, std in pairs), max((1 - mean) / std for mean, std in pairs)
 
 
-def _range(images: Tensor) -> tuple[float, float]:
-    least, most = torch.aminmax(images.detach())
-    return least.item(), most.item()
+def _range(images: Tensor) -> list[float]:
+    return [end.item() for end in torch.aminmax(images.detach())]

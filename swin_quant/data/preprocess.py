@@ -143,10 +143,22 @@ class Preprocess:
 
 
 @dataclass(frozen=True)
-class TrainingTransform:
-    """A transform with random draws, whose pictures have the sides and the orientation of `preprocess`."""
+class Augment:
+    """timm's training transform for pictures of the sides and orientation of `preprocess`, with random draws.
+
+    The draws depend only on `seeds` and the picture's index: they are the same on any worker, rank and batch.
+
+    Attributes:
+        preprocess: The evaluation transform, whose size, interpolation and normalisation it shares.
+        options: Further arguments of timm's `create_transform`.
+        seeds: The key of the draws.
+        border: Crop the resized picture after adding so many pixels on each side; None: timm's random resized crop.
+    """
 
     preprocess: Preprocess
+    options: tuple[tuple[str, Any], ...]
+    seeds: tuple[int | str, ...]
+    border: int | None = None
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -158,45 +170,33 @@ class TrainingTransform:
         """Whether to turn pictures as their EXIF says."""
         return self.preprocess.upright
 
-
-@dataclass(frozen=True)
-class Augment(TrainingTransform):
-    """FasterTransformer's training crops (section 2.3): the same for a picture on any worker, rank and batch.
-
-    timm's random resized crop, flip, RandAugment, normalisation and random erasing, drawn from `seed` and the picture's
-    index.
-    """
-
-    auto_augment: str | None
-    color_jitter: float
-    erase_probability: float
-    erase_mode: str
-    erase_count: int
-    seed: int
-
     def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
         """Map an RGB picture to float32 [3, *sides]; the global random states stay unchanged."""
-        with seeded(self.seed, index):
-            return _training(self)(image)
+        with seeded(*self.seeds, index):
+            return _training(self.preprocess, self.options, self.border)(image)
+
+    def checked(self, what: str) -> "Augment":
+        """This transform. UsageError, which begins with `what`, if timm refuses its options."""
+        try:
+            _training(self.preprocess, self.options, self.border)
+        except Exception as error:  # timm checks these strings with asserts and look-ups
+            raise UsageError(f"{what}: {error!r}") from error
+        return self
 
 
 def augmented(cfg: Any, seed: int = 0) -> Augment:
-    """Build the training transform from DATA.* and AUG.* of the configuration. UsageError if timm refuses it."""
+    """FasterTransformer's training crops (section 2.3), by DATA.* and AUG.* of the configuration. UsageError if timm
+    refuses them."""
     aug = cfg.AUG
-    transform = Augment(
-        preprocess=Preprocess.from_config(cfg),
-        auto_augment=None if aug.AUTO_AUGMENT in ("", "none") else aug.AUTO_AUGMENT,
-        color_jitter=aug.COLOR_JITTER,
-        erase_probability=aug.REPROB,
-        erase_mode=aug.REMODE,
-        erase_count=aug.RECOUNT,
-        seed=seed,
-    )
-    try:
-        _training(transform)
-    except Exception as error:  # timm checks these strings with asserts and look-ups
-        raise UsageError(f"AUG.AUTO_AUGMENT, AUG.COLOR_JITTER or AUG.RE*: timm refuses them: {error!r}") from error
-    return transform
+    options = {
+        "auto_augment": None if aug.AUTO_AUGMENT in ("", "none") else aug.AUTO_AUGMENT,
+        "color_jitter": aug.COLOR_JITTER,
+        "re_prob": aug.REPROB,
+        "re_mode": aug.REMODE,
+        "re_count": aug.RECOUNT,
+    }
+    transform = Augment(Preprocess.from_config(cfg), tuple(options.items()), (seed,))
+    return transform.checked("AUG.AUTO_AUGMENT, AUG.COLOR_JITTER or AUG.RE*: timm refuses them")
 
 
 @lru_cache(maxsize=8)
@@ -229,19 +229,14 @@ def _floored_crop(sides: tuple[int, int], image: Image.Image) -> Image.Image:
 
 
 @lru_cache(maxsize=8)
-def _training(augment: Augment) -> Callable[[Image.Image], Tensor]:
+def _training(preprocess: Preprocess, options: tuple[tuple[str, Any], ...], border: int | None) -> Any:
     import_augmentation()
     from timm.data import create_transform
+    from torchvision import transforms as tv
 
-    return create_transform(
-        input_size=augment.sides,
-        is_training=True,
-        color_jitter=augment.color_jitter,
-        auto_augment=augment.auto_augment,
-        re_prob=augment.erase_probability,
-        re_mode=augment.erase_mode,
-        re_count=augment.erase_count,
-        interpolation=augment.preprocess.interpolation,
-        mean=augment.preprocess.mean,
-        std=augment.preprocess.std,
-    )
+    how = {"interpolation": preprocess.interpolation, "mean": preprocess.mean, "std": preprocess.std, **dict(options)}
+    transform: Any = create_transform(input_size=preprocess.sides, is_training=True, **how)
+    if border is not None:  # as Microsoft for 32 x 32 pictures; the crop is first in timm's list
+        geometry = tv.Resize(preprocess.sides, tv.InterpolationMode(preprocess.interpolation))
+        transform.transforms[0] = tv.Compose([geometry, tv.RandomCrop(preprocess.sides, padding=border)])
+    return transform

@@ -9,7 +9,6 @@ import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -18,25 +17,6 @@ import torch
 from swin_quant.base.errors import UsageError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """A sample of `count` pictures of `split`, drawn by `seed` and read `batch_size` at a time.
-
-    `max_unreadable`: the share that may be unreadable. UsageError for a number below 1.
-    """
-
-    count: int = 64
-    split: str = "train"
-    seed: int = 0
-    batch_size: int = 16
-    max_unreadable: float = 0.01
-
-    def __post_init__(self) -> None:
-        for field, value in (("‹batch›", self.batch_size), ("‹pictures›", self.count)):
-            if value < 1:
-                raise UsageError(f"{field} {value}: must be at least 1")
 
 
 def sample(total: int, count: int, seed: int) -> list[int]:

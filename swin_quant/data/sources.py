@@ -110,11 +110,6 @@ def is_data_set(data_path: str) -> bool:
     return not os.path.isdir(data_path) and _detect(request) is not None
 
 
-def holds_split(data_path: str, split: str) -> bool:
-    """Whether a folder holds the split, as a folder or a zip with its map."""
-    return is_archive(data_path, split) or Path(data_path, split).is_dir()
-
-
 def has_split(cfg: CfgNode, split: str) -> bool:
     """Whether the config's data path holds `split`, as a zip if DATA.ZIP_MODE is set."""
     return place_has(cfg.DATA.DATA_PATH, split, cfg.DATA.ZIP_MODE)

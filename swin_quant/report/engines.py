@@ -73,18 +73,13 @@ def bench_notes(report: BenchReport) -> list[str]:
     return [one_line(note) for note in texts]
 
 
-def bench_markdown(report: BenchReport) -> str:
-    """A pipe table of GitHub's Markdown, and a list of bench_notes."""
-    return markdown(bench_table(report))
-
-
 def bench_data(report: BenchReport) -> dict[str, Any]:
     """The whole report for JSON, unrounded, with the type that each matrix product runs in."""
     return {"schema": SCHEMA, **asdict(report)}
 
 
 BENCH_FILES: dict[str, Callable[[BenchReport], str]] = {
-    "bench.md": bench_markdown,
+    "bench.md": lambda report: markdown(bench_table(report)),
     "bench.csv": lambda report: comma_separated(BENCH, report.rows),
     "bench.json": lambda report: json_text(bench_data(report)),
 }

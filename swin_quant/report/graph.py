@@ -22,11 +22,9 @@ from swin_quant.report.table import (
     Column,
     ReportTable,
     bullets,
-    escaped,
     field,
     figure,
     folded,
-    markdown,
     styled,
     terminal,
 )
@@ -201,13 +199,16 @@ class ReportSection:
     sentences: Sequence[str] = ()
 
 
-def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
-    """All sections in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
+def sections(analysis: Analysis) -> Iterator[ReportSection]:
+    """All sections in order."""
     moved = f"MB: read and written by calls in {analysis.types}, one at a time, weights too; a view moves nothing"
     yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators, [moved]))
     unknown = unknown_everywhere(analysis.statuses)
     known = [f"known to none of the tables: {', '.join(unknown)}"] if unknown else []
-    yield ReportSection("targets", _targets(analysis, full), [*known, *(_details(analysis) if full else ())])
+    rows = [TargetRow(one.name, one.calls, dict(analysis.statuses[one.name])) for one in analysis.operators]
+    columns = [Column[TargetRow]("name", "operator", field("name"), fold=True)]
+    columns += [_target(key, title) for key, title in analysis.titles.items()]
+    yield ReportSection("targets", ReportTable(columns, rows, [_LEGEND]), known)
     if analysis.depending:
         depends = f"control flow or shapes depend on data: {listed(analysis.depending)}"
     else:
@@ -218,7 +219,12 @@ def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
     risks = [f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks]
     if analysis.weighed and not risks:
         risks = ["none found"]
-    yield ReportSection("precision risks", None, [*risks, _looked_at(analysis)])
+    looked = "not looked for: they show in a checkpoint's weights"
+    if analysis.weighed:
+        several = f", {analysis.pictures} pictures"
+        shown = several if analysis.pictures else "; pictures, where they are given, show more"
+        looked = f"looked at: weights, calibrated ranges if there are any{shown}"
+    yield ReportSection("precision risks", None, [*risks, looked])
     if analysis.machine:
         remarks = [
             f"computed from the peaks of {analysis.machine.description} ({analysis.machine.source}), never measured",
@@ -251,44 +257,6 @@ def analysis_text(analysis: Analysis, width: int, color: bool = False) -> str:
     return "".join(parts)
 
 
-def analysis_markdown(analysis: Analysis) -> str:
-    """Markdown, with all sources."""
-    parts = [f"## {escaped(analysis.name)}\n\n{escaped(head(analysis))}.\n"]
-    for section in sections(analysis, full=True):
-        parts.append(f"\n### {section.title}\n\n")
-        parts.append(markdown(section.table) if section.table else "")
-        parts.extend(f"* {escaped(line)}\n" for line in section.sentences)
-    return "".join(parts)
-
-
-def _targets(analysis: Analysis, full: bool) -> ReportTable[TargetRow]:
-    rows = [TargetRow(one.name, one.calls, dict(analysis.statuses[one.name])) for one in analysis.operators]
-    columns = [Column[TargetRow]("name", "operator", field("name"), fold=True)]
-    columns += [_target(key, title if full else _broken(title)) for key, title in analysis.titles.items()]
-    return ReportTable(columns, rows, [_LEGEND])
-
-
 def _target(key: str, title: str) -> Column[TargetRow]:
+    title = re.sub(r" |(?<=[a-z])(?=[A-Z])", "\n", title)  # a word on each line makes seven columns fit
     return Column(key, title, lambda row: MARKS[row.of[key].kind], style=lambda row: _STYLES[row.of[key].kind])
-
-
-def _broken(title: str) -> str:
-    """A title with a word on each line, which makes seven columns fit; Markdown has no lines in cells."""
-    return re.sub(r" |(?<=[a-z])(?=[A-Z])", "\n", title)
-
-
-def _details(analysis: Analysis) -> Iterator[str]:
-    for key, title in analysis.titles.items():
-        of = {name: statuses[key] for name, statuses in analysis.statuses.items()}
-        if len({status.by for status in of.values()}) == 1 and (only := next(iter(of.values()))).kind == UNSUPPORTED:
-            yield f"{title}: {only.by}"
-            continue
-        by = [f"{name} by {status.by}" for name, status in of.items() if status.kind == REPLACED]
-        yield f"{title}: {'; '.join(by) or 'nothing is replaced'}. Sources: {'; '.join(analysis.sources[key].values())}"
-
-
-def _looked_at(analysis: Analysis) -> str:
-    if not analysis.weighed:
-        return "not looked for: they show in a checkpoint's weights"
-    pictures = f", {analysis.pictures} pictures" if analysis.pictures else "; pictures, where they are given, show more"
-    return f"looked at: weights, calibrated ranges if there are any{pictures}"

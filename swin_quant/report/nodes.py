@@ -66,17 +66,18 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
     ]
 
 
-def _granularity(row: NodeRow) -> str:
-    return f"blocks of {row.block}" if row.block else "per-channel" if row.per_channel else "per-tensor"
-
-
 NODES: tuple[Column[NodeRow], ...] = (
     Column("node", "node", field("name"), fold=True),
     Column("role", "role", field("role"), spare=True),
     Column("state", "state", lambda row: "on" if row.enabled else "off"),
     Column("format", "format", field("format"), spare=True),
     Column("bits", "bits", field("bits")),
-    Column("granularity", "granularity", _granularity, spare=True),
+    Column(
+        "granularity",
+        "granularity",
+        lambda row: f"blocks of {row.block}" if row.block else "per-channel" if row.per_channel else "per-tensor",
+        spare=True,
+    ),
     Column("grid", "grid", lambda row: "symmetric" if row.symmetric else "zero point", spare=True),
     Column("amax", "amax", field("amax"), "{:.6g}"),
     Column("low", "low", lambda row: row.bounds[0] if row.bounds else None, "{:.6g}", may_lack=True, spare=True),
@@ -161,9 +162,10 @@ _TRIED: tuple[Column[TriedRecord], ...] = (
 
 def rows_of(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> list[CostRow]:
     """The groups by kind, the costliest first: without it the logits are nearest to the float model's."""
-    overall = record["overall"]["sqnr_db"]
-    rows = [CostRow(group, _gain(group["without"]["sqnr_db"], overall)) for group in record["groups"]]
-    rows = [row for row in rows if row.kind in kinds]
+    overall, rows = record["overall"]["sqnr_db"], list[CostRow]()
+    for group in (group for group in record["groups"] if group["kind"] in kinds):
+        without = group["without"]["sqnr_db"]
+        rows.append(CostRow(group, None if without is None or overall is None else without - overall))
     return sorted(rows, key=lambda row: (kinds.index(row.kind), -_height(row.group["without"]["sqnr_db"])))
 
 
@@ -189,10 +191,6 @@ def profile_table(record: SensitivityRecord) -> ReportTable[tuple[str, float | N
 
 def _height(sqnr_db: float | None) -> float:
     return float("inf") if sqnr_db is None else sqnr_db
-
-
-def _gain(without: float | None, overall: float | None) -> float | None:
-    return without - overall if without is not None and overall is not None else None
 
 
 def search_table(record: TriedPolicies, file: Path) -> ReportTable[TriedRecord]:

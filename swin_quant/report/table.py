@@ -249,7 +249,10 @@ def markdown(table: ReportTable[Row]) -> str:
     lines: Iterable[list[str]] = (
         [column.title for column in columns],
         ["---:" if column.right else "---" for column in columns],
-        *([_markdown_cell(column, row) for column in columns] for row in table.rows),
+        *(
+            [escaped(c.cell(row)) if isinstance(c.value(row), str) else c.cell(row) for c in columns]
+            for row in table.rows
+        ),
     )
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return text + "\n" + "".join(f"* {escaped(remark)}\n" for remark in table.remarks)
@@ -259,11 +262,6 @@ def escaped(text: str) -> str:
     """Text that Markdown shows unchanged; underscores inside words need no backslash and stay readable."""
     text = re.sub(r"[\\`*~\[\]]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", html.escape(text, quote=False))
     return text.replace("|", "&#124;").replace("\n", " ")  # parsers differ on a backslash before a pipe
-
-
-def _markdown_cell(column: Column[Row], row: Row) -> str:
-    cell = column.cell(row)
-    return escaped(cell) if isinstance(column.value(row), str) else cell
 
 
 def html_table(table: ReportTable[Row], heading: str = "") -> str:
@@ -315,15 +313,14 @@ def comma_separated(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
     output = io.StringIO()
     writer = csv.writer(output)
     writer.writerow([column.key for column in columns])
-    writer.writerows([_no_formula(column.value(row)) for column in columns] for row in rows)
+    for row in rows:
+        values = [column.value(row) for column in columns]
+        # Text that a spreadsheet would take for a formula is quoted
+        is_formula = [isinstance(value, str) and value.startswith(("=", "+", "-", "@")) for value in values]
+        writer.writerow([f"'{value}" if bad else value for value, bad in zip(values, is_formula, strict=True)])
     return output.getvalue()
 
 
 def records(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[dict[str, Value]]:
     """A mapping for each row; a missing value is None."""
     return [{column.key: column.value(row) for column in columns} for row in rows]
-
-
-def _no_formula(value: Value) -> Value:
-    """Quote text that a spreadsheet would take for a formula."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

@@ -74,8 +74,14 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     if changed := [copy.name for copy, sha256 in copied.items() if sha256_of(copy) != sha256]:
         raise SwinQuantError(f"{facts.artifact.file}: {changed[0]} was replaced while it was packaged: try again")
     if facts.file and facts.file.functions and not record["others"]:  # OpenVINO's own reader knows no functions
-        if facts.library:
-            _add_operators(folder / OPERATORS, model, facts.library)
+        if facts.library:  # a copy of the model, the library, and sources with the script that builds it anew
+            place = folder / OPERATORS
+            place.mkdir()
+            shutil.copyfile(model, place / MODEL)
+            shutil.copyfile(facts.library, place / "libswin_quant_plugins.so")
+            for file in sources().iterdir():
+                if file.suffix in (".hpp", ".cpp", ".sh"):
+                    shutil.copyfile(file, place / file.name)
         model.write_bytes(without_functions(model))
     left = shutil.ignore_patterns(*_NOT_COPIED, *(() if facts.file else _FOR_ONNX))
     shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=left)
@@ -99,13 +105,3 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
     (folder / MANIFEST).write_text(json_text({**facts.manifest(), "files": hashes}))
-
-
-def _add_operators(folder: Path, model: Path, library: Path) -> None:
-    """A copy of the model with its operators, their library, and sources with the script that builds it anew."""
-    folder.mkdir()
-    shutil.copyfile(model, folder / MODEL)
-    shutil.copyfile(library, folder / "libswin_quant_plugins.so")
-    for file in sources().iterdir():
-        if file.suffix in (".hpp", ".cpp", ".sh"):
-            shutil.copyfile(file, folder / file.name)

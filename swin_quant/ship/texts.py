@@ -5,7 +5,7 @@ parameters.md and schema.cpp, KServe's serving.kserve.io/v1beta1. All of them lo
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -128,23 +128,17 @@ def triton(facts: PackageFacts, serving: Serving) -> str:
     return as_text(config | (_TENSORRT if facts.on_gpu else {}))
 
 
-def as_text(message: Mapping[str, Any]) -> str:
+def as_text(message: Mapping[str, Any], indent: str = "") -> str:
     """A message in protobuf's text format."""
-    return "\n".join(_lines(message)) + "\n"
-
-
-def _lines(message: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    """The lines of a message."""
+    text = ""
     for key, value in message.items():
         entries = value if isinstance(value, list) else [value]
-        if not isinstance(entries[0], dict):
-            words = [word if key in _ENUMS else json.dumps(word) for word in entries]
-            yield f"{indent}{key}: " + (f"[ {', '.join(words)} ]" if isinstance(value, list) else words[0])
+        if isinstance(entries[0], dict):
+            text += "".join(f"{indent}{key} {{\n{as_text(one, indent + '  ')}{indent}}}\n" for one in entries)
             continue
-        for entry in entries:
-            yield f"{indent}{key} {{"
-            yield from _lines(entry, indent + "  ")
-            yield indent + "}"
+        words = [word if key in _ENUMS else json.dumps(word) for word in entries]
+        text += f"{indent}{key}: " + (f"[ {', '.join(words)} ]\n" if isinstance(value, list) else f"{words[0]}\n")
+    return text
 
 
 def openvino_model_server(facts: PackageFacts, serving: Serving) -> str:

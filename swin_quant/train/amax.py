@@ -59,7 +59,8 @@ class RangeKeeper:
         if self.recipe.mode == "reestimated" and due:
             self.reestimate()
         self.clipped = clipped_shares(self.model, self.images())
-        drifts = [_drift(_size(node), self.before[name]) for name, node in enabled_nodes(self.model).items()]
+        sizes = [(_size(node), self.before[name]) for name, node in enabled_nodes(self.model).items()]
+        drifts = [((now - before).abs() / before.clamp(min=TINY_AMAX)).mean().item() for now, before in sizes]
         return {
             "amax_drift": sum(drifts) / max(len(drifts), 1),
             "clipped_share": sum(self.clipped.values()) / max(len(self.clipped), 1),
@@ -152,10 +153,6 @@ def _chosen(node: Quantizer, recipe: Ranges) -> bool:
 def _size(node: Quantizer) -> Tensor:
     """amax, or one for each row; for a range with a zero point, its upper end."""
     return (node.range if node.setting.symmetric else node.range_for()).detach()
-
-
-def _drift(now: Tensor, before: Tensor) -> float:
-    return ((now.detach() - before).abs() / before.clamp(min=TINY_AMAX)).mean().item()
 
 
 def _calibrate(model: nn.Module, nodes: dict[str, Quantizer], method: Method, images: Iterable[Tensor]) -> None:

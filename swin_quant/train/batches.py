@@ -9,57 +9,38 @@ Large pictures go through timm's transforms, with a random key for each picture 
 to uint8 and cropped and flipped as tensors, so that loading costs less than the model. timm's Mixup mixes batches.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil, prod
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor
 
-from swin_quant.base.compat import import_augmentation, import_timm, import_torchvision
+from swin_quant.base.compat import import_timm
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
-from swin_quant.data.preprocess import Preprocess, TrainingTransform
+from swin_quant.data.preprocess import Augment, Preprocess
 from swin_quant.data.sampling import chunks, key_of, sample, seeded, shard
 from swin_quant.train.recipe import Augmentation, Recipe
 
 
-@dataclass(frozen=True)
-class RecipeTransform(TrainingTransform):
-    """Crop, flip, RandAugment or AutoAugment, colour jitter, normalisation and random erasing, in timm's order.
-
-    The random draws depend only on the seed, the epoch and the picture's index.
-    """
-
-    recipe: Augmentation
-    seed: int
-    epoch: int
-
-    def __call__(self, image: Image.Image, index: int = 0) -> Tensor:
-        """Map an RGB picture to float32 [3, size, size]; the global random states stay unchanged."""
-        with seeded(self.seed, "picture", self.epoch, index):
-            return _timm_transform(self.recipe, self.preprocess)(image)
-
-
-def check_augmentation(recipe: Augmentation, preprocess: Preprocess) -> None:
-    """UsageError if timm refuses the recipe's augmentation."""
-    try:
-        _timm_transform(recipe, preprocess)
-    except Exception as error:  # timm checks these strings with asserts and look-ups
-        raise UsageError(f"augment: timm refuses {recipe.auto_augment or recipe.erase_mode!r}: {error!r}") from error
-
-
-def needs_pictures(recipe: Augmentation) -> bool:
-    """Whether the recipe has a step that `crop_and_flip` cannot do."""
-    return bool(recipe.crop == "resized" or recipe.auto_augment or recipe.color_jitter or recipe.erase)
+def augment_by(recipe: Augmentation, preprocess: Preprocess, *seeds: int | str) -> Augment:
+    """Crop, flip, RandAugment or AutoAugment, colour jitter, normalisation and random erasing, in timm's order."""
+    options = {
+        "hflip": recipe.flip,
+        "color_jitter": recipe.color_jitter or None,
+        "auto_augment": recipe.auto_augment,
+        "re_prob": recipe.erase,
+        "re_mode": recipe.erase_mode,
+        "re_count": recipe.erase_count,
+    }
+    border = None if recipe.crop == "resized" else recipe.padding if recipe.crop == "padded" else 0
+    return Augment(preprocess, tuple(options.items()), seeds, border)
 
 
 def make_mixup(recipe: Augmentation, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
@@ -83,33 +64,6 @@ def make_mixup(recipe: Augmentation, classes: int) -> Callable[[Tensor, Tensor],
     )
 
 
-@lru_cache(maxsize=8)
-def _timm_transform(recipe: Augmentation, preprocess: Preprocess) -> Callable[[Any], Tensor]:
-    import_torchvision()
-    import_augmentation()
-    from timm.data import create_transform
-    from torchvision import transforms as tv
-
-    transform = create_transform(
-        input_size=preprocess.sides,
-        is_training=True,
-        hflip=recipe.flip,
-        color_jitter=recipe.color_jitter or None,  # type: ignore[arg-type]  # its default is not what None means
-        auto_augment=recipe.auto_augment,
-        re_prob=recipe.erase,
-        re_mode=recipe.erase_mode,
-        re_count=recipe.erase_count,
-        interpolation=preprocess.interpolation,
-        mean=preprocess.mean,
-        std=preprocess.std,
-    )
-    if recipe.crop != "resized":  # as Microsoft for 32 x 32 pictures; the crop is first in timm's list
-        geometry = tv.Resize(preprocess.sides, tv.InterpolationMode(preprocess.interpolation))
-        border = recipe.padding if recipe.crop == "padded" else 0
-        transform.transforms[0] = tv.Compose([geometry, tv.RandomCrop(preprocess.sides, padding=border)])
-    return transform
-
-
 MOST_BYTES = 1 << 30  # all small pictures, decoded in memory
 _TOGETHER = 256  # pictures decoded at a time
 
@@ -125,15 +79,14 @@ class SmallPictures:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def normalised(self, levels: Tensor) -> Tensor:
-        """uint8 [B, 3, S, S] -> float32, normalised as in evaluation."""
-        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (self.preprocess.mean, self.preprocess.std))
-        return levels.float().div_(255).sub_(mean).div_(std)
+    def batch(self, indices: list[int], levels: Tensor | None = None) -> Batch:
+        """The pictures at these indices, normalised as in evaluation; `levels`: theirs, changed."""
+        pixels = (self.levels[indices] if levels is None else levels).permute(0, 2, 3, 1)
+        return Batch(self.preprocess.normalised(pixels), self.labels[indices], indices, [])
 
-    def batches(self, indices: Sequence[Sequence[int]]) -> Iterator[Batch]:
+    def batches(self, indices: Iterable[Sequence[int]]) -> Iterator[Batch]:
         """The same batches as `load_batches`, without augmentation."""
-        for part in indices:
-            yield Batch(self.normalised(self.levels[list(part)]), self.labels[list(part)], list(part), [])
+        return (self.batch(list(part)) for part in indices)
 
 
 def is_small(pictures: Pictures, sides: tuple[int, int]) -> bool:
@@ -168,12 +121,6 @@ def crop_and_flip(levels: Tensor, recipe: Augmentation, draws: Tensor) -> Tensor
     columns = corner[:, 1:] + mirrored * (side - 1 - run) + (1 - mirrored) * run
     pictures = torch.arange(len(levels))[:, None, None]
     return padded.permute(0, 2, 3, 1)[pictures, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-
-
-def epoch_draws(count: int, seed: int, epoch: int) -> Tensor:
-    """float64 [count, 3]: the draws of each picture's crop and flip in an epoch, the same on every rank."""
-    generator = torch.Generator().manual_seed(key_of(seed, "crops", epoch))
-    return torch.rand(count, 3, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -215,8 +162,10 @@ class TrainingBatches:
         if self.mixup and self.batch_size % 2:
             raise UsageError(f"batch_size {self.batch_size}: must be even for Mixup and CutMix, which pair pictures")
         self.small: SmallPictures | None = None
-        if needs_pictures(recipe.augment):
-            check_augmentation(recipe.augment, preprocess)
+        augment = recipe.augment
+        if augment.crop == "resized" or augment.auto_augment or augment.color_jitter or augment.erase:
+            refused = augment.auto_augment or augment.erase_mode
+            augment_by(augment, preprocess).checked(f"augment: timm refuses {refused!r}")
         elif is_small(pictures, preprocess.sides):
             self.small = decode_all(pictures, preprocess, self.limit, self.workers)
         self.count = len(self.small or pictures)
@@ -240,7 +189,11 @@ class TrainingBatches:
         loaded = self._small(self.small, parts, epoch) if self.small else self._large(parts, epoch)
         step: list[MicroBatch] = []
         for place, batch in zip(places, loaded, strict=True):
-            step.append(self._mixed(batch, place, epoch))
+            images, targets = batch.images, batch.labels
+            if self.mixup:
+                with seeded(self.seed, "mix", epoch, place):
+                    images, targets = self.mixup(images, targets)
+            step.append(MicroBatch(images, targets, place))
             if len(step) == recipe.accumulation_steps:
                 yield step
                 step = []
@@ -254,23 +207,16 @@ class TrainingBatches:
             yield batch.images.to(self.world.device)
 
     def _small(self, small: SmallPictures, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
-        draws = epoch_draws(self.count, self.seed, epoch)
+        generator = torch.Generator().manual_seed(key_of(self.seed, "crops", epoch))  # the same on every rank
+        draws = torch.rand(self.count, 3, generator=generator, dtype=torch.float64)
         for part in parts:
-            levels = crop_and_flip(small.levels[part], self.recipe.augment, draws[part])
-            yield Batch(small.normalised(levels), small.labels[part], part, [])
+            yield small.batch(part, crop_and_flip(small.levels[part], self.recipe.augment, draws[part]))
 
     def _large(self, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
-        transform = RecipeTransform(self.preprocess, self.recipe.augment, self.seed, epoch)
+        transform = augment_by(self.recipe.augment, self.preprocess, self.seed, "picture", epoch)
         loaded = self.limit.watched(load_batches(self.pictures, transform, parts, self.workers))
         for batch, part in zip(loaded, parts, strict=True):
             yield _filled(batch, len(part)) if batch.unreadable else batch
-
-    def _mixed(self, batch: Batch, place: int, epoch: int) -> MicroBatch:
-        images, targets = batch.images, batch.labels
-        if self.mixup:
-            with seeded(self.seed, "mix", epoch, place):
-                images, targets = self.mixup(images, targets)
-        return MicroBatch(images, targets, place)
 
 
 class ValidationBatches:

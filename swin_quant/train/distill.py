@@ -49,13 +49,9 @@ def feature_distance(student: Tensor, teacher: Tensor) -> Tensor:
     """
     student, teacher = student.float(), teacher.float()
     if student.shape != teacher.shape:
-        student, teacher = (_similarities(features) for features in (student, teacher))
+        directions = (F.normalize(features.flatten(1, -2), dim=-1) for features in (student, teacher))
+        student, teacher = (each @ each.transpose(1, 2) for each in directions)
     return F.mse_loss(student, teacher) / teacher.square().mean()
-
-
-def _similarities(features: Tensor) -> Tensor:
-    directions = F.normalize(features.flatten(1, -2), dim=-1)
-    return directions @ directions.transpose(1, 2)
 
 
 @contextmanager

@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
-from swin_quant.base import progress as terminal
 from swin_quant.base.distributed import World, all_sum, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.progress import log
+from swin_quant.base.progress import Lines, log, make_bar
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
 from swin_quant.data.sampling import seed_all
@@ -121,7 +119,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
         position = run.state.position
         with run.saved_when_stopped(), bar(recipe.epochs * batches.steps, position.total) as show:
             while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
-                run.begin_epoch()
+                run.network.train()
+                run.started = time.monotonic()  # the first step is timed from here, its pictures included
                 for step in batches.epoch(position.epoch, position.step):
                     run.step(step, show)
                 run.end_epoch()
@@ -152,11 +151,6 @@ class _Run:
             self.record = Record(job.folder, position.total, position.epoch, job.tensorboard)
         self.saved = self.started = time.monotonic()
 
-    def begin_epoch(self) -> None:
-        """Put the network in training mode, and time the first step from here, its pictures included."""
-        self.network.train()
-        self.started = time.monotonic()
-
     def step(self, micros: Sequence[MicroBatch], show: Show) -> None:
         """Take one optimizer step on the micro-batches, and save a snapshot if one is due."""
         job, state, position = self.job, self.state, self.state.position
@@ -165,7 +159,14 @@ class _Run:
         loss, stops, due = _agree(loss, self.request.stops, due, job.world)
         _check_finite(loss, norm, state)
         rates = {key: current_lr(state.optimizer, role) for key, role in (("lr", "weights"), ("lr_amax", "amax"))}
-        self._update()
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.optimizer.zero_grad(set_to_none=True)
+        state.schedule.step()
+        job.after_step()
+        if state.average:
+            with self.precision.between_steps(job.model):
+                state.average.update(job.model, step=position.total + 1)
 
         took, self.started = time.monotonic() - self.started, time.monotonic()
         position.finish_step(loss, took)
@@ -194,17 +195,6 @@ class _Run:
         state.scaler.unscale_(state.optimizer)
         norms = nn.utils.clip_grad_norm_(job.model.parameters(), job.recipe.optimizer.clip_grad or math.inf)
         return loss.item(), whole(norms).item()
-
-    def _update(self) -> None:
-        state = self.state
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-        state.optimizer.zero_grad(set_to_none=True)
-        state.schedule.step()
-        self.job.after_step()
-        if state.average:
-            with self.precision.between_steps(self.job.model):
-                state.average.update(self.job.model, step=state.position.total + 1)
 
     def _loss(self, micro: MicroBatch) -> Tensor:
         """The loss of one micro-batch: against labels (smoothed, perhaps mixed) and against the teacher's outputs."""
@@ -339,17 +329,8 @@ def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
 def bar(total: int, done: int) -> Iterator[Show]:
     """Inside the context, a function to call after every step with position, loss, LR and images/s. It draws a bar, or
     prints lines without a terminal."""
-    columns = (
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.3f}  lr {task.fields[lr]:.2e}  {task.fields[speed]:.0f} images/s"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=terminal.console, disable=not terminal.shows_bars(), transient=True)
-    with progress as display, terminal.Lines(total, done, "steps") as lines:
+    figures = "loss {task.fields[loss]:.3f}  lr {task.fields[lr]:.2e}  {task.fields[speed]:.0f} images/s"
+    with make_bar("epoch {task.fields[epoch]}", figures) as display, Lines(total, done, "steps") as lines:
         task = display.add_task("", total=total, completed=done, epoch=1, loss=0.0, lr=0.0, speed=0.0)
 
         def show(position: Position, loss: float, lr: float, speed: float) -> None:

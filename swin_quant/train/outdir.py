@@ -45,7 +45,9 @@ def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict
 
 def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
     """UsageError if the folder holds a run and neither `resume` nor `overwrite` is set."""
-    if _holds_run(folder) and not (resume or overwrite):
+    snapshots = Snapshots(folder / "snapshots")
+    files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
+    if any(file.exists() for file in files) and not (resume or overwrite):
         raise UsageError(
             f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
         )
@@ -64,27 +66,21 @@ def open_folder(
     snapshots.sweep()
     content = snapshots.newest(check) if resume and not overwrite else None
     if content is not None:
-        _compare(content["settings"], settings, folder)
+        before = content["settings"]
+        if differing := [key for key in {**before, **settings} if before.get(key) != settings.get(key)]:
+            changed = listed(f"{key} {before.get(key)!s:.80} -> {settings.get(key)!s:.80}" for key in differing)
+            raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")
         log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
         return content
-    if resume and not overwrite and _has_results(folder):
+    epochs = folder / EPOCHS
+    has_results = snapshots.best_file.exists() or (epochs.exists() and bool(read_table(epochs)))
+    if resume and not overwrite and has_results:
         raise UsageError(f"{folder}: has results of a run and no snapshot to go on from: ‹overwrite› starts anew")
     ensure_writable_dir(folder)
     snapshots.clear()
     for name in (STEPS, EPOCHS):
         (folder / name).unlink(missing_ok=True)
     return None
-
-
-def _holds_run(folder: Path) -> bool:
-    snapshots = Snapshots(folder / "snapshots")
-    files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
-    return any(file.exists() for file in files)
-
-
-def _has_results(folder: Path) -> bool:
-    epochs = folder / EPOCHS
-    return Snapshots(folder / "snapshots").best_file.exists() or (epochs.exists() and bool(read_table(epochs)))
 
 
 @contextmanager
@@ -96,13 +92,6 @@ def resumable(folder: Path) -> Iterator[None]:
         if not Snapshots(folder / "snapshots").newest_first():
             raise
         raise KeyboardInterrupt("the run is saved: go on with the same command and ‹continue›") from stop
-
-
-def _compare(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    differing = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    if differing:
-        changed = listed(f"{key} {before.get(key)!s:.80} -> {now.get(key)!s:.80}" for key in differing)
-        raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")
 
 
 NAME = ".lock"

@@ -103,7 +103,10 @@ class Record:
         ensure_writable_dir(folder)
         self.steps = Table(folder / STEPS, STEP_COLUMNS, total)
         self.epochs = Table(folder / EPOCHS, EPOCH_COLUMNS, epoch)
-        self.board = _board(folder, total) if tensorboard else None
+        self.board: Any = None
+        if tensorboard:
+            make = library("torch.utils.tensorboard", "logs").SummaryWriter
+            self.board = make(folder / "tensorboard", purge_step=total + 1)
 
     def step(self, row: Mapping[str, Any]) -> None:
         self.steps.add(row)
@@ -124,10 +127,6 @@ class Record:
     def close(self) -> None:
         if self.board:
             self.board.close()
-
-
-def _board(folder: Path, purge: int) -> Any:
-    return library("torch.utils.tensorboard", "logs").SummaryWriter(folder / "tensorboard", purge_step=purge + 1)
 
 
 def _scalars(board: Any, prefix: str, row: Mapping[str, Any], step: int) -> None:

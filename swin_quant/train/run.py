@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
@@ -15,11 +14,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, place_of
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
-from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, SourceRecord, TrainingRecord
+from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, TrainingRecord
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
-from swin_quant.config.outputs import LOGITS
+from swin_quant.config.outputs import classes_of
 from swin_quant.data.class_names import stated
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
@@ -65,16 +63,6 @@ class Request:
     replace_head: bool = False
     max_unreadable: float = 0.01
     original: str | None = None
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A trained model in evaluation mode, its checkpoint, and its card."""
-
-    model: Classifier
-    checkpoint: Path
-    card: RunCard
-    position: Position
 
 
 def refuse_to_replace(path: Path, request: Request) -> None:
@@ -130,10 +118,14 @@ def run_training(
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
     validation = _validation(cfg, class_names, preprocess, reading)
     model.to(world.device)
-    if request.start and _is_labelled(cfg) and snapshot is None and not request.replace_head:
+    if request.start and classes_of(cfg) and snapshot is None and not request.replace_head:
         some = validation.pictures if validation else pictures
         _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
-    _compute_again(model, recipe.memory.checkpointing)
+    able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
+    if recipe.memory.checkpointing and not able:
+        raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
+    for module in able:
+        module.checkpointing = recipe.memory.checkpointing
     output = (request.folder, snapshot, settings, request.tensorboard)
     job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, *output)
     keeper = None
@@ -149,21 +141,28 @@ def run_training(
         plot(request, cfg.MODEL.NAME)
     if start and request.start:
         start = {**start, "path": str(place_of(request.start))}
-    record = training_record(recipe, cfg, batches, pictures, position, start, teacher_source, world)
+    record: TrainingRecord = {
+        "recipe": recipe.to_dict(),
+        "seed": cfg.SEED,
+        "world": world.size,
+        "device": world.device.type,
+        "step_pictures": batches.step_pictures,
+        "steps": position.total,
+        "pictures": len(pictures),
+        "pictures_sha256": digest(pictures.names),
+        "start": start,
+        "teacher": teacher_source,
+        "best_epoch": position.best_epoch,
+        "epochs": position.epochs,
+    }
     if keeper:
         record["ranges"] = keeper.record()
     return trained, position, record, class_names
 
 
-def _is_labelled(cfg: CfgNode) -> bool:
-    """Whether the model gives logits, so that pictures need classes."""
-    kind: str = cfg.MODEL.OUTPUT_KIND
-    return kind == LOGITS
-
-
 def _training_pictures(cfg: CfgNode, class_names: list[str], world: World) -> tuple[Pictures, list[str]]:
     """The pictures to train on, and the names of the model's classes: the pictures' own if `class_names` is empty."""
-    if not _is_labelled(cfg):
+    if not classes_of(cfg):
         return PictureSet.of_config(cfg, "train").open(world=world), class_names
     pictures = open_labelled(cfg, "train", world, class_names=class_names)
     return pictures, class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
@@ -173,7 +172,7 @@ def _validation(
     cfg: CfgNode, class_names: list[str], preprocess: Preprocess, reading: Mapping[str, Any]
 ) -> ValidationBatches | None:
     """The batches that choose the best epoch; None for unlabelled pictures, and with a warning if there are none."""
-    if not _is_labelled(cfg):
+    if not classes_of(cfg):
         return None
     if not has_split(cfg, "val"):
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
@@ -195,15 +194,6 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
         whole.load_state_dict(weights, assign=True)
         whole.to(job.world.device)
     return whole, position
-
-
-def _compute_again(model: nn.Module, wanted: bool) -> None:
-    """Set whether blocks recompute their activations instead of keeping them. UsageError for a model that cannot."""
-    able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
-    if wanted and not able:
-        raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
-    for module in able:
-        module.checkpointing = wanted
 
 
 def _warn_if_guessing(
@@ -233,33 +223,6 @@ def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
     except SwinQuantError as error:
         if not results:  # it was said at the end of the run
             log.log(logging.WARNING if request.plot else logging.INFO, "no plot: %s", error)
-
-
-def training_record(
-    recipe: Recipe,
-    cfg: CfgNode,
-    batches: TrainingBatches,
-    pictures: Pictures,
-    position: Position,
-    start: CheckpointRecord | None,
-    teacher: SourceRecord | None,
-    world: World,
-) -> TrainingRecord:
-    """The section `training` of a run card."""
-    return {
-        "recipe": recipe.to_dict(),
-        "seed": cfg.SEED,
-        "world": world.size,
-        "device": world.device.type,
-        "step_pictures": batches.step_pictures,
-        "steps": position.total,
-        "pictures": len(pictures),
-        "pictures_sha256": digest(pictures.names),
-        "start": start,
-        "teacher": teacher,
-        "best_epoch": position.best_epoch,
-        "epochs": position.epochs,
-    }
 
 
 def with_batch_size(recipe: Recipe, cfg: CfgNode) -> Recipe:

@@ -46,13 +46,11 @@ class Snapshots:
 
     def save(self, step: int, content: dict[str, Any]) -> None:
         """Write the snapshot of a step, then remove all but the newest `keep`."""
-        ensure_writable_dir(self.folder)
         _write(self.folder / f"step_{step:09d}.pt", content)
         for old in self.newest_first()[self.keep :]:
             old.unlink(missing_ok=True)
 
     def save_best(self, content: dict[str, Any]) -> None:
-        ensure_writable_dir(self.folder)
         _write(self.best_file, content)
 
     @property
@@ -130,6 +128,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
+    ensure_writable_dir(path.parent)
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **content}, buffer)
     atomic_write_bytes(path, buffer.getbuffer())

@@ -25,7 +25,7 @@ from swin_quant.data.loader import DrawnBatches, Numbered
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Transform
-from swin_quant.data.sampling import Sampling, digest
+from swin_quant.data.sampling import digest
 from swin_quant.models.placement import coverage
 from swin_quant.quant import CALIBRATED_ON
 from swin_quant.quant.advice import Advice, Findings, advise, figures_of
@@ -73,7 +73,7 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
     largest = max(min(found.batch or BATCH, BATCH), 1)
     size = next(size for size in range(largest, 0, -1) if count % size == 0)
     seed, split = found.seed or 0, found.split or ""
-    drawn = DrawnBatches(opened, transform, Sampling(count, split, seed, size, found.max_unreadable or 0.0))
+    drawn = DrawnBatches(opened, transform, count, seed, size, found.max_unreadable or 0.0)
 
     def record(_: Sequence[Numbered]) -> CalibrationRecord:
         unreadable, names = drawn.unreadable(), drawn.names()

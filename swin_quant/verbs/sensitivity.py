@@ -20,7 +20,7 @@ from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config.outputs import FEATURES, need_logits
 from swin_quant.data.loader import DrawnBatches, default_workers
 from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
-from swin_quant.data.sampling import Sampling, digest
+from swin_quant.data.sampling import digest
 from swin_quant.exported import model_of
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
@@ -105,12 +105,12 @@ def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
     opened = pictures.open()
     count = min(usual, len(opened)) if pictures.count is None else pictures.count
     size = min(pictures.batch or BATCH, BATCH)
-    sampling = Sampling(count, pictures.split or "", (pictures.seed or 0) + 1, size, pictures.max_unreadable or 0.0)
-    drawn = DrawnBatches(opened, model.preprocess, sampling, workers=default_workers(pictures.workers or 0, 1, count))
+    asked = count, (pictures.seed or 0) + 1, size, pictures.max_unreadable or 0.0
+    drawn = DrawnBatches(opened, model.preprocess, *asked, workers=default_workers(pictures.workers or 0, 1, count))
     read = [batch.images for _, batch in drawn if len(batch.labels)]
     if lost := drawn.unreadable():
         log.warning("%d pictures are unreadable, others are taken where there are more: %s", len(lost), listed(lost))
-    return Sample(read, digest(drawn.names()), sampling.split)
+    return Sample(read, digest(drawn.names()), pictures.split or "")
 
 
 @checked

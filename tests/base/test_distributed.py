@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from swin_quant.base import distributed
-from swin_quant.base.distributed import World, all_sum, choose_device, from_main, gather, process_group, shared_out
+from swin_quant.base.distributed import World, all_sum, choose_device, from_main, gather, process_group
 from swin_quant.base.errors import SwinQuantError, UsageError
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -44,22 +44,6 @@ def test_two_ranks_add_and_gather_in_rank_order(ranks):
         return world.size, world.is_main, total.tolist(), gather([world.rank] * (world.rank * 2 + 1))
 
     assert ranks(work) == [(2, True, [3.0, 20.0], [0, 1, 1, 1]), (2, False, [3.0, 20.0], [0, 1, 1, 1])]
-
-
-def test_what_is_shared_out_is_measured_once_and_known_to_all_to_the_bit(ranks):
-    found = [0.1 + 0.2, math.inf, 1e-300, -0.0, 1 / 3]
-
-    def work(world):
-        mine = []
-
-        def measure(number):
-            mine.append(number)
-            return found[number]
-
-        return shared_out(range(5), measure), mine, shared_out([], measure)
-
-    assert ranks(work) == [(found, [0, 2, 4], []), (found, [1, 3], [])]
-    assert shared_out([3.0, 4.0], math.sqrt) == [math.sqrt(3.0), 2.0]
 
 
 def test_what_ranks_send_each_other_runs_nothing(ranks, monkeypatch):

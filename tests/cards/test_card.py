@@ -93,7 +93,6 @@ def test_a_newer_result_of_the_same_thing_takes_the_place_of_the_older():
         made = made.with_result(result)
     newer = same(acc1=12.0, note="again")
     assert made.with_result(newer).measured() == [newer, *others]
-    assert made.with_result(newer).since(made).measured() == [newer]
     assert made.measured() == [RESULT, *others], "a card is not changed"
     assert made.with_result(RESULT).measured() == [RESULT, *others]
 

@@ -10,7 +10,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.checkpoint.unsupported import described
+from swin_quant.checkpoint.unsupported import describe
 from swin_quant.models import build_model
 from tests.helpers.settings import small_config
 
@@ -51,7 +51,7 @@ def swin():
     ],
 )
 def test_models_of_others_are_named(library, name, what):
-    assert described(shapes(library, name)).removesuffix(", no Swin") == what
+    assert describe(shapes(library, name)).removesuffix(", no Swin") == what
 
 
 @pytest.mark.parametrize(
@@ -76,15 +76,15 @@ def test_models_of_others_are_named(library, name, what):
 )
 def test_keys_of_others_are_named(keys, what):
     state = {key: torch.zeros(1) for key in keys}
-    assert what in described(state)
+    assert what in describe(state)
     renamed, _ = to_microsoft(state)
-    assert what in described(renamed) or "more" in keys
+    assert what in describe(renamed) or "more" in keys
 
 
 def test_the_backbone_of_a_detector_is_described():
     state = {f"backbone.{key}": value for key, value in to_microsoft(dict(swin()))[0].items()}
     state |= {"neck.lateral_convs.0.conv.weight": torch.zeros(1), "rpn_head.rpn_conv.weight": torch.zeros(1)}
-    assert described(state) == (
+    assert describe(state) == (
         "a detector whose backbone is a Swin V1 (EMBED_DIM 96, DEPTHS [1, 1], WINDOW_SIZE 7): "
         "only classifiers are supported; its backbone is, by ‹output_kind› features"
     )
@@ -92,7 +92,7 @@ def test_the_backbone_of_a_detector_is_described():
 
 def test_a_swin_inside_of_something_says_where():
     state = {f"student.encoder.{key}": value for key, value in swin().items()} | {"projector.weight": torch.zeros(1)}
-    assert described(state).endswith(
+    assert describe(state).endswith(
         "under student.encoder.: take its maps by ‹output_kind› features, or save that part alone, "
         "without the student.encoder. of its keys"
     )

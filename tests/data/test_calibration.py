@@ -7,7 +7,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.loader import DrawnBatches
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.data.sampling import Sampling, sample
+from swin_quant.data.sampling import sample
 
 PREPROCESS = Preprocess(2, False, "nearest", IMAGENET_MEAN, IMAGENET_STD)
 
@@ -27,7 +27,7 @@ class Numbered(Pictures):
 
 
 def batches(pictures, count, size, share=1.0):
-    drawn = DrawnBatches(pictures, PREPROCESS, Sampling(count * size, "val", 5, size, share))
+    drawn = DrawnBatches(pictures, PREPROCESS, count * size, 5, size, share)
     return list(drawn), drawn.limit
 
 

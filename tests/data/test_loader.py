@@ -21,7 +21,8 @@ from swin_quant.data.sources import DigitsPictures
 from swin_quant.data.zip import ZipPictures
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
-AUGMENT = Augment(PREPROCESS, "rand-m9-mstd0.5-inc1", 0.4, 0.25, "pixel", 1, seed=3)
+_OPTIONS = (("auto_augment", "rand-m9-mstd0.5-inc1"), ("color_jitter", 0.4), ("re_prob", 0.25))
+AUGMENT = Augment(PREPROCESS, _OPTIONS, (3,))
 BATCHES = [[5, 3, 8], [0], [1, 2, 4, 6], [7]]
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config
-from swin_quant.data.picture_set import open_unlabelled
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.data.sources import has_split, open_pictures
 
@@ -71,9 +71,9 @@ def test_an_archive_needs_no_flag_and_a_folder_is_none(tmp_path):
 def test_labels_of_an_archive_are_checked_where_none_are_needed(tmp_path):
     cfg = load_config(find_config("swin_digits"), overrides={"DATA.DATA_PATH": str(tmp_path)})
     archive(folder(tmp_path, "train/a/1.png"), "val", [0, 12])
-    assert len(open_unlabelled(cfg, "train")) == 1
+    assert len(PictureSet.of_config(cfg, "train", cache_mode="no").open()) == 1
     with pytest.raises(SwinQuantError, match="val_map.txt, line 2"):
-        open_unlabelled(cfg, "val")
+        PictureSet.of_config(cfg, "val", cache_mode="no").open()
 
 
 def test_another_number_of_classes_names_the_key_and_both_counts(tmp_path):

@@ -113,14 +113,6 @@ def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[Tab
     return [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in found.values()]
 
 
-def blocks_legend(blocks: Sequence[TableBlock]) -> list[str]:
-    """The meaning of the figures in the blocks."""
-    lines = [line for block in blocks for line in block.lines]
-    found = [LEGEND] if any(_delta(line) is not None for line in lines) else []
-    weights = dict.fromkeys(line.row.weights for line in lines)
-    return found + [text for key, text in _WEIGHTS_LEGEND.items() if key in weights]
-
-
 def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
     floats: dict[Hashable, Line] = {}
     quantized: list[Line] = []
@@ -174,10 +166,6 @@ def _delta(line: Line) -> float | None:
     return None if line.is_baseline else line.row.delta("acc1")
 
 
-def _ms(line: Line) -> str:
-    return "sim." if is_simulated(line.result.engine) else f"{line.result.ms_per_picture:.2f}"
-
-
 BLOCK_COLUMNS: tuple[Column[Line], ...] = (
     Column("result", "result", field("called"), fold=True),
     Column("engine", "engine", field("result", "engine"), fold=True),
@@ -193,7 +181,13 @@ BLOCK_COLUMNS: tuple[Column[Line], ...] = (
     ),
     figure("agreement", "agree", field("result", "agreement"), "{:.2f}"),
     figure("sqnr_db", "SQNR dB", field("result", "sqnr_db"), "{:.1f}"),
-    Column("ms", "ms", field("result", "ms_per_picture"), show=_ms, right=True),
+    Column(
+        "ms",
+        "ms",
+        field("result", "ms_per_picture"),
+        show=lambda one: "sim." if is_simulated(one.result.engine) else f"{one.result.ms_per_picture:.2f}",
+        right=True,
+    ),
     Column("verified", "verified", field("row", "verified"), may_lack=True, blank=""),
 )
 _EXTRA = ("acc5", "sqnr_db")  # left out of a narrow terminal, in this order
@@ -211,7 +205,11 @@ class AccuracyTable:
     def of(cls, cards: Sequence[RunCard], keys: Sequence[str] = ()) -> "AccuracyTable":
         """With a choice of columns, or `all`. UsageError for an unknown key."""
         rows = rows_of(cards)
-        return cls(rows, footnotes(rows), COLUMNS if list(keys) == [ALL] else [_column(key) for key in keys])
+        for key in keys:
+            if key not in (*COLUMN, *([ALL] if len(keys) == 1 else [])):
+                meant = did_you_mean(key, COLUMN) or f"; there are {', '.join(COLUMN)}"
+                raise UsageError(f"‹columns› {key!r:.60}: there is none{meant}")
+        return cls(rows, footnotes(rows), COLUMNS if list(keys) == [ALL] else [COLUMN[key] for key in keys])
 
     def text(self, form: str) -> str:
         """The table in one of FORMATS."""
@@ -235,14 +233,11 @@ class AccuracyTable:
         """The blocks that people read, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
         found = blocks_of(self.rows, marks)
-        return found, [*blocks_legend(found), *texts]
-
-
-def _column(key: str) -> Column[AccuracyRow]:
-    if key not in COLUMN:
-        meant = did_you_mean(key, COLUMN) or f"; there are {', '.join(COLUMN)}"
-        raise UsageError(f"‹columns› {key!r:.60}: there is none{meant}")
-    return COLUMN[key]
+        lines = [line for block in found for line in block.lines]
+        legend = [LEGEND] if any(_delta(line) is not None for line in lines) else []
+        weights = {line.row.weights for line in lines}
+        legend += [text for key, text in _WEIGHTS_LEGEND.items() if key in weights]
+        return found, [*legend, *texts]
 
 
 def render(cards: Sequence[RunCard], form: str = "terminal") -> str:

@@ -151,17 +151,13 @@ def _remark(row: AccuracyRow) -> str | None:
 
 def _unlike_its_checkpoint(row: AccuracyRow) -> str | None:
     """The figures of a verification that failed."""
-    texts = [
-        f"mean |Δlogit| against {record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
-        f"(max {record['max']:.2g}{_agreement(record['agreement'])}), more than {record['tolerance']:g}"
-        for record in row.verification
-        if not record["passed"]
-    ]
+    texts = []
+    for record in row.verification:
+        agreed = "" if record["agreement"] is None else f", top-1 agreement {record['agreement']:.1f} %"
+        beside = f"{record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
+        far = f"(max {record['max']:.2g}{agreed}), more than {record['tolerance']:g}"
+        texts += [] if record["passed"] else [f"mean |Δlogit| against {beside}{far}"]
     return f"NOT verified: {'; '.join(texts)}" if texts else None
-
-
-def _agreement(percent: float | None) -> str:
-    return "" if percent is None else f", top-1 agreement {percent:.1f} %"
 
 
 def _dead_nodes(row: AccuracyRow) -> str | None:

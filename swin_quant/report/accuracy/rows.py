@@ -152,8 +152,15 @@ def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     """
     rows = [row for card in cards for row in _rows_of_card(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
-    rows = [row for row in rows if not _is_ptq(row) or _measurement(row, row.card.start) not in known]
-    names, fastest = told_apart(policy for row in rows if (policy := _policy(row))), _fastest(rows)
+    # The unchanged checkpoint that QAT started from, with its own ranges
+    ptq = {id(row) for row in rows if row.weights == "PTQ" and row.result.calibrator is None}
+    rows = [row for row in rows if id(row) not in ptq or _measurement(row, row.card.start) not in known]
+    names = told_apart(policy for row in rows if (policy := _policy(row)))
+    fastest: dict[Hashable, Result] = {}  # float result of each engine, with the same weights on the same pictures
+    for row in rows:
+        if row.quantized and is_float(row.quantized):
+            key = _engine_and_weights(row)
+            fastest[key] = min(fastest.get(key, row.quantized), row.quantized, key=latency)
     called = {None: None} | names
     own = (fastest.get(_engine_and_weights(row)) if row.is_quantized else None for row in rows)
     return [replace(row, own=one, policy=called[_policy(row)]) for row, one in zip(rows, own, strict=True)]
@@ -181,16 +188,12 @@ def _rows_of_card(card: RunCard) -> Iterable[AccuracyRow]:
         others = tuple(result for result in baselines if result not in (float32, half))
         rows: list[Result | None] = [result for result in group if not _is_baseline(result)]
         made = (AccuracyRow(card, group[0].dataset, float32, half, one, others=others) for one in rows or [None])
-        yield from sorted(made, key=_is_unquantized_qat)
+        # QAT's weights without quantization come last
+        yield from sorted(made, key=lambda row: bool(row.weights and row.quantized and row.quantized.engine == EAGER))
 
 
 def _is_baseline(result: Result) -> bool:
     return is_float(result) and result.engine == EAGER and result.weights in (None, ORIGINAL)
-
-
-def _is_unquantized_qat(row: AccuracyRow) -> bool:
-    """Rows of QAT's weights without quantization come last."""
-    return bool(row.weights and row.quantized and row.quantized.engine == EAGER)
 
 
 def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[object, ...] | None:
@@ -199,21 +202,6 @@ def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[obj
     if result is None or record is None:
         return None
     return record["sha256"], result.engine, result.precision, _policy(row), dataset_key(row.dataset)
-
-
-def _is_ptq(row: AccuracyRow) -> bool:
-    """Whether a row has the unchanged checkpoint that QAT started from, with its own ranges."""
-    return row.weights == "PTQ" and row.quantized is not None and row.quantized.calibrator is None
-
-
-def _fastest(rows: Iterable[AccuracyRow]) -> dict[Hashable, Result]:
-    """The fastest float result of each engine, with the same weights on the same pictures."""
-    found: dict[Hashable, Result] = {}
-    for row in rows:
-        if row.quantized and is_float(row.quantized):
-            key = _engine_and_weights(row)
-            found[key] = min(found.get(key, row.quantized), row.quantized, key=latency)
-    return found
 
 
 def latency(result: Result) -> tuple[bool, float]:
@@ -249,9 +237,7 @@ def delta_style(row: AccuracyRow) -> str:
 def _resolution(row: AccuracyRow) -> int | str | None:
     """The side of square pictures; height and width of oblong ones as 192x224."""
     size = row.card.preprocess.get("size")
-    if isinstance(size, list):
-        return "x".join(map(str, size))
-    return size if type(size) is int else None
+    return "x".join(map(str, size)) if isinstance(size, list) else size if type(size) is int else None
 
 
 def _as_sides(row: AccuracyRow) -> str:

@@ -66,9 +66,10 @@ def page(checkpoints: Sequence[PageData]) -> str:
     sections = dict(_sections(checkpoints, cards, shown, drawn))
     names = list(dict.fromkeys(checkpoint.title for checkpoint in checkpoints))
     title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: INT8 beside float"
+    when = " to ".join(sorted({day(card.created for card in cards)[:10] for day in (min, max)}))
     parts = {
         "title": _text(title),
-        "lead": _lead(cards),
+        "lead": _text(f"{len(cards)} run card{'s' if len(cards) > 1 else ''}, {when}."),
         "nav": " ".join(f'<a href="#{key}">{heading}</a>' for key, (heading, _) in sections.items()),
         "sections": "\n".join(
             f'<section id="{key}" aria-labelledby="{key}-h"><h2 id="{key}-h">{heading}</h2>{body}</section>'
@@ -106,12 +107,16 @@ def _row(node: NodeSummary) -> dict[str, Any]:
 
 def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None) -> dict[str, Any]:
     """The chart of each place on the page; None for nothing to draw."""
+    searches: list[TriedPolicies] = []  # the timed ones; an artifact's card repeats those of its checkpoint
+    for record in (record for card in cards for record in card.searches):
+        if record not in searches and all(one["ms"] is not None for one in record["tried"]):
+            searches.append(record)
     return {
         "latency-chart": charts.accuracy_and_latency(checkpoints),
         "network-chart": charts.network(shown.nodes) if shown else None,
         "depth-chart": next((spec for checkpoint in checkpoints if (spec := charts.depth(checkpoint))), None),
         "training-chart": charts.training([card for card in cards if card.training]),
-        **{f"search-chart-{number}": charts.searched(record) for number, record in enumerate(_searches(cards))},
+        **{f"search-chart-{number}": charts.searched(record) for number, record in enumerate(searches)},
     }
 
 
@@ -141,15 +146,6 @@ def _sections(
     if len(cards) > 1:
         yield "differences", ("Differences between the runs", f'<div class="wide">{differences(cards)}</div>')
     yield "cards", ("Run cards", "".join(map(_card, cards)))
-
-
-def _searches(cards: Sequence[RunCard]) -> list[TriedPolicies]:
-    """The timed searches of all cards, each once: an artifact's card repeats the searches of its checkpoint."""
-    found: list[TriedPolicies] = []
-    for record in (record for card in cards for record in card.searches):
-        if record not in found and all(one["ms"] is not None for one in record["tried"]):
-            found.append(record)
-    return found
 
 
 def differences(cards: Sequence[RunCard]) -> str:
@@ -182,12 +178,6 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
 def _file(card: RunCard) -> str:
     """The file that a card is about; the model's name if there is none."""
     return card.artifact["file"] if card.artifact else card.checkpoint["file"] if card.checkpoint else card.name
-
-
-def _lead(cards: Sequence[RunCard]) -> str:
-    first, last = min(card.created for card in cards), max(card.created for card in cards)
-    when = first[:10] if first[:10] == last[:10] else f"{first[:10]} to {last[:10]}"
-    return _text(f"{len(cards)} run card{'s' if len(cards) > 1 else ''}, {when}.")
 
 
 def _advice(cards: Sequence[RunCard]) -> str:

@@ -106,10 +106,21 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
     model = build_model(from_dict(card.config, card.name))
     load_calibrated(model, checkpoint)
     nodes = named_nodes(model)
-    engines = {_title(one): _precisions(model, one) for one in artifacts}
+    engines = {}
+    for one in artifacts:
+        assert one.artifact is not None
+        target = one.artifact["options"].get("target") or one.artifact["backend"]
+        engines[f"{target} · {one.policy['name'] if one.policy else 'float'}"] = _precisions(model, one)
     _apply(model, card)
-    statistics = _statistics(card, checkpoint, [n for n, node in nodes.items() if node.role is not Role.GEMM_WEIGHT])
-    costs = _costs(card)
+    record = card.calibration.get("statistics") if card.calibration else None
+    file = file_of_record(record, [checkpoint.file.parent])
+    activations = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
+    statistics = read_statistics(file, activations) if file else {}
+    costs: dict[str, float] = {}
+    if card.sensitivity and (overall := card.sensitivity["overall"]["sqnr_db"]) is not None:
+        single = (one for one in card.sensitivity["groups"] if one["kind"] == "node")
+        without = {one["name"]: one["without"]["sqnr_db"] for one in single}
+        costs = {name: sqnr - overall for name, sqnr in without.items() if sqnr is not None}
     units = list(units_of(model))
     layers = weighted_layers(model)
     summaries = []
@@ -127,6 +138,7 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         elif known is not None and found is not None:
             sqnr, clipped = _quality(found, known, node)
         low, high = known.ends_on(node) if known else (None, None)
+        grid = "symmetric" if node.setting.symmetric else "zero point"
         summaries.append(
             NodeSummary(
                 name=name,
@@ -136,7 +148,7 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
                 on=node.setting.enabled,
                 kind=node.setting.kind,
                 bits=node.setting.bits,
-                grid=_grid(node),
+                grid="E4M3" if node.setting.format == FP8 else grid,
                 amax=known.amax if known else None,
                 low=low,
                 high=high,
@@ -150,21 +162,9 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
     return summaries
 
 
-def _grid(node: Quantizer) -> str:
-    if node.setting.format == FP8:
-        return "E4M3"
-    return "symmetric" if node.setting.symmetric else "zero point"
-
-
 def _apply(model: nn.Module, card: RunCard) -> None:
     if card.policy:
         apply_policy(model, policy_from_dict(card.policy, card.name))
-
-
-def _title(card: RunCard) -> str:
-    assert card.artifact is not None
-    policy = card.policy["name"] if card.policy else "float"
-    return f"{card.artifact['options'].get('target') or card.artifact['backend']} · {policy}"
 
 
 def _precisions(model: nn.Module, card: RunCard) -> dict[str, str]:
@@ -181,20 +181,6 @@ def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
     unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
     rest = name.removeprefix(f"{unit}.").removesuffix(_SUFFIX) if unit else name.removesuffix(_SUFFIX)
     return unit or name.split(".")[0], rest.replace("._", ".").replace("_input", "")
-
-
-def _statistics(card: RunCard, checkpoint: OpenedCheckpoint, names: Sequence[str]) -> dict[str, Statistics]:
-    record = card.calibration.get("statistics") if card.calibration else None
-    file = file_of_record(record, [checkpoint.file.parent])
-    return read_statistics(file, names) if file else {}
-
-
-def _costs(card: RunCard) -> dict[str, float]:
-    record = card.sensitivity
-    if record is None or (overall := record["overall"]["sqnr_db"]) is None:
-        return {}
-    found = {group["name"]: group["without"]["sqnr_db"] for group in record["groups"] if group["kind"] == "node"}
-    return {name: sqnr - overall for name, sqnr in found.items() if sqnr is not None}
 
 
 def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:

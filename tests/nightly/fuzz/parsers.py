@@ -41,7 +41,7 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
 from swin_quant.base.distributed import World
-from swin_quant.base.files import configs_dir, read_journal
+from swin_quant.base.files import configs_dir
 from swin_quant.base.shards import Sharding, Shards
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
@@ -282,11 +282,6 @@ def step_tables() -> list[Files]:
 
 def resume_table(folder: Path) -> None:
     Table(folder / STEPS, STEP_COLUMNS, 5).add({"total": 6})
-
-
-def journals() -> list[Files]:
-    entries = {"layers alone": {"fc1": [["fc1._input_quantizer"], 1e-4]}, "ms of all": 1.5, "loss 0a": {"kl": 0.1}}
-    return [{"x.json": json.dumps({"subject": {"checkpoint": "0" * 64, "batch": 1}, "entries": entries}).encode()}]
 
 
 def statistics() -> list[Files]:
@@ -650,7 +645,6 @@ PARSERS = (
     *([Parser("ExecuTorch program", programs, open_program)] if has_executorch else []),
     Parser("tuner file", tuner_files, lambda folder: read_tuned(folder / "x.in")),
     Parser("statistics", statistics, search_ranges),
-    Parser("journal", journals, lambda folder: read_journal(folder / "x.json")),
     Parser("snapshot", snapshots, go_on),
     Parser("steps.csv", step_tables, resume_table, refuses=False),
 )
