@@ -39,6 +39,7 @@ from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.engine import capability_here, machine_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.sessions import HostSession
@@ -54,7 +55,6 @@ from swin_quant.config import load_config
 from swin_quant.config.load import find_config, portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
-from swin_quant.operators.roofline import Machine
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import apply_policy, load_policy

@@ -15,7 +15,6 @@ from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import library
 from swin_quant.operators.analysis import Analysis, Checked, Operator
-from swin_quant.operators.roofline import Limit
 from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, Status, unknown_everywhere
 from swin_quant.operators.trace import sentence, training_sentence
 from swin_quant.report.table import (
@@ -161,19 +160,7 @@ OPERATORS: tuple[Column[Operator], ...] = (
     Column("name", "operator", field("name"), fold=True),
     figure("calls", "calls", field("calls")),
     figure("macs", "GMACs", lambda row: row.macs / 1e9 or None, "{:.4g}"),
-    figure("parameters", "M params", lambda row: row.parameters / 1e6 or None, "{:.4g}"),
-    figure("bytes", "MB", lambda row: row.bytes / 1e6, "{:.1f}"),
     Column("shapes", "shapes of the largest", field("shapes"), fold=True),
-)
-LIMITS: tuple[Column[Limit], ...] = (
-    Column("block", "block", field("block"), fold=True),
-    figure("macs", "GMACs", lambda row: row.macs / 1e9, "{:.3f}"),
-    figure("bytes", "MB", lambda row: row.bytes / 1e6, "{:.1f}"),
-    figure("float_us", "float µs", field("float_us"), "{:.1f}"),
-    figure("int8_us", "int8 µs", field("int8_us"), "{:.1f}"),
-    figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
-    figure("fused_gain", "if fused", lambda row: row.fused_gain, "{:.2f}x"),
-    Column("bound", "bound", field("bound")),
 )
 CHECKED: tuple[Column[Checked], ...] = (
     Column("name", "replacement", field("name")),
@@ -203,8 +190,7 @@ class ReportSection:
 
 def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
     """All sections in order. `full` adds the sources, and the replacement of every operator that a target replaces."""
-    moved = f"MB: read and written by calls in {analysis.types}, one at a time, weights too; a view moves nothing"
-    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators, [moved]))
+    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators))
     unknown = unknown_everywhere(analysis.statuses)
     known = [f"known to none of the tables: {', '.join(unknown)}"] if unknown else []
     yield ReportSection("targets", _targets(analysis, full), [*known, *(_details(analysis) if full else ())])
@@ -215,18 +201,6 @@ def sections(analysis: Analysis, full: bool = False) -> Iterator[ReportSection]:
     training = training_sentence({name: list(calls) for name, calls in analysis.training_only.items()})
     shapes = [*map(sentence, analysis.variations), depends, f"needed by training alone: {training}"]
     yield ReportSection("shapes and control flow", None, shapes)
-    risks = [f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks]
-    if analysis.weighed and not risks:
-        risks = ["none found"]
-    yield ReportSection("precision risks", None, [*risks, _looked_at(analysis)])
-    if analysis.machine:
-        remarks = [
-            f"computed from the peaks of {analysis.machine.description} ({analysis.machine.source}), never measured",
-            "at most: every call on its own; if fused: all but matrix products cost nothing",
-            "bound: the limit of the products in float",
-        ]
-        table = ReportTable(LIMITS, analysis.limits, remarks, lambda row: "bold" * (row.block == "all"))
-        yield ReportSection("roofline", table)
     if analysis.checked:
         yield ReportSection("equivalent replacements", ReportTable(CHECKED, analysis.checked))
 
@@ -285,10 +259,3 @@ def _details(analysis: Analysis) -> Iterator[str]:
             continue
         by = [f"{name} by {status.by}" for name, status in of.items() if status.kind == REPLACED]
         yield f"{title}: {'; '.join(by) or 'nothing is replaced'}. Sources: {'; '.join(analysis.sources[key].values())}"
-
-
-def _looked_at(analysis: Analysis) -> str:
-    if not analysis.weighed:
-        return "not looked for: they show in a checkpoint's weights"
-    pictures = f", {analysis.pictures} pictures" if analysis.pictures else "; pictures, where they are given, show more"
-    return f"looked at: weights, calibrated ranges if there are any{pictures}"
