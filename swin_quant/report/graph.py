@@ -10,7 +10,7 @@ from typing import Any
 
 from swin_quant.backends.backend import function
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model
-from swin_quant.backends.onnx_reader.products import FLOAT8, QUANTIZED, Gemm, Inspection, inspect_model
+from swin_quant.backends.onnx_reader.products import QUANTIZED, Inspection, inspect_model
 from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import library
@@ -91,34 +91,6 @@ def by_engine(file: Path, engines: tuple[str, ...] = ()) -> dict[str, IntegerPro
     }
 
 
-@dataclass(frozen=True)
-class BlockRow:
-    """The products of a block."""
-
-    block: str
-    gemms: list[Gemm]
-
-    @property
-    def floats(self) -> str:
-        """The products that are not quantized, by their names without the block's."""
-        names = (gemm.name for gemm in self.gemms if gemm.format is None)
-        return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
-
-
-def _share(row: BlockRow, format: str) -> str | None:
-    """The number of products in a format, as 3/8; None for none, but int8 shows 0 where float8 has none either."""
-    counts = Counter(gemm.format for gemm in row.gemms)
-    return f"{counts[format]}/{len(row.gemms)}" if counts[format] or (format, counts[FLOAT8]) == ("int8", 0) else None
-
-
-BLOCKS: tuple[Column[BlockRow], ...] = (
-    Column("block", "block", field("block"), fold=True),
-    Column("int8", "int8", lambda row: _share(row, "int8"), may_lack=True),
-    Column("float8", "float8", lambda row: _share(row, FLOAT8), may_lack=True),
-    Column("float_products", "float products", field("floats"), fold=True, blank=""),
-)
-
-
 def inspection_text(
     report: Inspection, width: int, color: bool = False, engines: Mapping[str, IntegerProducts] = MappingProxyType({})
 ) -> str:
@@ -130,17 +102,12 @@ def inspection_text(
         f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
     )
     ran = [(f"{name}: {one}", "yellow" if one.integer < one.quantized else "green") for name, one in engines.items()]
+    products = listed((gemm.name for gemm in report.gemms if gemm.format is None), 12) or "none"
     floats = ", ".join(f"{op} {count}" for op, count in report.float_ops.items()) or "none"
-    below = [(f"float ops: {floats}", "")]
+    below = [(f"float products: {products}", ""), (f"float ops: {floats}", "")]
     if report.asymmetric:
         below.append((f"not int8 with zero point 0, which TensorRT needs: {listed(report.asymmetric, 3)}", "yellow"))
-    rows = [BlockRow(block, gemms) for block, gemms in report.blocks.items()]
-    table = terminal(ReportTable(BLOCKS, rows), width, color)
-    return _folded([(head, "bold"), *ran], width, color) + table + _folded(below, width, color)
-
-
-def _folded(lines: list[tuple[str, str]], width: int, color: bool) -> str:
-    """Texts, each with its style."""
+    lines = [(head, "bold"), *ran, *below]
     each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
     return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
 
