@@ -58,7 +58,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.score.jobs import JobFailed, JobProcess
+from swin_quant.score.jobs import JobProcess
 
 V1 = [f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base")]
 V1.append("swin_large_patch4_window7_224_22kto1k_finetune")
@@ -163,7 +163,7 @@ def run(jobs: list[Job], process: Any, write: Callable[..., None], end: float) -
         try:
             times[job], note = process.do(job, min(LONGEST if job.candidate in COSTLY else USUAL, left))
             print(f"{job}: {times[job]:.3f} ms {note}", flush=True)
-        except JobFailed as error:
+        except SwinQuantError as error:
             failed[job] = str(error)
             print(f"{job}: {error}", flush=True)
         write(times, failed, jobs[number + 1 :])
