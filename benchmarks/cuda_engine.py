@@ -39,6 +39,7 @@ from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.engine import capability_here, machine_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.sessions import HostSession
@@ -54,11 +55,10 @@ from swin_quant.config import load_config
 from swin_quant.config.load import find_config, portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
-from swin_quant.operators.roofline import Machine
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.score.jobs import JobFailed, JobProcess
+from swin_quant.score.jobs import JobProcess
 
 V1 = [f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base")]
 V1.append("swin_large_patch4_window7_224_22kto1k_finetune")
@@ -163,7 +163,7 @@ def run(jobs: list[Job], process: Any, write: Callable[..., None], end: float) -
         try:
             times[job], note = process.do(job, min(LONGEST if job.candidate in COSTLY else USUAL, left))
             print(f"{job}: {times[job]:.3f} ms {note}", flush=True)
-        except JobFailed as error:
+        except SwinQuantError as error:
             failed[job] = str(error)
             print(f"{job}: {error}", flush=True)
         write(times, failed, jobs[number + 1 :])

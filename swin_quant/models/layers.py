@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.geometry import Geometry
-from swin_quant.models.windows import attention_mask, window_partition, window_reverse
+from swin_quant.models.maps import mask
+from swin_quant.models.windows import window_partition, window_reverse
 from swin_quant.quant.layer import ChannelFactors, QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
 
@@ -144,8 +145,8 @@ class WindowBlock(nn.Module):
     def set_windows(self, g: Geometry, stage: int, index: int) -> None:
         """Where the windows lie, and their mask."""
         self.resolution, self.window, self.shift = g.resolution(stage), g.window_in_use(stage), g.shift(stage, index)
-        mask = attention_mask(self.resolution, self.window, self.shift) if self.shift else None
-        self.register_buffer("attn_mask", mask)
+        sides = self.resolution, self.resolution, g.windows(stage), g.shifts(stage, index)
+        self.register_buffer("attn_mask", mask(*sides) if self.shift else None)
 
     def window_attention(self, x: Tensor) -> Tensor:
         """Attention inside (shifted) windows. [B, R * R, C] -> [B, R * R, C]."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError
-from swin_quant.models.windows import MASKED, relative_coords_table, relative_position_index
+from swin_quant.models.windows import MASKED, relative_coords_table
 
 Window = tuple[int, int]
 
@@ -25,8 +25,6 @@ def offsets_in(window: Window) -> int:
 def offset_index(window: Window) -> Tensor:
     """int64 [L, L]: the row of the bias table, which has one for each offset, for two tokens of a window."""
     high, wide = window
-    if high == wide:
-        return relative_position_index(high)
     y, x = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
     y, x = y.flatten(), x.flatten()
     return (y[:, None] - y + high - 1) * (2 * wide - 1) + (x[:, None] - x + wide - 1)

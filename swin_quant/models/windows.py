@@ -1,4 +1,4 @@
-"""Geometry of shifted windows: partition, its inverse, and the tables that depend only on geometry.
+"""Square windows: partition, its inverse, and the coordinates of Swin V2. `models.maps` has the rest.
 
 All functions are pure; definitions are from docs/reference, section 1.2. H, W: map height and width in tokens; w:
 window side; L = w * w tokens a window; nW = (H / w) * (W / w) windows a picture.
@@ -23,32 +23,6 @@ def window_reverse(windows: Tensor, window: int, height: int, width: int) -> Ten
     """[B * nW, L, C] -> [B, H, W, C]: the inverse of `window_partition`."""
     x = windows.view(-1, height // window, width // window, window, window, windows.shape[-1])
     return x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])
-
-
-def relative_position_index(window: int) -> Tensor:
-    """int64 [L, L]: the row of the [(2w - 1)**2, heads] bias table that holds the bias of two tokens of a window."""
-    y, x = torch.meshgrid(torch.arange(window), torch.arange(window), indexing="ij")
-    y, x = y.flatten(), x.flatten()
-    return (y[:, None] - y + window - 1) * (2 * window - 1) + (x[:, None] - x + window - 1)
-
-
-def attention_mask(height: int, window: int, shift: int, width: int | None = None) -> Tensor:
-    """float32 [nW, L, L]: 0 if two tokens of a shifted window were neighbours before the shift, else -100.
-
-    For a map of `height` x `width` tokens, square if no width is given.
-    """
-    width = height if width is None else width
-    region = (3 * _bands(height, window, shift)[:, None] + _bands(width, window, shift)).view(1, height, width, 1)
-    region = window_partition(region, window).squeeze(-1)
-    return torch.where(region[:, :, None] == region[:, None, :], 0.0, MASKED)
-
-
-def _bands(length: int, window: int, shift: int) -> Tensor:
-    """float32 [length]: the part, of three, of a shifted axis that each place belongs to."""
-    band = torch.zeros(length)
-    band[-window:-shift] = 1
-    band[-shift:] = 2
-    return band
 
 
 def relative_coords_table(window: int, pretrained_window: int = 0) -> Tensor:

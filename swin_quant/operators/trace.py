@@ -1,4 +1,4 @@
-"""Trace every operator call of a model for one batch, in order: name, module, shapes, cost. Nothing is computed.
+"""Trace every operator call of a model for one batch, in order: name, module, shapes, MACs. Nothing is computed.
 
 The model runs on torch's meta device, where tensors have shapes and no values; a module that needs a value depends on
 data, and is named. An operator that torch offers in several ways has one name: `x + y`, `torch.add(x, y)` and
@@ -91,48 +91,14 @@ def macs_of(name: str, args: Sequence[Any], out: Any) -> int:
     return _MACS[name](args, out) if name in _MACS else 0
 
 
-def place(tensor: Tensor) -> int:
-    """The identity of a tensor's memory, which views share."""
-    return tensor.untyped_storage()._cdata
+class MacCounter(TorchDispatchMode):
+    """Adds up the `macs` of the operators inside the context."""
 
-
-def size(tensor: Tensor) -> int:
-    """Bytes that reading the tensor touches: fewer than its elements if it is expanded."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-class CostCounter(TorchDispatchMode):
-    """Adds up costs inside the context: `macs`, bytes moved of `activations` and `weights`, and `parameters` read."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
-        self._held = {place(p): p.numel() for p in model.parameters()}
-        self.reset()
-
-    def reset(self) -> None:
-        self.macs = self.activations = self.weights = 0
-        self._read: set[int] = set()
-
-    @property
-    def parameters(self) -> int:
-        """Elements of the parameters read since `reset`, each once."""
-        return sum(self._held[key] for key in self._read)
+    macs = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        inputs = {id(tensor): tensor for tensor in tensors_in([list(args), kwargs or {}])}.values()
-        outputs = tensors_in([out])
-        where = {place(tensor) for tensor in inputs}
-        if not func._schema.is_mutable and all(place(tensor) in where for tensor in outputs):
-            return out  # a view
         self.macs += macs_of(func.overloadpacket.__name__, args, out)
-        for tensor in inputs:
-            if place(tensor) in self._held:
-                self.weights += size(tensor)
-                self._read.add(place(tensor))
-            else:
-                self.activations += size(tensor)
-        self.activations += sum(map(size, outputs))
         return out
 
 
@@ -151,38 +117,28 @@ class NotTraceable(SwinQuantError):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator, in the module that made it.
-
-    Bytes are in the model's own types: `activations` read and written, `weights` read; a view moves none.
-    """
+    """One call of an operator, in the module that made it."""
 
     name: str
     module: str
     inputs: tuple[Shape, ...]
     outputs: tuple[Shape, ...]
     macs: int = 0
-    parameters: int = 0
-    activations: int = 0
-    weights: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return self.activations + self.weights
 
 
 class Recorder(TorchFunctionMode):
     """Records each function call inside the context; `stack` holds the names of the running modules."""
 
-    def __init__(self, costs: CostCounter, stack: list[str]) -> None:
+    def __init__(self, stack: list[str]) -> None:
         super().__init__()
-        self.costs, self.stack, self.calls = costs, stack, list[Call]()
+        self.stack, self.calls = stack, list[Call]()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        self.costs.reset()
-        with self.costs:
+        counter = MacCounter()  # type: ignore[no-untyped-call]  # torch gives it no types
+        with counter:
             out = func(*args, **kwargs)
         inputs, outputs = tensors_in([list(args), kwargs]), tensors_in([out])
         name = operator_name(func, args)
@@ -190,9 +146,8 @@ class Recorder(TorchFunctionMode):
         # A property such as `x.data` or `x.grad` computes nothing, except a transposition.
         is_attribute = getattr(func, "__name__", "") in ("__get__", "__set__") and name != "transpose"
         if computes and name and name not in HOUSEKEEPING and not is_attribute:
-            module, costs = self.stack[-1] if self.stack else "", self.costs
-            of_costs = (costs.macs, costs.parameters, costs.activations, costs.weights)
-            self.calls.append(Call(name, module, _shapes(inputs), _shapes(outputs), *of_costs))
+            module = self.stack[-1] if self.stack else ""
+            self.calls.append(Call(name, module, _shapes(inputs), _shapes(outputs), counter.macs))
         return out
 
 
@@ -209,7 +164,7 @@ def trace(
     """
     model = on_meta(model).eval()
     stack: list[str] = []
-    recorder = Recorder(CostCounter(model), stack)
+    recorder = Recorder(stack)
     with _naming(model, stack), torch.no_grad(), torch.device("meta"), recorder, inside():
         pictures = torch.empty(tuple(images), dtype=torch.float32, device="meta")
         recorder.calls.clear()

@@ -27,16 +27,8 @@ PICTURES = 32  # their SQNR is within 1 dB of the value on ten times as many
 LOSS_DB, RUIN_DB, BETTER_DB, FAULT_DB = 20.0, 10.0, 1.5, 6.0
 
 
-@dataclass(frozen=True)
-class CheckBatch:
-    """A batch of this rank: its `number` among those of all ranks, images [B, 3, H, W], float logits [B, classes].
-
-    For a model without logits, other `rows`.
-    """
-
-    number: int
-    images: Tensor
-    logits: Tensor
+# Images [B, 3, H, W], and the float logits [B, classes] or other `rows` for them.
+Shown = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -62,14 +54,12 @@ class Check:
         return best if best and self.others[best] > self.sqnr_db + BETTER_DB else None
 
 
-def check_ranges(
-    model: nn.Module, calibration: Calibration, method: Method, batches: Sequence[CheckBatch]
-) -> Check | None:
+def check_ranges(model: nn.Module, calibration: Calibration, method: Method, batches: Sequence[Shown]) -> Check | None:
     """Compare `model`, calibrated by `method` and under its policy, with itself in float; its ranges stay.
 
     `batches`: some of the calibration pictures. None if the policy quantizes nothing, or there is no picture.
     """
-    pictures = sum(len(batch.images) for batch in batches)
+    pictures = sum(len(images) for images, _ in batches)
     if not enabled_nodes(model) or not pictures:
         return None
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
@@ -78,7 +68,7 @@ def check_ranges(
     if sqnr >= LOSS_DB or not nodes:
         return check
     if len(calibration.statistics) < len(calibration.largest):  # `max` keeps no histograms
-        calibration = observe(model, [batch.images for batch in batches], method.alone("mse"))
+        calibration = observe(model, [images for images, _ in batches], method.alone("mse"))
 
     def sqnr_with(ranges: Mapping[str, Range]) -> float:
         with keeping_ranges(nodes.values()):
@@ -113,18 +103,16 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
     return sorted((name for name in gains if gains[name] >= FAULT_DB), key=gains.__getitem__, reverse=True)
 
 
-def _compared(model: nn.Module, batches: Sequence[CheckBatch]) -> tuple[float, float]:
-    """Top-1 agreement in percent and SQNR in dB of the quantized model, over the batches in the order of their
-    numbers."""
+def _compared(model: nn.Module, batches: Sequence[Shown]) -> tuple[float, float]:
+    """Top-1 agreement in percent and SQNR in dB of the quantized model."""
     with quantizing(model), torch.inference_mode(), eval_mode(model):
-        found = [(batch.number, *_sums(rows(model(batch.images)), batch.logits)) for batch in batches]
-    return _figures([sums for _, *sums in sorted(found)])
+        return _figures([_sums(rows(model(images)), logits) for images, logits in batches])
 
 
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of the quantized model's logits against `expected`."""
     with quantizing(model):
-        return agreement_and_sqnr(logits_of(model, batches), expected)
+        return _figures([_sums(logits_of(model, batches), expected)])
 
 
 @torch.inference_mode()
@@ -132,11 +120,6 @@ def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
     """Logits or other `rows` of the model in its present state, float32 [N, classes], for batches of images [B, 3, H,
     W]."""
     return torch.cat([rows(model(batch)) for batch in batches]).float()
-
-
-def agreement_and_sqnr(logits: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Top-1 agreement in percent, and SQNR in dB; logits that are not finite count as all lost."""
-    return _figures([_sums(logits, expected)])
 
 
 _Sums = Sequence[float]

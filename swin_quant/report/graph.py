@@ -10,12 +10,11 @@ from typing import Any
 
 from swin_quant.backends.backend import function
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model
-from swin_quant.backends.onnx_reader.products import FLOAT8, QUANTIZED, Gemm, Inspection, inspect_model
+from swin_quant.backends.onnx_reader.products import QUANTIZED, Inspection, inspect_model
 from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import library
 from swin_quant.operators.analysis import Analysis, Checked, Operator
-from swin_quant.operators.roofline import Limit
 from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, Status, unknown_everywhere
 from swin_quant.operators.trace import sentence, training_sentence
 from swin_quant.report.table import (
@@ -90,34 +89,6 @@ def by_engine(file: Path, engines: tuple[str, ...] = ()) -> dict[str, IntegerPro
     }
 
 
-@dataclass(frozen=True)
-class BlockRow:
-    """The products of a block."""
-
-    block: str
-    gemms: list[Gemm]
-
-    @property
-    def floats(self) -> str:
-        """The products that are not quantized, by their names without the block's."""
-        names = (gemm.name for gemm in self.gemms if gemm.format is None)
-        return listed((name.split(f"{self.block}.")[-1].rsplit("/", 2)[-1] for name in names), 6)
-
-
-def _share(row: BlockRow, format: str) -> str | None:
-    """The number of products in a format, as 3/8; None for none, but int8 shows 0 where float8 has none either."""
-    counts = Counter(gemm.format for gemm in row.gemms)
-    return f"{counts[format]}/{len(row.gemms)}" if counts[format] or (format, counts[FLOAT8]) == ("int8", 0) else None
-
-
-BLOCKS: tuple[Column[BlockRow], ...] = (
-    Column("block", "block", field("block"), fold=True),
-    Column("int8", "int8", lambda row: _share(row, "int8"), may_lack=True),
-    Column("float8", "float8", lambda row: _share(row, FLOAT8), may_lack=True),
-    Column("float_products", "float products", field("floats"), fold=True, blank=""),
-)
-
-
 def inspection_text(
     report: Inspection, width: int, color: bool = False, engines: Mapping[str, IntegerProducts] = MappingProxyType({})
 ) -> str:
@@ -129,17 +100,12 @@ def inspection_text(
         f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
     )
     ran = [(f"{name}: {one}", "yellow" if one.integer < one.quantized else "green") for name, one in engines.items()]
+    products = listed((gemm.name for gemm in report.gemms if gemm.format is None), 12) or "none"
     floats = ", ".join(f"{op} {count}" for op, count in report.float_ops.items()) or "none"
-    below = [(f"float ops: {floats}", "")]
+    below = [(f"float products: {products}", ""), (f"float ops: {floats}", "")]
     if report.asymmetric:
         below.append((f"not int8 with zero point 0, which TensorRT needs: {listed(report.asymmetric, 3)}", "yellow"))
-    rows = [BlockRow(block, gemms) for block, gemms in report.blocks.items()]
-    table = terminal(ReportTable(BLOCKS, rows), width, color)
-    return _folded([(head, "bold"), *ran], width, color) + table + _folded(below, width, color)
-
-
-def _folded(lines: list[tuple[str, str]], width: int, color: bool) -> str:
-    """Texts, each with its style."""
+    lines = [(head, "bold"), *ran, *below]
     each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
     return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
 
@@ -159,19 +125,7 @@ OPERATORS: tuple[Column[Operator], ...] = (
     Column("name", "operator", field("name"), fold=True),
     figure("calls", "calls", field("calls")),
     figure("macs", "GMACs", lambda row: row.macs / 1e9 or None, "{:.4g}"),
-    figure("parameters", "M params", lambda row: row.parameters / 1e6 or None, "{:.4g}"),
-    figure("bytes", "MB", lambda row: row.bytes / 1e6, "{:.1f}"),
     Column("shapes", "shapes of the largest", field("shapes"), fold=True),
-)
-LIMITS: tuple[Column[Limit], ...] = (
-    Column("block", "block", field("block"), fold=True),
-    figure("macs", "GMACs", lambda row: row.macs / 1e9, "{:.3f}"),
-    figure("bytes", "MB", lambda row: row.bytes / 1e6, "{:.1f}"),
-    figure("float_us", "float µs", field("float_us"), "{:.1f}"),
-    figure("int8_us", "int8 µs", field("int8_us"), "{:.1f}"),
-    figure("gain", "at most", lambda row: row.gain, "{:.2f}x"),
-    figure("fused_gain", "if fused", lambda row: row.fused_gain, "{:.2f}x"),
-    Column("bound", "bound", field("bound")),
 )
 CHECKED: tuple[Column[Checked], ...] = (
     Column("name", "replacement", field("name")),
@@ -201,8 +155,7 @@ class ReportSection:
 
 def sections(analysis: Analysis) -> Iterator[ReportSection]:
     """All sections in order."""
-    moved = f"MB: read and written by calls in {analysis.types}, one at a time, weights too; a view moves nothing"
-    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators, [moved]))
+    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators))
     unknown = unknown_everywhere(analysis.statuses)
     known = [f"known to none of the tables: {', '.join(unknown)}"] if unknown else []
     rows = [TargetRow(one.name, one.calls, dict(analysis.statuses[one.name])) for one in analysis.operators]
@@ -216,23 +169,6 @@ def sections(analysis: Analysis) -> Iterator[ReportSection]:
     training = training_sentence({name: list(calls) for name, calls in analysis.training_only.items()})
     shapes = [*map(sentence, analysis.variations), depends, f"needed by training alone: {training}"]
     yield ReportSection("shapes and control flow", None, shapes)
-    risks = [f"{'warning: ' if one.warns else ''}{one.text}" for one in analysis.risks]
-    if analysis.weighed and not risks:
-        risks = ["none found"]
-    looked = "not looked for: they show in a checkpoint's weights"
-    if analysis.weighed:
-        several = f", {analysis.pictures} pictures"
-        shown = several if analysis.pictures else "; pictures, where they are given, show more"
-        looked = f"looked at: weights, calibrated ranges if there are any{shown}"
-    yield ReportSection("precision risks", None, [*risks, looked])
-    if analysis.machine:
-        remarks = [
-            f"computed from the peaks of {analysis.machine.description} ({analysis.machine.source}), never measured",
-            "at most: every call on its own; if fused: all but matrix products cost nothing",
-            "bound: the limit of the products in float",
-        ]
-        table = ReportTable(LIMITS, analysis.limits, remarks, lambda row: "bold" * (row.block == "all"))
-        yield ReportSection("roofline", table)
     if analysis.checked:
         yield ReportSection("equivalent replacements", ReportTable(CHECKED, analysis.checked))
 

@@ -5,18 +5,14 @@ alike, and a ratio of two is taken within each round.
 """
 
 import logging
-import multiprocessing
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +20,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log, track
 from swin_quant.quant.outputs import rows
 from swin_quant.score.engine import Engine
-from swin_quant.score.jobs import without_script
-
-_ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
+from swin_quant.score.jobs import JobFailed, JobProcess
 
 
 @dataclass(frozen=True)
@@ -61,22 +55,14 @@ class Runner:
 
     def __init__(self, candidate: BenchCandidate, threads: int) -> None:
         self.name = candidate.name
-        context = multiprocessing.get_context("spawn")  # a fresh program, without this one's memory
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, candidate.load, threads), daemon=True)
-        with _interrupts_held_back(), without_script():
-            self._process.start()
-        theirs.close()
+        self._process = JobProcess(_Answers(candidate.load, threads))
 
     def __enter__(self) -> "Runner":
+        self._process.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pipe.close()  # at the end of its pipe the process ends
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        self._process.close()
 
     def identity(self) -> Identity:
         """Wait until the engine is loaded."""
@@ -100,54 +86,39 @@ class Runner:
 
     def _ask(self, *question: Any) -> Any:
         try:
-            self._pipe.send(question)
-            fault, answer = self._pipe.recv()
-        except (EOFError, OSError) as error:
-            self._process.join(5)
-            code = self._process.exitcode
-            how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
-            raise Crash(f"{self.name}: its process ended with {how}") from error
-        if fault:
-            raise _ERRORS.get(fault, Crash)(f"{self.name}: {answer}")
-        return answer
+            return self._process.do(question)
+        except SwinQuantError as error:
+            kind = Crash if isinstance(error, JobFailed) else type(error)
+            raise kind(f"{self.name}: {error}") from error
 
 
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A program started inside inherits the signal mask and never sees Ctrl-C; the parent ends it by its pipe."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+class _Answers:
+    """The engine in the process of a candidate, loaded at the first question."""
 
+    def __init__(self, load: Callable[[], Engine], threads: int) -> None:
+        self.load, self.threads = load, threads
+        self.engine: Engine | None = None
 
-def _serve(pipe: Connection, load: Callable[[], Engine], threads: int) -> None:
-    torch.set_num_threads(threads)
-    log.addHandler(logging.NullHandler())  # the warnings of engines are among their details
-    engine: Engine | None = None
-    identity: Identity | None = None
-    while True:
-        try:
-            what, *arguments = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            if engine is None:
-                before = memory_mb("VmRSS")
-                engine = load()
-                identity = Identity(engine.name, engine.precision, engine.policy, before)
-            answer = identity if what == "identity" else _ANSWERS[what](engine, *arguments)
-        except Exception as error:  # noqa: BLE001
-            kind = next((name for name in ("UsageError", "SwinQuantError") if isinstance(error, _ERRORS[name])), "")
-            text = str(error) if kind else f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            reply: tuple[str | None, Any] = (kind or "Crash", text)
-        else:
-            reply = (None, answer)
-        try:
-            pipe.send(reply)
-        except OSError:  # the parent has gone
-            return
+    def __call__(self, question: tuple[Any, ...]) -> Any:
+        what, *arguments = question
+        if self.engine is None:
+            torch.set_num_threads(self.threads)
+            log.addHandler(logging.NullHandler())  # the warnings of engines are among their details
+            before = memory_mb("VmRSS")
+            self.engine = self.load()
+            self.identity = Identity(self.engine.name, self.engine.precision, self.engine.policy, before)
+        match what:
+            case "identity":
+                return self.identity
+            case "time":
+                return time_calls(self.engine, *arguments)
+            case "peak":
+                return memory_mb("VmHWM")
+            case "details":
+                return dict(self.engine.details)
+        with torch.inference_mode():
+            images = torch.from_numpy(arguments[0]).to(self.engine.device)
+            return rows(self.engine(images)).float().cpu().numpy()
 
 
 def time_calls(engine: Engine, batch: int, shape: Sequence[int], seconds: float) -> list[float]:
@@ -158,22 +129,6 @@ def time_calls(engine: Engine, batch: int, shape: Sequence[int], seconds: float)
         while not taken or sum(taken) < 1000 * seconds:
             taken.append(milliseconds(engine, images))
     return taken
-
-
-def _logits(engine: Engine, images: np.ndarray) -> np.ndarray:
-    with torch.inference_mode():
-        return rows(engine(torch.from_numpy(images).to(engine.device))).float().cpu().numpy()
-
-
-def _details(engine: Engine) -> dict[str, Any]:
-    return dict(engine.details)
-
-
-def _peak(engine: Engine) -> float:
-    return memory_mb("VmHWM")
-
-
-_ANSWERS: dict[str, Callable[..., Any]] = {"time": time_calls, "logits": _logits, "details": _details, "peak": _peak}
 
 
 def memory_mb(field: str) -> float:

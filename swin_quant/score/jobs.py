@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 
 _JOIN_S = 5.0
+_ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
 
 
 class JobFailed(SwinQuantError):
@@ -30,33 +31,41 @@ class JobProcess:
     """
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
-        self._work, self._context = work, multiprocessing.get_context("spawn")
+        self._work, self._context = work, multiprocessing.get_context("spawn")  # a fresh program, without our memory
         self._process: Any = None
         self._pipe: Any = None
 
-    def do(self, job: Any, seconds: float) -> Any:
-        """The result of a job. JobFailed if it takes more than `seconds`, the start of the process included."""
+    def start(self) -> None:
+        """Start the process, if there is none."""
         if self._process is None:
             self._pipe, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs, self._work))
-            with without_script():
+            self._process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
+            with _interrupts_held_back(), without_script():
                 self._process.start()
             theirs.close()  # or the end of the process would not end the pipe
+
+    def do(self, job: Any, seconds: float | None = None) -> Any:
+        """The result of a job. A SwinQuantError or UsageError of `work` is raised here.
+
+        JobFailed for any other error, and if the job takes more than `seconds`, the start of the process included.
+        """
+        self.start()
         try:
             self._pipe.send(job)
             if not self._pipe.poll(seconds):
                 self.close()
                 raise JobFailed(f"took more than {seconds:.0f} s")
-            result, error, is_lost = self._pipe.recv()
+            result, kind, fault, is_lost = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(_JOIN_S)
             code = self._process.exitcode
             self.close()
-            raise JobFailed(f"its process ended, exit code {code}") from None
+            how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
+            raise JobFailed(f"its process ended with {how}") from None
         if is_lost:
             self.close()
-        if error is not None:
-            raise JobFailed(error)
+        if fault is not None:
+            raise _ERRORS.get(kind, JobFailed)(fault)
         return result
 
     def close(self) -> None:
@@ -66,6 +75,16 @@ class JobProcess:
             self._process.join(_JOIN_S)
             self._pipe.close()
             self._process = None
+
+
+@contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A program started inside inherits the signal mask and never sees Ctrl-C; the parent ends it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def is_gpu_lost() -> bool:
@@ -80,18 +99,21 @@ def is_gpu_lost() -> bool:
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends this one
     while True:
         try:
             job = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
-        result, fault = None, None
+        result = kind = fault = None
         try:
             result = work(job)
         except Exception as error:
-            fault = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        pipe.send((result, fault, is_gpu_lost()))
+            kind = next((name for name in ("UsageError", "SwinQuantError") if isinstance(error, _ERRORS[name])), "")
+            fault = str(error) if kind else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        try:
+            pipe.send((result, kind, fault, is_gpu_lost()))
+        except OSError:  # the parent has gone
+            return
 
 
 @contextmanager

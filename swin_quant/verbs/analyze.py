@@ -11,17 +11,12 @@ from swin_quant.arguments import checked
 from swin_quant.backends.onnx_reader.calls import counted
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.base.reading import reads
 from swin_quant.config.sides import sides
-from swin_quant.data.loader import load_batches
-from swin_quant.data.picture_set import PictureSet
-from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import sample
 from swin_quant.loading import ModelFile, model_or_shapes
 from swin_quant.model import Model
 from swin_quant.operators.analysis import Analysis, analyze_module
-from swin_quant.operators.roofline import load_machine
 from swin_quant.operators.support import chosen_targets, status_of
 from swin_quant.operators.trace import Variation
 from swin_quant.report.graph import analysis_text, sections
@@ -29,12 +24,10 @@ from swin_quant.report.printed import Printed
 from swin_quant.report.table import NARROW, ReportTable
 
 EXAMPLES = """swin-quant analyze swin_tiny_patch4_window7_224.pth
-swin-quant analyze --cfg swin_tiny_patch4_window7_224 --machine a100
-swin-quant analyze my.pth --cfg my.yaml --data-path imagenet --pictures 4 --check-replacements
+swin-quant analyze --cfg swin_tiny_patch4_window7_224
+swin-quant analyze my.pth --cfg my.yaml --check-replacements
 swin-quant analyze out/my_int8.onnx --batch 8 --target onnxruntime openvino
 swin-quant analyze out/my_calib.pth --replace roll gather --target tensorrt --json report.json"""
-MACHINE, PICTURES = "t4", 8
-_WITHOUT = ("batch", "upright", "workers", "max_unreadable", "cache_mode", "images", "split")
 
 
 @dataclass(frozen=True)
@@ -65,25 +58,21 @@ def analyze(
     model: Annotated[Model | nn.Module | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
     images: Annotated[Tensor | Sequence[int] | None, Parameter(parse=False)] = None,
     *,
-    machine: str = MACHINE,
     targets: Annotated[tuple[str, ...] | Sequence[str], Parameter(name="--target")] = (),
     replace: tuple[str, ...] = (),
     check_replacements: bool = False,
     batch: int = 1,
-    pictures: Annotated[PictureSet | None, Fields(PictureSet, "pictures, for risks", without=_WITHOUT)] = None,
 ) -> Analyzed:
-    """Analyse a model, or an ONNX file, before anything is quantized: operators, targets, shapes, risks and limits.
+    """Analyse a model, or an ONNX file, before anything is quantized: operators, targets, shapes.
 
     Args:
         model: One of ours, of timm's or of your own; a checkpoint; an ONNX file, whose graph alone is analysed; or a
             config, whose shapes need no weights.
-        images: Preprocessed pictures [B, 3, H, W], which show risks that weights do not; or their shape alone.
-        machine: the GPU whose peaks give the limits: t4, a100, h200, ... or a YAML file
+        images: Preprocessed pictures [B, 3, H, W], which replacements are checked with; or their shape alone.
         targets: only these targets (default: all that are known)
         replace: replace these operators by equivalent ones first: roll, gather, ...
         check_replacements: run each equivalent replacement on the model and compare the outputs
         batch: pictures at a time
-        pictures: Pictures of a file's model, 8 of val: for risks that weights do not show.
 
     Returns:
         The analysis, which prints as a report.
@@ -94,7 +83,7 @@ def analyze(
     one_process("analyze")
     how: dict[str, Any] = {"targets": targets or (), "replace": replace, "check": check_replacements}
     if isinstance(model, ModelFile):
-        return Analyzed(_analyze_file(model, pictures, machine, batch, how))
+        return Analyzed(_analyze_file(model, batch, how))
     name = model.name if isinstance(model, Model) else type(model).__name__
     if images is None:
         if not isinstance(model, Model):
@@ -108,15 +97,12 @@ def analyze(
     if len(shape) != 4:
         raise UsageError(f"images of shape {shape}: must be [B, 3, H, W]")
     module = model.module if isinstance(model, Model) else model
-    return Analyzed(analyze_module(module, shape, name, load_machine(machine), given, **how))
+    return Analyzed(analyze_module(module, shape, name, given, **how))
 
 
-def _analyze_file(
-    file: ModelFile, pictures: PictureSet | None, machine: str, batch: int, how: dict[str, Any]
-) -> Analysis:
-    place = pictures.path if pictures else ""
+def _analyze_file(file: ModelFile, batch: int, how: dict[str, Any]) -> Analysis:
     if str(file.checkpoint).endswith(".onnx"):
-        if file.cfg or how["replace"] or how["check"] or place:
+        if file.cfg or how["replace"] or how["check"]:
             raise UsageError(
                 f"{file.checkpoint}: is an ONNX file, whose graph is analysed alone: give a checkpoint for more"
             )
@@ -124,19 +110,8 @@ def _analyze_file(
     cfg = file.config()
     if how["check"] and not file.opened:
         raise UsageError("--check-replacements runs the model: give a checkpoint")
-    if place and not file.opened:
-        raise UsageError("--data-path: pictures show nothing without weights: give a checkpoint")
-    shown = None
-    if pictures and place:
-        opened, preprocess = pictures.settled(cfg).of_split("val").open(), Preprocess.from_config(cfg)
-        count = min(pictures.count or PICTURES, len(opened))
-        (read,) = load_batches(opened, preprocess, [sample(len(opened), count, pictures.seed or 0)])
-        if not len(read.images):
-            raise SwinQuantError(f"none of {count} pictures of ‹data_path› can be read")
-        shown = read.images
     model = model_or_shapes(cfg, file.opened)
-    shape = (batch, model.in_chans, *sides(cfg.DATA.IMG_SIZE))
-    return analyze_module(model, shape, cfg.MODEL.NAME, load_machine(machine), shown, **how)
+    return analyze_module(model, (batch, model.in_chans, *sides(cfg.DATA.IMG_SIZE)), cfg.MODEL.NAME, **how)
 
 
 @reads("ONNX file")
@@ -160,7 +135,5 @@ def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Ana
             for name in dict.fromkeys(call.name for call in found.calls)
         },
         [follows],
-        weighed=False,
         depending=found.depending,
-        types="the types of the file",
     )

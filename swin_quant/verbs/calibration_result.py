@@ -30,7 +30,7 @@ from swin_quant.models.placement import coverage
 from swin_quant.quant import CALIBRATED_ON
 from swin_quant.quant.advice import Advice, Findings, advise, figures_of
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
-from swin_quant.quant.check import PICTURES, RUIN_DB, CheckBatch, check_ranges
+from swin_quant.quant.check import PICTURES, RUIN_DB, Shown, check_ranges
 from swin_quant.quant.outlier_channels import OutlierChannels
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
@@ -127,7 +127,7 @@ class CalibrationResult:
     calibration: Calibration
     record: CalibrationRecord
     method: Method
-    some: Sequence[CheckBatch]
+    some: Sequence[Shown]
     images: Sequence[tuple[int, Tensor]] = ()
     outlier_channels: Sequence[OutlierChannels] = ()
 
@@ -204,14 +204,14 @@ def calibrated_on(model: nn.Module, shown: CalibrationBatches, method: Method) -
     """Calibrate `model`: show it each batch, then search the ranges."""
     device = next(model.parameters()).device
     seen: list[Numbered] = []
-    some: list[CheckBatch] = []
+    some: list[Shown] = []
     with observing(model, method) as observation:
         for number, batch in shown.batches:
             images = batch.images.to(device)
             logits = observation.show(images)
             seen.append((number, replace(batch, images=images)))
             if (wanted := PICTURES - number * shown.size) > 0:
-                some.append(CheckBatch(number, images[:wanted], logits[:wanted]))
+                some.append((images[:wanted], logits[:wanted]))
     calibration = observation.calibration()
     set_ranges(model, calibration, method)
     record: CalibrationRecord = {

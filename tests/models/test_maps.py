@@ -18,7 +18,7 @@ from swin_quant.config import from_dict
 from swin_quant.config.sides import holds_squares
 from swin_quant.models import build_model, maps
 from swin_quant.models.geometry import geometry_of
-from swin_quant.models.windows import relative_coords_table, relative_position_index
+from swin_quant.models.windows import relative_coords_table
 
 CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
 NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
@@ -88,7 +88,6 @@ def test_tables_of_a_window(window):
                 at = relative_coords_table(side, 8)[0, one[axis] - other[axis] + side - 1, 0, 0]
                 assert table[index[i, j], axis] == at
     if window[0] == window[1]:
-        assert torch.equal(index, relative_position_index(window[0]))
         assert torch.equal(table.view(1, 7, 7, 2), relative_coords_table(4, 8))
 
 

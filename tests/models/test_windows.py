@@ -7,13 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.models.windows import (
-    attention_mask,
-    relative_coords_table,
-    relative_position_index,
-    window_partition,
-    window_reverse,
-)
+from swin_quant.models import maps
+from swin_quant.models.windows import relative_coords_table, window_partition, window_reverse
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
@@ -46,7 +41,7 @@ def test_relative_position_index_is_that_of_the_definition(window):
         for b in range(length):
             down, right = a // window - b // window, a % window - b % window
             expected[a, b] = (down + window - 1) * (2 * window - 1) + right + window - 1
-    index = relative_position_index(window)
+    index = maps.offset_index((window, window))
     assert index.dtype == torch.int64 and torch.equal(index, expected)
 
 
@@ -69,7 +64,7 @@ def test_mask_forbids_tokens_of_different_regions(resolution, window, shift):
             for b in range(window**2):
                 regions = {region(top + t // window, left + t % window, resolution, window, shift) for t in (a, b)}
                 expected[w, a, b] = 0.0 if len(regions) == 1 else -100.0
-    mask = attention_mask(resolution, window, shift)
+    mask = maps.mask(resolution, resolution, (window, window), (shift, shift))
     assert mask.dtype == torch.float32 and torch.equal(mask, expected)
 
 
@@ -80,7 +75,7 @@ def test_mask_allows_exactly_what_was_adjacent_before_the_shift(resolution, wind
     y, x = torch.meshgrid(rows, rows, indexing="ij")
     places = window_partition(torch.stack([y, x], dim=-1)[None], window)
     distance = (places[:, :, None] - places[:, None]).abs().amax(dim=-1)
-    assert torch.equal(attention_mask(resolution, window, shift) == 0, distance < window)
+    assert torch.equal(maps.mask(resolution, resolution, (window, window), (shift, shift)) == 0, distance < window)
 
 
 @pytest.mark.parametrize(("window", "pretrained"), [(4, 0), (7, 0), (8, 8), (16, 12), (24, 12), (8, 6)])

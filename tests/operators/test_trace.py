@@ -54,9 +54,8 @@ def test_costs_of_a_model_of_ones_own():
     places, tokens = 2 * 36, 36
     assert calls["conv2d"].macs == places * 8 * (4 // 2) * 9
     assert calls["scaled_dot_product_attention"].macs == 2 * 2 * tokens * tokens * 8
-    assert calls["linear"].macs == 2 * 8 * 5 and calls["linear"].parameters == 8 * 5 + 5
-    assert (calls["linear"].weights, calls["linear"].activations) == (4 * 45, 4 * (2 * 8 + 2 * 5))
-    assert calls["add"].bytes == 2 * 4 * 2 * 8 and calls["transpose"].bytes == calls["select"].bytes == 0
+    assert calls["linear"].macs == 2 * 8 * 5
+    assert calls["add"].macs == calls["transpose"].macs == calls["select"].macs == 0
     assert "dropout" not in calls and calls["conv2d"].module == "conv"
     assert calls["conv2d"].outputs == ((2, 8, 6, 6),)
 

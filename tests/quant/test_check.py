@@ -5,7 +5,7 @@ import torch
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, observing, set_ranges
-from swin_quant.quant.check import Check, CheckBatch, check_ranges
+from swin_quant.quant.check import Check, check_ranges
 from swin_quant.quant.policy import Rule, apply_policy, load_policy, quantize
 from swin_quant.quant.quantizer import Role, State, named_nodes
 from tests.helpers.settings import change
@@ -24,7 +24,7 @@ def subject(tiny_model):
         apply_policy(model, load_policy("ft-mode1").and_then(Rule(nodes=("role:activation",), bits=bits)))
         images = torch.randn(12, 3, 32, 32).split(5)
         with observing(model, Method(method)) as observation:
-            batches = [CheckBatch(n, x, observation.show(x)) for n, x in enumerate(images)]
+            batches = [(x, observation.show(x)) for x in images]
         calibration = observation.calibration()
         set_ranges(model, calibration, Method(method))
         return model, calibration, batches

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sass import Counts
 
+from swin_quant.backends.cuda.machines import GpuFacts, Machine, gpus, load_machine
 from swin_quant.backends.cuda.program import Launch, TensorRef
-from swin_quant.base.errors import UsageError
-from swin_quant.operators.roofline import GpuFacts, Machine, gpu_of, gpus, load_machine
 from tests.backends.cuda.conftest import launches_of
 
 LAUNCHES = launches_of("swin_tiny_patch4_window7_224")
@@ -65,8 +64,3 @@ def test_a_launch_takes_the_longest_of_bytes_products_and_launching():
     assert floor_us(Launch("gemm", "a", {"a": x, "w": w}, 8_000_000, "int8"), gpu) == pytest.approx(3.6)
     assert floor_us(Launch("gemm", "a", {"a": x, "w": w}, 8_000_000, "fp8"), gpu) == pytest.approx(4.0)
     assert floor_us(Launch("gemm", "a", {"a": w}, 800_000, "float16"), gpu) == 1.0
-
-
-def test_a_gpu_without_the_kernels_is_refused():
-    with pytest.raises(UsageError, match="T4.* is no GPU that the CUDA engine runs on"):
-        gpu_of(load_machine("t4"))

@@ -8,8 +8,8 @@ import pytest
 
 from swin_quant.backends.cuda.choose_fusions import chosen, listed
 from swin_quant.backends.cuda.fusions import FUSIONS
+from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.tuning import shape_of
-from swin_quant.operators.roofline import load_machine
 
 
 def test_changes_lie_between_known_sizes():

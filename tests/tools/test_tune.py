@@ -276,6 +276,6 @@ def test_a_kernel_that_ends_its_process_ends_no_other(run, network, gpu, monkeyp
     monkeypatch.setattr(tune, "JobProcess", JobProcess)
     monkeypatch.setattr(tune, "time_kernel", dies_of_attention)
     done = run(file, "--batch", 1)
-    assert done.code == 0 and done.err.count("not timed: its process ended, exit code 3") == 2, done.err
+    assert done.code == 0 and done.err.count("not timed: its process ended with exit code 3") == 2, done.err
     others = [(shape, batch) for shape, batch in kernels(1) if not shape.startswith("attention ")]
     assert held(tiles_path(file, HERE.gpu)) == others and len(others) == len(kernels(1)) - 2

@@ -9,14 +9,13 @@ from torch import nn
 import swin_quant as sq
 
 
-def test_the_report_fits_80_columns_and_says_what_it_computed(run, micro, pictures):
-    words = ("--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", "2", "--check-replacements")
-    done = run("analyze", micro / "swin.pth", *words).ok()
+def test_the_report_fits_80_columns_and_says_what_it_computed(run, micro):
+    done = run("analyze", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--check-replacements").ok()
     assert max(map(len, done.out.splitlines())) <= 80
     assert done.out.startswith("swin_micro, pictures 1 x 3 x 32 x 32: ")
     text = " ".join(done.out.split())
-    assert "batch: may vary" in text and "size: fixed" in text and "never measured" in text
-    assert "control flow does not depend on data" in text and "2 pictures" in text and "equal to the bit" in text
+    assert "batch: may vary" in text and "size: fixed" in text
+    assert "control flow does not depend on data" in text and "equal to the bit" in text
 
 
 def test_as_json_after_replacements(run, micro):
@@ -26,7 +25,6 @@ def test_as_json_after_replacements(run, micro):
     names = [one["name"] for one in report["operators"]]
     assert "roll" not in names and "linear" in names
     assert report["macs"] == sum(one["macs"] for one in report["operators"]) > 0
-    assert report["roofline"]["blocks"][-1]["block"] == "all" and report["roofline"]["computed, not measured"]
 
 
 @pytest.mark.parametrize(
@@ -34,9 +32,7 @@ def test_as_json_after_replacements(run, micro):
     [
         (["--replace", "rol"], "--replace 'rol'; did you mean roll?"),
         (["--target", "tvm"], "--target 'tvm': there are cuda, "),
-        (["--machine", "tpu"], "no machine 'tpu'"),
         (["--check-replacements"], "give a checkpoint"),
-        (["--data-path", "digits"], "give a checkpoint"),
         (["x.onnx"], "x.onnx: is an ONNX file, whose graph is analysed alone"),
     ],
 )
@@ -44,16 +40,9 @@ def test_bad_input_is_one_line(run, micro, words, said):
     assert said in run("analyze", "--cfg", micro / "swin.yaml", *words).error(2)
 
 
-def test_pictures_of_which_none_can_be_read(run, micro, tmp_path):
-    (tmp_path / "val" / "cat").mkdir(parents=True)
-    (tmp_path / "val" / "cat" / "x.png").write_bytes(b"no picture")
-    done = run("analyze", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", tmp_path)
-    assert "none of 1 pictures of --data-path can be read" in done.error(1)
-
-
 def test_a_model_of_ones_own_from_python():
     found = sq.analyze(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 8, 8), check_replacements=True)
-    assert "conv2d" in str(found) and found.to_dict()["pictures"] == 2 and "<table" in found._repr_html_()
+    assert "conv2d" in str(found) and "<table" in found._repr_html_()
     assert all(one["calls"] == 0 for one in found.to_dict()["replacements"])
     with pytest.raises(sq.UsageError, match="does not say the size of its pictures"):
         sq.analyze(nn.ReLU())

@@ -40,10 +40,7 @@ def test_the_table_says_what_is_int8_and_what_stays_float(run, model):
     done = run("show", model).ok()
     lines = done.out.splitlines()
     assert lines[0] == "opset 20, float32 body; 1 of 2 products int8; 1 QuantizeLinear, 2 DequantizeLinear"
-    (row,) = [line.split() for line in lines if line.startswith("layers.0.blocks.1")]
-    assert row == ["layers.0.blocks.1", "1/1"]
-    assert any(line.split() == ["(outside", "blocks)", "0/1", "head"] for line in lines)
-    assert lines[-1] == "float ops: none"
+    assert lines[-2:] == ["float products: head", "float ops: none"]
 
 
 def test_operators_that_stand_for_plain_nodes_are_named(run, model):
@@ -68,7 +65,7 @@ def test_the_report_goes_to_a_file(run, model, tmp_path):
     assert done.code == 0 and done.err == ""
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["file"], report["int8_gemms"], len(report["gemms"])) == ("model.onnx", 1, 2)
-    assert report["gemms"][0]["name"] == "layers.0.blocks.1.mlp.fc1" and report["gemms"][0]["weight"] == "per-channel"
+    assert report["gemms"][0]["name"] == "layers.0.blocks.1.mlp.fc1" and report["gemms"][0]["int8"]
 
 
 def test_files_that_are_no_onnx(run, tmp_path):

@@ -16,8 +16,8 @@ from sass import INT8_A_CLOCK, SCHEDULERS, Counts, counted
 
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.program import Launch, kernel_of
-from swin_quant.operators.roofline import Machine, gpu_of
 
 FROM_CACHE = 64  # bytes a clock from the L2 cache into one multiprocessor (V100: Jia et al., 2018)
 RESERVED = 1024  # bytes of shared memory that every program takes besides its own
@@ -96,7 +96,7 @@ def trips(prepared: PreparedLaunch) -> tuple[int, ...]:
 
 def estimate_of(launch: Launch, counts: KernelCounts, machine: Machine) -> Estimate:
     """The estimate for a launch with its default tiles, and the counts of its kernel."""
-    gpu, prepared = gpu_of(machine), kernel_of(launch).prepare()
+    gpu, prepared = machine.gpu, kernel_of(launch).prepare()
     programs, clock = prod(prepared.grid), clock_ghz(machine) * 1e3  # clocks a microsecond
     each = -(-programs // gpu.sms)  # on the busiest multiprocessor
     resident = max(1, min(each, resident_programs(gpu.capability, counts.warps, counts.registers, counts.shared)))
@@ -120,14 +120,14 @@ def floor_us(launch: Launch, machine: Machine) -> float:
     """The least time of a launch by the GPU's data sheet: the longest of its bytes at the bandwidth, its products at
     the peak, and a launch inside a CUDA graph."""
     memory = launch.bytes_moved / (machine.bandwidth_gbs * 1e3)
-    return max(memory, 1e6 * launch.operations / peak(launch, machine), gpu_of(machine).launch_us)
+    return max(memory, 1e6 * launch.operations / peak(launch, machine), machine.gpu.launch_us)
 
 
 def peak(launch: Launch, machine: Machine) -> float:
     """Operations a second. Float32 products, the head's alone, get the peak of half precision."""
     if launch.products not in ("int8", "fp8"):
         return machine.float_tflops * 1e12
-    return (machine.int8_tops if launch.products == "int8" else gpu_of(machine).fp8_tflops or nan) * 1e12
+    return (machine.int8_tops if launch.products == "int8" else machine.gpu.fp8_tflops or nan) * 1e12
 
 
 def read_by_program(launch: Launch, constants: Mapping[str, Any]) -> float:
@@ -142,7 +142,7 @@ def read_by_program(launch: Launch, constants: Mapping[str, Any]) -> float:
 
 def clock_ghz(machine: Machine) -> float:
     """The clock at which the GPU's tensor cores have the peak of its data sheet."""
-    gpu = gpu_of(machine)
+    gpu = machine.gpu
     return machine.int8_tops * 1e3 / (gpu.sms * INT8_A_CLOCK[gpu.capability])
 
 

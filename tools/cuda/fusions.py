@@ -22,13 +22,13 @@ from estimates import KernelCounts, count, estimate_of
 from swin_quant.backends.cuda.choose_fusions import chosen, size_of
 from swin_quant.backends.cuda.fusions import FUSIONS, with_fusions
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
 from swin_quant.backends.cuda.program import Launch, kernel_of
 from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.config import find_config, load_config
-from swin_quant.operators.roofline import Machine, gpu_of, gpus, load_machine
 
 MACHINES = Path(__file__).resolve().parents[2] / "configs" / "machines"
 MODELS = (
@@ -92,7 +92,7 @@ def table_of(programs: Programs, machine: Machine, counted: Counted, capability:
     left, and so on. Where blocks of one size differ, as with and without a shift, most of them decide."""
     votes: dict[tuple[str, str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for (_, precision, batch), launches in programs.items():
-        if precision == "fp8" and not gpu_of(machine).fp8_tflops:
+        if precision == "fp8" and not machine.gpu.fp8_tflops:
             continue
         at = 0
         for taken, group in chosen(launches, model_of(machine, batch, counted, capability)):
@@ -145,7 +145,7 @@ def main() -> None:
     machines = {name: load_machine(name) for name in args.gpus or gpus()}
     counted: dict[tuple[str, int, int], KernelCounts | None] = {}
     for name, machine in machines.items():
-        capability = args.capability or gpu_of(machine).capability
+        capability = args.capability or machine.gpu.capability
         if not any(known == capability for _, _, known in counted):
             counted |= count_all(programs, capability)
         table = table_of(programs, machine, counted, capability)

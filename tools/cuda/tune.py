@@ -40,7 +40,7 @@ from swin_quant.backends.cuda.tuning import (
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
-from swin_quant.score.jobs import JobFailed, JobProcess
+from swin_quant.score.jobs import JobProcess
 
 # rows, columns, warps, stages; `inner` is the default's, and half as much.
 GEMM = (
@@ -223,7 +223,7 @@ def tune(path: str | Path, batches: Sequence[int] = BATCHES, seconds: float = SE
                 break
             try:
                 known[shape, batch], default = process.do((launch, batch), min(LONGEST, left))
-            except JobFailed as error:
+            except SwinQuantError as error:
                 if time.monotonic() >= end:
                     break
                 print(f"{launch.name}, batch {batch}: not timed: {error}", file=sys.stderr)

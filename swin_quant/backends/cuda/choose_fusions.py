@@ -11,11 +11,11 @@ import torch
 
 from swin_quant.backends.cuda.fusions import FUSIONS, Fusion, Group, Row, fused, with_fusions
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.program import Launch, Program, kernel_of
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, shape_of
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.operators.roofline import Machine, gpu_of
 
 OPERANDS = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
 
@@ -50,7 +50,7 @@ def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None, tuned:
     launches = program.launches
     if times := tuned.times_of(with_fusions(launches), batch):
         return fused(program, chosen(launches, lambda launch: times[shape_of(launch)]))
-    return fused(program, listed(launches, gpu_of(machine).fusions))
+    return fused(program, listed(launches, machine.gpu.fusions))
 
 
 def listed(launches: Sequence[Launch], table: Mapping[str, Mapping[str, Mapping[str, Sequence[int]]]]) -> list[Row]:

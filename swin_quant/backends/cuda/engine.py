@@ -10,6 +10,7 @@ from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.spec_from_policy import check_batch
@@ -18,7 +19,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.operators.roofline import Machine, gpu_of, gpus, load_machine
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
@@ -87,7 +87,7 @@ def machine_here() -> Machine:
     capability, sms = capability_here(), torch.cuda.get_device_properties("cuda").multi_processor_count
 
     def unlike(machine: Machine) -> tuple[int, int]:
-        known = gpu_of(machine)
+        known = machine.gpu
         return abs(known.capability - capability), abs(known.sms - sms)
 
     nearest = min(known, key=lambda name: unlike(known[name]))

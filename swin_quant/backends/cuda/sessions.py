@@ -20,12 +20,12 @@ from swin_quant.backends.cuda.binding import Bound, bind, memory
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.gpu_errors import NoKernel, gpu_errors
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Program
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
-from swin_quant.operators.roofline import Machine
 
 _KEPT = 2  # programs on a CPU: full batches, and the last, smaller one
 # torch synchronizes the whole GPU before a capture, which would end another thread's capture.

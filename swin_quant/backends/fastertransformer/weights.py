@@ -24,8 +24,8 @@ from swin_quant.backends.fastertransformer.layouts import (
 from swin_quant.backends.fastertransformer.slots import AMAX_LIST, KERNELS, PACKED, Slot
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
+from swin_quant.models.maps import mask
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, version_of
-from swin_quant.models.windows import attention_mask
 from swin_quant.quant.quantizer import named_nodes
 
 DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
@@ -94,10 +94,9 @@ class WeightSource:
                 scale = self._attention(slot).logit_scale.float()
                 return (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
             case "attn_mask" | "trt_attn_mask":
-                g = (
-                    self.model.geometry
-                )  # not a block's own mask: a stage of one block has none, but the plugin needs one
-                return attention_mask(g.resolution(slot.place[0]), g.window_in_use(slot.place[0]), g.window // 2)
+                # not a block's own mask: a stage of one block has none, but the plugin needs one
+                g, stage = self.model.geometry, slot.place[0]
+                return mask(*g.tokens(stage), g.windows(stage), (g.window // 2, g.window // 2))
             case "amaxList" | "h_amaxList":
                 return amax_list(self._ranges_of_block(*slot.place), self.version)
             case _:

@@ -9,11 +9,9 @@ from typing import Any
 from swin_quant.backends.onnx_reader.checks import check_operators, graphs, infer_shapes, label, nodes, shown
 from swin_quant.backends.onnx_reader.file import naming, read_model
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
 from swin_quant.operators.trace import Call, Shape
 
-VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 DEPENDING = frozenset({"If", "Loop", "Scan", "NonZero", "Unique", "NonMaxSuppression", "Compress"})
 _MATRIX = frozenset({"MatMul", "Gemm", "MatMulInteger", "QLinearMatMul"})
 _KERNEL = frozenset({"Conv", "ConvInteger", "QLinearConv"})
@@ -61,46 +59,28 @@ def _counted(model: Any, batch: int) -> CountedGraph:
         sizes[0].dim_value = batch
     if not sizes or any(not size.HasField("dim_value") for size in sizes):
         raise UsageError("takes pictures of any size, whose operators cannot be counted: export it with a fixed one")
-    weights = {name: (_shape(tensor.dims), _bytes(tensor.data_type, tensor.dims)) for name, tensor in held.items()}
     parameters = sum(math.prod(one.dims) for one in held.values() if one.data_type not in _INDEX_TYPES)
     for graph in graphs(model.graph):
         del graph.value_info[:]  # its shapes may be of another batch
     graph = infer_shapes(model)
     values = (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output))
-    known = {value.name: value.type.tensor_type for value in values}
-    shapes = {name: _shape(size.dim_value for size in kind.shape.dim) for name, kind in known.items()}
-    sizes_of = {name: _bytes(known[name].elem_type, shape) for name, shape in shapes.items()}
-    shapes |= {name: shape for name, (shape, _) in weights.items()}
-    read: set[str] = set()
-    calls = [_call(node, shapes, sizes_of, weights, read) for node in nodes(graph) if node.op_type != "Constant"]
+    shapes = {value.name: _shape(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values}
+    shapes |= {name: _shape(tensor.dims) for name, tensor in held.items()}
+    calls = [_call(node, shapes) for node in nodes(graph) if node.op_type != "Constant"]
     depending = tuple(f"{node.op_type} ({label(node)})" for node in nodes(graph) if node.op_type in DEPENDING)
     images = shapes[inputs[0].name]
     return CountedGraph(tuple(calls), parameters, open_batch, images, depending)
 
 
-def _call(
-    node: Any,
-    shapes: Mapping[str, Shape],
-    sizes: Mapping[str, int],
-    weights: Mapping[str, tuple[Shape, int]],
-    read: set[str],
-) -> Call:
-    """The counts of one node; `read` holds the weights that earlier nodes read, and takes in the node's own."""
+def _call(node: Any, shapes: Mapping[str, Shape]) -> Call:
+    """The shapes and MACs of one node."""
     name = node.op_type if node.domain in ("", "ai.onnx") else f"{shown(node.domain)}::{shown(node.op_type)}"
-    inputs = [one for one in node.input if one]
-    own = [one for one in inputs if one in weights]
-    new = {one for one in own if one not in read}
-    read |= new
-    moves = name not in VIEWS
     return Call(
         name,
         label(node),
-        tuple(shapes[one] for one in inputs if one in shapes),
+        tuple(shapes[one] for one in node.input if one in shapes),
         tuple(shapes[one] for one in node.output if one in shapes),
         macs_of(node, [shapes.get(one) for one in node.input], [shapes.get(one) for one in node.output]),
-        sum(math.prod(weights[one][0]) for one in new),
-        sum(sizes.get(one, 0) for one in {*inputs, *node.output} - set(own)) if moves else 0,
-        sum(weights[one][1] for one in own) if moves else 0,
     )
 
 
@@ -123,11 +103,3 @@ def macs_of(node: Any, inputs: Sequence[Shape | None], outputs: Sequence[Shape |
 
 def _shape(sizes: Any) -> Shape:
     return tuple(int(size) for size in sizes)
-
-
-def _bytes(kind: int, shape: Any) -> int:
-    onnx = library("onnx", "onnx")
-    try:
-        return math.prod(shape) * onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize
-    except (KeyError, TypeError, ValueError):
-        return 0

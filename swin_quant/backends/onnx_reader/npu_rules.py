@@ -4,12 +4,10 @@ A file that keeps all rules of a target is one that its makers say they take. Th
 device shows (docs/devices.md).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.extras import library
+from swin_quant.backends.onnx_reader.checks import STANDARD, infer_shapes, label
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -81,30 +79,21 @@ NPUS: dict[str, NpuRules] = {
 def misfits(model: "ModelProto", target: str) -> list[Misfit]:
     """The nodes of an ONNX model that break the rules of a target, in the graph's order. SwinQuantError for a graph
     whose shapes contradict each other. Drops the data of large tensors from `model`."""
-    from swin_quant.backends.onnx_reader.checks import without_data
-    from swin_quant.backends.onnx_reader.worker import InferenceError, ask
-
-    rules, onnx = NPUS[target], library("onnx", "onnx")
-    try:
-        graph = onnx.ModelProto.FromString(ask(without_data(model).SerializeToString(), "strict")).graph
-    except InferenceError as error:
-        raise SwinQuantError(f"its graph makes no sense: {error}") from error
+    rules, graph = NPUS[target], infer_shapes(model)
     shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info, *graph.output)}
-    return list(_breaking(graph, rules, shapes))
-
-
-def _breaking(graph: Any, rules: NpuRules, shapes: dict[str, Any]) -> Iterator[Misfit]:
-    from swin_quant.backends.onnx_reader.checks import label
-
-    constants = {tensor.name for tensor in graph.initializer}
-    for value in graph.input:
-        if value.name not in constants and any(not size.HasField("dim_value") for size in shapes[value.name].dim):
-            yield Misfit(value.name, "input", "its shape is open: export with a fixed batch and size")
+    inputs = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+    found = [
+        Misfit(name, "input", "its shape is open: export with a fixed batch and size")
+        for name in sorted(inputs)
+        if any(not size.HasField("dim_value") for size in shapes[name].dim)
+    ]
     for node in graph.node:
-        if node.op_type in rules.lacks or node.domain not in ("", "ai.onnx"):
-            yield Misfit(label(node), node.op_type, "the operator is not taken, or not rightly")
+        faults = []
+        if node.op_type in rules.lacks or node.domain not in STANDARD:
+            faults += ["the operator is not taken, or not rightly"]
         elif rules.takes is not None and node.op_type not in rules.takes:
-            yield Misfit(label(node), node.op_type, "the operator is not in the target's list")
-        ranks = [len(shapes[name].dim) for name in node.output if name in shapes]
-        if ranks and max(ranks) > rules.most_rank:
-            yield Misfit(label(node), node.op_type, f"a tensor of rank {max(ranks)}, above {rules.most_rank}")
+            faults += ["the operator is not in the target's list"]
+        rank = max((len(shapes[name].dim) for name in node.output if name in shapes), default=0)
+        faults += [f"a tensor of rank {rank}, above {rules.most_rank}"] if rank > rules.most_rank else []
+        found += [Misfit(label(node), node.op_type, fault) for fault in faults]
+    return found

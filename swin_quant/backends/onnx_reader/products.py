@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 FLOAT8 = "float8"
 QUANTIZED = ("int8", FLOAT8)  # types of a product's inputs; INT4 weights are multiplied as int8
-OUTSIDE = "(outside blocks)"
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 _INTEGER_PRODUCTS = frozenset({"QLinearMatMul", "MatMulInteger", "QLinearConv", "ConvInteger", "QGemm"})
 _PAIRS = ("QuantizeLinear", "DequantizeLinear")
@@ -26,9 +25,6 @@ _QUIET = _PRODUCTS | _INTEGER_PRODUCTS | _THROUGH | {*_PAIRS, "Constant", "Shape
 _SYMMETRIC = ("int8", "float8e4m3fn", "unknown")
 _WIDE = ("uint16", "int16")  # pairs of these make no int8 product
 _REACH = 64  # the most nodes followed in a row
-# Our exporter names a module layers.0.blocks.1, timm's by TorchScript /layers/layers.0/blocks/blocks.1.
-_BLOCK = re.compile(r"layers[._](\d+)\b.*?blocks[._](\d+)(?![\d])")
-_STAGE = re.compile(r"layers[._](\d+)(?!\d).*?downsample")
 _SCOPE = re.compile(r"'([^', ]+)'")
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}  # all other types keep ONNX's name, in lower case
@@ -40,16 +36,14 @@ class Gemm:
     """A product of two tensors. `kind`: linear (one side constant), matmul (both vary) or conv.
 
     `format`: int8 or float8 if both inputs are dequantized from it, int8 for an integer operator, else None. `inputs`:
-    each input's int8, int4, float8 or float type. `weight`: per-channel, per-tensor or None.
+    each input's int8, int4, float8 or float type.
     """
 
     node: "NodeProto"
     name: str
-    block: str | None
     kind: str
     format: str | None
     inputs: tuple[str, str]
-    weight: str | None
 
     @property
     def int8(self) -> bool:
@@ -58,23 +52,18 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The products of a graph by block. `body`: the type of most results; `pairs`: Q and DQ nodes; `asymmetric`: those
-    that are not int8 or float8 E4M3 with zero point 0; `float_ops`: how often each other operator computes."""
+    """The products of a graph. `body`: the type of most results; `pairs`: Q and DQ nodes; `asymmetric`: those that are
+    not int8 or float8 E4M3 with zero point 0; `float_ops`: how often each other operator computes."""
 
     opset: int
     body: str
-    blocks: dict[str, list[Gemm]]
+    gemms: list[Gemm]
     float_ops: dict[str, int]
     pairs: tuple[int, int]
     asymmetric: list[str]
 
-    @property
-    def gemms(self) -> list[Gemm]:
-        return [gemm for gemms in self.blocks.values() for gemm in gemms]
-
     def to_dict(self) -> dict[str, Any]:
         """The report in JSON's types."""
-        names = ("name", "block", "kind", "int8", "weight")
         return {
             "opset": self.opset,
             "body": self.body,
@@ -84,7 +73,7 @@ class Inspection:
             "float8_gemms": sum(gemm.format == FLOAT8 for gemm in self.gemms),
             "gemms": [
                 {"node": gemm.node.name, "op": gemm.node.op_type, "inputs": list(gemm.inputs)}
-                | {name: getattr(gemm, name) for name in names}
+                | {"name": gemm.name, "kind": gemm.kind, "int8": gemm.int8}
                 for gemm in self.gemms
             ],
             "asymmetric": self.asymmetric,
@@ -96,16 +85,13 @@ def inspect_model(model: "ModelProto") -> Inspection:
     """Analyse the main graph of a model. SwinQuantError if it is empty or out of order."""
     graph = _Graph(model)
     gemms = graph.gemms()
-    blocks: dict[str, list[Gemm]] = {}
-    for gemm in gemms:
-        blocks.setdefault(gemm.block or OUTSIDE, []).append(gemm)
     bodies = Counter(graph.types.get(gemm.node.output[0], "unknown") for gemm in gemms)
     counts = Counter(node.op_type for node in graph.nodes if not graph.constant.issuperset(node.output))
     every = Counter(node.op_type for node in graph.nodes)
     return Inspection(
         opset=next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 0),
         body=bodies.most_common(1)[0][0] if bodies else "unknown",
-        blocks=blocks,
+        gemms=gemms,
         float_ops={shown(op): count for op, count in counts.most_common() if op not in _QUIET},
         pairs=(every[_PAIRS[0]], every[_PAIRS[1]]),
         asymmetric=[label(node) for node in graph.nodes if node.op_type in _PAIRS and not graph.is_symmetric(node)],
@@ -113,7 +99,7 @@ def inspect_model(model: "ModelProto") -> Inspection:
 
 
 class _Graph:
-    """The main graph of a model with functions inlined: maker, shape and type of each tensor, and the constants."""
+    """The main graph of a model with functions inlined: maker and type of each tensor, and the constants."""
 
     def __init__(self, model: "ModelProto") -> None:
         if not model.graph.node or not model.graph.output:
@@ -136,12 +122,9 @@ class _Graph:
                 self.constant.update(node.output)
                 tensors = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
                 self.values.update({name: tensor for tensor in tensors for name in node.output})
-        self.types, self.shapes = dict[str, str](), dict[str, list[int]]()
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            self.types[value.name] = _type_name(value.type.tensor_type.elem_type)
-            self.shapes[value.name] = [size.dim_value for size in value.type.tensor_type.shape.dim]
-        for name, tensor in self.values.items():
-            self.types[name], self.shapes[name] = _type_name(tensor.data_type), list(tensor.dims)
+        values = (*graph.input, *graph.value_info, *graph.output)
+        self.types = {value.name: _type_name(value.type.tensor_type.elem_type) for value in values}
+        self.types |= {name: _type_name(tensor.data_type) for name, tensor in self.values.items()}
 
     def varying(self, node: "NodeProto") -> list[str]:
         """The inputs that depend on the picture."""
@@ -165,29 +148,19 @@ class _Graph:
         )
 
     def _gemm(self, node: "NodeProto") -> Gemm:
-        block, name = self._block(node), self._module(node)
+        name = self._module(node)
         if node.op_type in _INTEGER_PRODUCTS:
-            kind = "conv" if "Conv" in node.op_type else "linear"
-            return Gemm(node, name, block, kind, "int8", ("int8", "int8"), None)
+            return Gemm(node, name, "conv" if "Conv" in node.op_type else "linear", "int8", ("int8", "int8"))
         sides = node.input[:2]
         pairs = [self._dequantize(side) for side in sides]
-        kinds = [self._kind(side, pair) for side, pair in zip(sides, pairs, strict=True)]
+        one, other = (self._kind(side, pair) for side, pair in zip(sides, pairs, strict=True))
         formats = {
             FLOAT8 if kind == FLOAT8 else "int8" if pair and kind not in _WIDE else None
-            for kind, pair in zip(kinds, pairs, strict=True)
+            for kind, pair in zip((one, other), pairs, strict=True)
         }
-        weights = [pair for side, pair in zip(sides, pairs, strict=True) if pair and side in self.constant]
-        is_whole = weights and all(size == 1 for size in self.shapes.get(weights[0].input[1], ()))
         is_linear = any(side in self.constant for side in sides)
-        return Gemm(
-            node=node,
-            name=name,
-            block=block,
-            kind="conv" if node.op_type == "Conv" else "linear" if is_linear else "matmul",
-            format=formats.pop() if len(formats) == 1 else None,
-            inputs=(kinds[0], kinds[1]),
-            weight=("per-tensor" if is_whole else "per-channel") if weights else None,
-        )
+        kind = "conv" if node.op_type == "Conv" else "linear" if is_linear else "matmul"
+        return Gemm(node, name, kind, formats.pop() if len(formats) == 1 else None, (one, other))
 
     def _dequantize(self, tensor: str) -> "NodeProto | None":
         """The DequantizeLinear before `tensor`, if any, looking through moves and Casts."""
@@ -206,15 +179,6 @@ class _Graph:
             return stored
         return "int4" if stored in ("int4", "uint4") else FLOAT8 if stored.startswith("float8") else "int8"
 
-    def _block(self, node: "NodeProto") -> str | None:
-        """`layers.0.blocks.1` or `layers.0.downsample`, from the names around the node; None if none names a block."""
-        for text in (node.name, *self._weights(node), *(entry.value for entry in node.metadata_props)):
-            if found := _BLOCK.search(text):
-                return f"layers.{found[1]}.blocks.{found[2]}"
-            if found := _STAGE.search(text):
-                return f"layers.{found[1]}.downsample"
-        return None
-
     def _module(self, node: "NodeProto") -> str:
         """The module's name from the node's weight (`layers.0.blocks.1.attn.qkv`), else from the scopes that torch's
         exporter recorded, else the node's own name."""
@@ -222,7 +186,7 @@ class _Graph:
             if "." in name and (stem := _TAIL.sub("", name)) != name:
                 return stem
         scopes = [entry.value for entry in node.metadata_props if entry.key == _SCOPES]
-        parts = _SCOPE.findall(scopes[0]) if scopes and not _BLOCK.search(node.name) else []
+        parts = _SCOPE.findall(scopes[0]) if scopes else []
         return ".".join(parts[-2:]) or label(node)
 
     def _weights(self, node: "NodeProto") -> list[str]:

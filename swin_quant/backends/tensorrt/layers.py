@@ -65,7 +65,6 @@ class LayerRow:
     """One product of the ONNX graph and its layer in the engine; `layer` is None if no layer names the product."""
 
     name: str
-    block: str | None
     kind: str
     wanted: str
     ran: str
@@ -118,8 +117,8 @@ def _row(gemm: Gemm, layer: EngineLayer | None) -> LayerRow:
     wanted = gemm.format or next((kind for kind in gemm.inputs if kind not in QUANTIZED), UNKNOWN)
     name = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
     if layer is None:
-        return LayerRow(name, gemm.block, gemm.kind, wanted, UNKNOWN, None, None)
-    return LayerRow(name, gemm.block, gemm.kind, wanted, layer.product_type, layer.name, layer.kernel)
+        return LayerRow(name, gemm.kind, wanted, UNKNOWN, None, None)
+    return LayerRow(name, gemm.kind, wanted, layer.product_type, layer.name, layer.kernel)
 
 
 def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:

@@ -24,7 +24,7 @@ from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
-from swin_quant.quant.passes.targets import Targets, channel_weights, picture_gradients, targets_of
+from swin_quant.quant.passes.targets import Targets, channel_weights, targets_of
 from swin_quant.quant.passes.trial import Values, enabled_in, give_state, quantized_layers, state_of
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State
@@ -39,7 +39,7 @@ _LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
 class ReconstructOptions(SelfChecked):
     """At most `pictures`, with their mirror images if both together are no more (`mirror`); `iterations` a unit, of
     `batch` pictures each; `drop`: the share of values taken from float; `weighted`: weight errors by their effect on
-    the logits; `rank`: draws a picture of the directions in which its errors add up (0: none)."""
+    the logits."""
 
     pictures: Annotated[int, within(least=1)] = 1024
     iterations: Annotated[int, within(least=1)] = 200
@@ -47,7 +47,6 @@ class ReconstructOptions(SelfChecked):
     drop: Annotated[float, within(least=0, most=0.95)] = 0.5
     mirror: bool = True
     weighted: bool = True
-    rank: Annotated[int, within(least=0, most=64)] = 0
     seed: Annotated[int, within(least=0)] = 0
 
 
@@ -61,10 +60,7 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
     def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
-        gradients = None
-        if options.rank:
-            gradients = picture_gradients(context.original, step.name, images, options.rank, options.seed)
-        targets = targets_of(step, inputs, weights.get(step.name), gradients, rows)
+        targets = targets_of(step, inputs, weights.get(step.name), rows)
         return _improved(step.unit, targets, options, number)
 
     gains = improve_units("reconstruct", context, images, options, "", improve)

@@ -3,15 +3,12 @@
 Errors in a unit's output channels are weighted by their effect on the network's output. A small error e moves the
 softmax from float's by a Kullback-Leibler divergence of e^T F e / 2. F, the Fisher matrix, is the mean of g g^T: g is
 the gradient of the logits times A r, where A A^T = diag(p) - p p^T is the divergence's Hessian in the logits, and r are
-random signs. One backward pass a batch gives the diagonal of F for all units: the cost of independent errors. Errors of
-one picture, for instance by a wrong scale or bias, are not independent, and add up along its g: a few draws of g make a
-matrix of low rank, for that picture and the unit's whole output. (Martens, "New insights and perspectives on the
-natural gradient method", 2020; Li et al., "BRECQ", 2021; Wu et al., "FIMA-Q", 2025.)
+random signs. One backward pass a batch gives the diagonal of F for all units: the cost of independent errors.
+(Martens, "New insights and perspectives on the natural gradient method", 2020; Li et al., "BRECQ", 2021.)
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,9 +29,7 @@ CHUNK = 32  # pictures at a time
 class Targets:
     """Float's `inputs` and `outputs`, and the inputs from the quantized units before, one picture a row.
 
-    `root`: the root of each channel's weight of squared errors. The last `held_out` rows judge. `gradients` [pictures,
-    rank, *output]: directions in which errors of a picture add up (`targets`); with them, they make up half of the
-    error.
+    `root`: the root of each channel's weight of squared errors. The last `held_out` rows judge.
     """
 
     inputs: Tensor
@@ -42,7 +37,6 @@ class Targets:
     outputs: Tensor
     root: Tensor
     held_out: int
-    gradients: Tensor | None = None
 
     @property
     def training(self) -> range:
@@ -57,11 +51,7 @@ class Targets:
     def error(self, outputs: Tensor, rows: Tensor | slice) -> Tensor:
         """Weighted squared error of the unit's outputs for `rows`, 0-dim."""
         wrong = outputs - self.outputs[rows]
-        alone = (wrong * self.root).square().sum()
-        if self.gradients is None:
-            return alone
-        along = (self.gradients[rows] * wrong.unsqueeze(1)).flatten(2).sum(2)
-        return (alone + along.square().mean(1).sum()) / 2
+        return (wrong * self.root).square().sum()
 
     def cost(self, unit: nn.Module, rows: range) -> float:
         """The quantized unit's error a picture; infinite if it is not finite."""
@@ -76,7 +66,6 @@ def targets_of(
     step: UnitRun,
     quantized_inputs: Sequence[Tensor],
     weights: Tensor | None,
-    gradients: Tensor | None = None,
     rows: int = 1,
 ) -> Targets:
     """The targets of a unit. `quantized_inputs`: batches from the quantized units before; `weights`: one for each
@@ -87,7 +76,7 @@ def targets_of(
     outputs = torch.cat(step.outputs)
     root = outputs.new_ones(()) if weights is None else _beside(step.unit, outputs, weights.to(outputs.device).sqrt())
     held_out = rows * max(1, round(_HELD_OUT * len(outputs) / rows))
-    return Targets(torch.cat(step.inputs), torch.cat(list(quantized_inputs)), outputs, root, held_out, gradients)
+    return Targets(torch.cat(step.inputs), torch.cat(list(quantized_inputs)), outputs, root, held_out)
 
 
 def _beside(unit: nn.Module, outputs: Tensor, weights: Tensor) -> Tensor:
@@ -103,10 +92,10 @@ def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
     return root - p * root.sum(1, keepdim=True)
 
 
-def _draw(logits: Tensor, classes: bool, generator: torch.Generator, count: int = 1) -> Tensor:
-    """`count` draws of A r for each row: [count, B, classes]. Without classes, A is the identity."""
-    signs = torch.randint(0, 2, (count, *logits.shape), generator=generator).to(logits) * 2 - 1
-    return torch.stack([root_times_signs(logits.detach(), each) for each in signs]) if classes else signs
+def _draw(logits: Tensor, classes: bool, generator: torch.Generator) -> Tensor:
+    """A r for each row: [B, classes]. Without classes, A is the identity."""
+    signs = torch.randint(0, 2, logits.shape, generator=generator).to(logits) * 2 - 1
+    return root_times_signs(logits.detach(), signs) if classes else signs
 
 
 def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Tensor], seed: int) -> dict[str, Tensor]:
@@ -130,54 +119,8 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
         for batch in images:
             x = batch.clone().requires_grad_()
             logits = rows(model(x))
-            torch.autograd.grad((logits * _draw(logits, classes, generator)[0]).sum(), x)
+            torch.autograd.grad((logits * _draw(logits, classes, generator)).sum(), x)
     return {name: _relative(total).float() for name, total in sums.items()}
-
-
-def picture_gradients(model: nn.Module, unit: str, images: Sequence[Tensor], rank: int, seed: int) -> Tensor:
-    """`rank` draws of g for each picture and one unit: bfloat16 [pictures, rank, *output], with mean square 1.
-
-    The mean of (g e)^2 over a picture's draws is the cost of its error e, on the scale of `channel_weights`.
-    """
-    classes = has_classes(model)
-    generator = torch.Generator().manual_seed(seed)
-    leaf: list[Tensor] = []
-
-    def cut(module: nn.Module, inputs: object, y: Tensor) -> Tensor:
-        leaf.append(y.detach().requires_grad_())
-        return leaf[-1]
-
-    found: list[Tensor] = []
-    hook = model.get_submodule(unit).register_forward_hook(cut)
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), without_gradients(model):
-            for batch in images:
-                logits = rows(model(batch.clone()))
-                y, felt = leaf.pop(), _draw(logits, classes, generator, rank)
-                draws = [torch.autograd.grad((logits * each).sum(), y, retain_graph=True)[0] for each in felt]
-                found.append(torch.stack(draws, dim=1).bfloat16())
-    finally:
-        hook.remove()
-    return torch.cat(found).div_(_size(found))
-
-
-def _size(parts: Sequence[Tensor]) -> float:
-    """The root of the mean square; 1 if that is zero or not finite."""
-    mean = sum(part.double().square().sum().item() for part in parts) / sum(part.numel() for part in parts)
-    return mean**0.5 if 0 < mean < float("inf") else 1.0
-
-
-@contextmanager
-def without_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside the context, no parameter of the model requires a gradient."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_()
 
 
 def _relative(total: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 
 from swin_quant.backends.cuda.engine import load, machine_here
 from swin_quant.backends.cuda.gpu_errors import gpu_errors
+from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.operators.roofline import load_machine
 from swin_quant.quant.policy import dequantize, load_policy, quantize
 from swin_quant.score.options import EngineOptions
 from tests.backends.conftest import pictures

@@ -11,11 +11,11 @@ from swin_quant.backends.cuda.choose_fusions import chosen, fused_program, liste
 from swin_quant.backends.cuda.fusions import FUSIONS, candidates, fused, rows, with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import gpus, load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import TileTable, shape_of
-from swin_quant.operators.roofline import gpus, load_machine
 from tests.backends.conftest import pictures
 from tests.backends.cuda.conftest import HEADS_OF_24, spec_of_model
 from tests.backends.cuda.test_interpreted import interpret

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import Captured, GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.operators.roofline import load_machine
 from tests.backends.conftest import pictures
 
 PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))

@@ -20,11 +20,8 @@ def images():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("kind, policy", share([("swinv2", "ft-mode1"), ("swin", "qdq"), ("swin", "cpu")], 3))
-def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(
-    kind, policy, together, small, images
-):
+def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(kind, policy, small, images):
     """Only the first: later units' inputs change with it, and a random network's logits are no sum of units."""
     model = small(kind)
     apply_policy(model, load_policy(policy).bits("role:gemm_weight", 4).bits("role:activation", 4))
@@ -35,7 +32,7 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
     before = squared_error(quantized(unit, inputs), expected)
     plain = {name: p.clone() for name, p in model.named_parameters()}
     grids = {name: node.grid for name, node in enabled_nodes(model).items()}  # including zero points
-    options = RangeSearchOptions(pictures=32, rounds=1, together=together)
+    options = RangeSearchOptions(pictures=32, rounds=1)
     note = run(PassContext(model, images[:32].split(8), units=units_of(model)), options)
     assert squared_error(quantized(unit, inputs), expected) < before, note
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())

@@ -49,7 +49,7 @@ def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
         ([{"name": "equalize", "alpha": []}], "alpha is (), but must be a list of 1 to 64 entries"),
         ([{"name": "ridge", "damp": []}], "damp is (), but must be a list of 1 to 64 entries"),
         ([{"name": "gptq", "pictures": 0}], "at least 1"),
-        ([{"name": "range_search", "together": "maybe"}], "together"),
+        ([{"name": "range_search", "weighted": "maybe"}], "weighted"),
         (
             ["ridge", "equalize", "distill"],
             "equalize after ridge: passes measure by the network that",

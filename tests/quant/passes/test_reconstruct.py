@@ -39,18 +39,6 @@ def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, image
     assert "units gain" in note and "finite" not in note
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_errors_that_add_up_count_too(kind, make_context, images):
-    context = make_context(kind, bits=3, pictures=24)
-    before = sqnr(context, images[24:])
-    run(context, ReconstructOptions(iterations=30, batch=8, rank=2))
-    assert sqnr(context, images[24:]) > before + 1
-    other = make_context(kind, bits=3, pictures=24)
-    run(other, ReconstructOptions(iterations=30, batch=8))
-    assert any(not torch.equal(x, y) for x, y in zip(context.model.parameters(), other.model.parameters(), strict=True))
-
-
 def test_a_picture_and_its_mirror_image_teach_both_or_judge_both():
     images = torch.randn(24, 3, 4, 4)
     batches = with_mirrored(images.split(8))

@@ -8,7 +8,8 @@ from swin_quant.backends.cuda.kernels.attention import AttentionKernel
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.fastertransformer.emulator import _unfused_softmax, to_int8
-from swin_quant.models.windows import attention_mask, window_partition
+from swin_quant.models import maps
+from swin_quant.models.windows import window_partition
 
 MAPS = [(4, 2, 0), (4, 2, 1), (6, 3, 1), (14, 7, 3), (7, 7, 0), (16, 8, 4), (24, 12, 6), (32, 16, 8), (48, 24, 12)]
 
@@ -28,7 +29,11 @@ def test_attention_is_that_of_the_model(m):
     qkv = torch.randn(2 * side * side, 3 * heads * 32, generator=torch.Generator().manual_seed(side))
     bias = torch.randn(heads, length, length, generator=torch.Generator().manual_seed(window))
     q, k, v = qkv.view(-1, length, 3, heads, 32).permute(2, 0, 3, 1, 4)
-    mask = attention_mask(side, window, shift) if shift else torch.zeros((side // window) ** 2, length, length)
+    mask = (
+        maps.mask(side, side, (window, window), (shift, shift))
+        if shift
+        else torch.zeros((side // window) ** 2, length, length)
+    )
     added = bias + mask.repeat(2, 1, 1)[:, None]
     expected = F.scaled_dot_product_attention(q, k, v, added, scale=0.3).transpose(1, 2).flatten(2).flatten(0, 1)
     out = torch.full_like(expected, torch.nan)
