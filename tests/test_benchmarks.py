@@ -50,39 +50,3 @@ def test_pages_of_passes_come_from_their_tables(benchmark, tmp_path, monkeypatch
     script.write(rows)  # among them passes that VARIANTS no longer has
     script.write_planted(planted, wanted)
     assert {name: (tmp_path / name).read_text() for name in before} == before
-
-
-@pytest.mark.parametrize(
-    ("ms", "said"),
-    [
-        ({"int8": 0.5, "trace fp16": 4.0, "eager fp16": 3.0, "compile fp16": 1.0}, "2.00 (compile)"),
-        ({"int8": 0.5, "eager fp16": 0.6, "compile fp16": 1.0}, "1.20 (eager)"),
-        ({"int8": 0.5, "trace fp16": 4.0, "eager fp16": 3.0}, "not measured"),  # the one to beat did not run
-        ({"compile fp16": 1.0}, "-"),
-    ],
-)
-def test_the_best_of_torch_is_named_or_not_claimed(benchmark, ms, said):
-    script = benchmark("cuda_engine")
-    head, _, row = script.table({script.Job(name, "swin", 32): taken for name, taken in ms.items()})
-    cells = dict(zip(*(map(str.strip, line.split("|")) for line in (head, row)), strict=True))
-    assert cells["x best torch"] == said
-
-
-def test_kernels_that_compute_something_else_are_not_timed(benchmark, monkeypatch):
-    import torch
-
-    from swin_quant.backends.cuda.kernels.gemm import GemmKernel
-    from swin_quant.base.errors import SwinQuantError
-
-    script, compute = benchmark("cuda_engine"), GemmKernel.reference
-
-    def one_row_too_few(kernel):
-        last = kernel.out.view(-1, kernel.out.shape[-1])[-1]
-        before = last.clone()
-        compute(kernel)
-        last.copy_(before)
-
-    script.engine("swin_digits", 2, script.Place("cpu"), "int8")(torch.randn(2, *script.shape_of("swin_digits")))
-    monkeypatch.setattr(GemmKernel, "reference", one_row_too_few)
-    with pytest.raises(SwinQuantError, match="wrong logits, whose time is none"):
-        script.engine("swin_digits", 2, script.Place("cpu"), "int8")
