@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -37,18 +36,6 @@ def test_a_program_registers_its_own_and_cannot_replace_another(monkeypatch):
     for other in (replace(mine, home="cpu"), Backend("onnx")):
         with pytest.raises(UsageError, match="there is one of that name already"):
             registry.register(other)
-
-
-@pytest.mark.parametrize("name", registry.BUILT_IN)
-def test_what_a_descriptor_names_is_there(name):
-    """Every "module:function" can be imported if it needs no library of the engine's."""
-    one = registry.backends()[name]
-    places = [one.load, one.float_types, one.labels]
-    places += [one.exports.export, one.exports.options] if one.exports else []
-    for place in filter(None, places):
-        module, _, function = place.partition(":")
-        assert callable(getattr(import_module(module), function)), place
-    assert one.name == name
 
 
 def test_the_descriptors_of_the_document_can_be_made():

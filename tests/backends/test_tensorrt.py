@@ -180,14 +180,6 @@ def test_options_that_an_engine_does_not_have_are_refused(trt10, exported, optio
         load(made, options)
 
 
-def test_artifacts_of_other_backends_are_refused(trt10, exported):
-    artifact = exported(graph(), backend="fastertransformer")
-    with pytest.raises(UsageError, match="is an artifact of fastertransformer"):
-        make_plan(artifact, BuildOptions())
-    with pytest.raises(UsageError, match="make one with `swin-quant build-engine`"):
-        load(artifact, ON_GPU)
-
-
 def test_a_graph_with_zero_points_is_refused_by_name(trt10, exported):
     model = graph()
     for tensor in model.graph.initializer:
@@ -220,13 +212,6 @@ def test_the_layer_report_says_what_fell_back(trt, exported):
     assert load(made, ON_GPU).details["int8_gemms"] == 1
 
 
-def test_an_inspector_that_writes_something_else_costs_the_report_not_the_engine(trt10, exported, monkeypatch, caplog):
-    monkeypatch.setattr(trt10._Inspector, "get_engine_information", lambda self, format: "Layers: unavailable")
-    made, report = built(exported(graph()))
-    assert [row.ran for row in report.rows] == ["unknown"] * 2 and "no layer report" in caplog.text
-    assert load(made, ON_GPU)(torch.zeros(1, 3, 4, 4)).shape == (1, 5)
-
-
 def test_parser_errors_name_the_node_in_one_line(trt, exported):
     trt.UNSUPPORTED.add("Relu")
     with pytest.raises(SwinQuantError) as caught:
@@ -252,21 +237,6 @@ def test_a_timing_cache_is_kept_and_added_to(trt10, exported, tmp_path):
     assert cache.read_text().splitlines() == ["cache 10.13.3", "timed 0", "timed 1"]
 
 
-@pytest.mark.parametrize("content", ["cache 9.0.0\nold", "nonsense"])
-def test_a_timing_cache_of_another_version_is_replaced(trt10, exported, tmp_path, caplog, content):
-    cache = tmp_path / "cache"
-    cache.write_text(content)
-    built(exported(graph()), timing_cache=cache)
-    assert cache.read_text().splitlines() == ["cache 10.13.3", "timed 0"]
-    assert "starting a new one" in caplog.text
-
-
-def test_a_timing_cache_is_not_written_over_what_is_built_from(trt10, exported):
-    artifact = exported(graph())
-    with pytest.raises(UsageError, match="would be written over"):
-        built(artifact, timing_cache=artifact.file)
-
-
 def test_a_broken_engine_is_refused(trt10, exported):
     made, _ = built(exported(graph()))
     made.file.write_bytes(b"not an engine")
@@ -285,12 +255,6 @@ def test_an_output_never_overwrites_the_card_of_another_file(exported):
     with pytest.raises(UsageError, match="is a directory: name a file"):
         check_output(file.with_name("x_sm86.engine"), file, file.parent)
     check_output(file.with_name("x_sm86.engine"), file)
-
-
-@pytest.mark.parametrize("batches", [(0, 1, 1), (4, 2, 8), (1, 9, 8)])
-def test_batches_must_grow(batches):
-    with pytest.raises(UsageError, match="in growing order"):
-        BuildOptions(*batches)
 
 
 def test_the_trtexec_line_says_the_same(exported, tmp_path):
@@ -337,15 +301,3 @@ def test_the_type_of_a_product_is_read_from_its_kernel_first(layer, ran):
     row, missing = read_layers(json.dumps(layers), gemms).rows
     assert (row.layer, row.ran) == ("fused", ran)
     assert (missing.layer, missing.ran) == (None, "unknown")
-
-
-def test_an_engine_without_details_has_its_layers_by_name():
-    gemms = inspect_model(graph()).gemms
-    report = read_layers(json.dumps({"Layers": [f"q + {gemms[1].node.name}", "other"]}), gemms)
-    assert [row.layer for row in report.rows] == [None, f"q + {gemms[1].node.name}"] and report.lost == []
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"Layers": 3}', '{"Layers": [3]}'])
-def test_something_else_than_layers_is_one_error(text):
-    with pytest.raises(SwinQuantError, match="wrote something else than layers"):
-        read_layers(text, [])

@@ -16,14 +16,6 @@ def test_a_result_is_kept_for_the_next_run(tmp_path):
     assert calls == [1] and journal.found == 1
 
 
-def test_what_raises_leaves_what_was_there(tmp_path):
-    journal = Journal(tmp_path / "x.json", {})
-    journal.remember("a", int, lambda: 1)
-    with pytest.raises(KeyboardInterrupt):
-        journal.remember("b", int, lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert Journal(tmp_path / "x.json", {}).entries == {"a": 1}
-
-
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"subject": {}, "entries": 3}', json.dumps({"subject": {"x": 1}, "entries": {"a": 2}})]
 )

@@ -147,13 +147,6 @@ def test_messages(screen, flags, shown):
     assert text.getvalue().splitlines() == shown
 
 
-def test_a_long_message_stays_one_line_and_markup_is_text(screen):
-    text = screen(False)
-    progress.set_up()
-    progress.log.info("[bold]%s[/bold]", "x" * 300)
-    assert text.getvalue() == f"[bold]{'x' * 300}[/bold]\n"
-
-
 def test_a_log_that_cannot_be_written_does_not_fill_the_screen(screen, capsys):
     """/dev/full is a disk without space."""
     screen(False)

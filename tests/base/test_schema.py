@@ -181,10 +181,6 @@ def test_what_cannot_be_meant_is_one_line_with_its_key(change, words):
     )
 
 
-def test_a_misspelt_key_is_not_just_missed():
-    refused("unknown key 'nmae'; did you mean name?", call=checked, args=(Outer, {"nmae": "x"}, "f.yaml"))
-
-
 def test_records_made_in_code_are_checked_too():
     with pytest.raises(UsageError, match="^share is 2.0, but must be"):
         Inner(2)

@@ -5,18 +5,14 @@ import dataclasses
 import hashlib
 import json
 import logging
-import platform
 from datetime import datetime, timezone
 from pathlib import Path
 
-import numpy
 import pytest
-import torch
 from cards_of_results import ARTIFACT, CALIBRATION, TRAINING, VERIFICATION
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint, versions
-from swin_quant.cards.paths import card_path
+from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint
 from swin_quant.cards.records import Result
 from swin_quant.quant.policy import policy_from_dict
 
@@ -219,10 +215,6 @@ def test_a_card_of_every_version_is_read_and_rewritten_without_loss(tmp_path, fi
     assert len(read.measured()) == len(old["results"]) > 0
 
 
-def test_there_are_cards_of_before_and_after_verification():
-    assert {"verification" in json.loads(file.read_text()) for file in CARDS} == {False, True}
-
-
 def test_what_a_newer_version_added_is_kept_and_warned_of_in_one_line(tmp_path, caplog):
     content = written(tmp_path / "x.json")
     content["engines"] = [{"new": 1}]
@@ -285,26 +277,6 @@ def test_a_deeply_nested_card_ends_in_a_sentence_or_a_card(tmp_path, depth):
         assert str(tmp_path / "x.json") in str(error)
 
 
-def test_infinity_by_the_back_door(tmp_path):
-    text = json.dumps(written(tmp_path / "x.json"))
-    refused(tmp_path / "x.json", text.replace("70.5", "1e999"), "results[0].acc1")
-    refused(tmp_path / "x.json", text.replace("70.5", "NaN"), "NaN")
-
-
-def test_a_card_that_could_not_be_read_is_not_made():
-    with pytest.raises(SwinQuantError, match="calibration"):
-        card(calibration={"method": "max"})
-    with pytest.raises(SwinQuantError, match="name"):
-        card(name="a/b")
-
-
-def test_the_card_lies_beside_its_checkpoint(tmp_path):
-    assert card_path(tmp_path / "swin_calib.pth") == tmp_path / "swin_calib.json"
-    assert card_path("v1.5_calib.onnx").name == "v1.5_calib.json"
-    with pytest.raises(SwinQuantError, match="run card"):
-        card_path("x.json")
-
-
 def test_a_checkpoint_that_was_replaced_is_noticed(tmp_path):
     path = tmp_path / "x_calib.pth"
     path.write_bytes(b"weights")
@@ -327,15 +299,6 @@ def test_an_exported_file_in_place_of_its_checkpoint_is_called_so(tmp_path):
     made = card(checkpoint={"file": "x_calib.pth", "sha256": "0" * 64}, artifact=artifact)
     with pytest.raises(SwinQuantError, match="is an exported file: give its checkpoint, x_calib.pth"):
         verify_checkpoint(made, path)
-
-
-def test_versions_name_what_the_figures_depend_on():
-    found = versions()
-    assert found["python"] == platform.python_version()
-    assert found["numpy"] == numpy.__version__
-    assert found["torch"] == str(torch.__version__)
-    assert found["swin_quant"] and found["timm"] and found["cpu"]
-    assert (found["gpu"] is None) == (not torch.cuda.is_available())
 
 
 def located(path, **more):

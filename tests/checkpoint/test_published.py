@@ -350,12 +350,6 @@ def test_a_pickled_config_is_the_model_that_is_built(tmp_path, kind, key, value,
         assert torch.equal(loaded(images), model(images))
 
 
-def test_microsofts_code_takes_small_pictures_as_they_are(tmp_path):
-    said = tree("swin")
-    assert said["TEST"]["CROP"] is True
-    assert config_for(pickled(tmp_path / "x.pth", trained(), said)).TEST.CROP is False
-
-
 def test_a_model_of_timm_is_built_with_its_options_whatever_its_file_is_called(tmp_path):
     theirs = import_timm().create_model("vit_tiny_patch16_224", depth=2, img_size=32, num_classes=10).eval()
     for parameter in theirs.parameters():
@@ -394,13 +388,6 @@ def test_a_configuration_that_prepares_otherwise_is_the_users_word_and_a_warning
     assert cfg.DATA.STD == [0.2] * 3 and cfg.DATA.MEAN == [0, 0, 0]
     assert "image_std gives DATA.STD [1.0, 1.0, 1.0], and the configuration [0.2, 0.2, 0.2]" in heard.text
     assert "image_mean" in heard.text, "what the configuration leaves open is said, too"
-
-
-def test_clipped_windows_are_no_other_model(tmp_path):
-    """Microsoft's files name the paper's window, whatever the maps clip."""
-    model = trained("swinv2", WINDOW_SIZE=8, PRETRAINED_WINDOW_SIZES=[8, 8])
-    torch.save({"model": model.state_dict(), "config": tree("swinv2", WINDOW_SIZE=8)}, tmp_path / "x.pth")
-    assert config_for(tmp_path / "x.pth").MODEL.SWINV2.WINDOW_SIZE == 8
 
 
 def test_tables_know_the_keys_of_timm_and_of_our_tree():

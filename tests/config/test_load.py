@@ -121,11 +121,6 @@ def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, a
             assert f"{key}{'' if asked[0] == '[' else ' must be '}{asked}" in message
 
 
-def test_wrong_type_in_opts_names_the_flag(tmp_path):
-    with pytest.raises(UsageError, match=r"^opts: MODEL\.SWIN\.DEPTHS must be a list.*'\[2, 2'"):
-        load_config(write(tmp_path, "{}"), ["MODEL.SWIN.DEPTHS", "[2, 2"])
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -177,12 +172,6 @@ def test_a_base_stays_near_the_configuration_and_what_is_elsewhere_is_not_shown(
     with pytest.raises(UsageError, match=f"^{user}: BASE names {name}, which leads away from") as error:
         load_config(user)
     assert "first line" not in str(error.value)
-
-
-def test_what_a_base_holds_instead_of_keys_is_not_shown(tmp_path):
-    base = write(tmp_path, "the first line of a secret", "base.yaml")
-    with pytest.raises(UsageError, match=f"^{base}: must hold KEY: value lines, not text$"):
-        load_config(write(tmp_path, "BASE: [base.yaml]"))
 
 
 def test_a_circle_of_bases_names_its_files(tmp_path):
@@ -270,11 +259,6 @@ def test_impossible_models_name_keys_values_and_file(tmp_path, opts, named):
         load_config(user, opts.split(" "))
     assert str(error.value).startswith(f"{user}: ")
     assert named in str(error.value)
-
-
-def test_an_empty_name_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="MODEL.NAME is '', but must be a name for a file"):
-        load_config(write(tmp_path, "MODEL: {NAME: ''}"))
 
 
 def buildable(family, picture, patch, window, embed, heads):

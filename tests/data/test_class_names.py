@@ -6,7 +6,7 @@ import random
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.class_names import english_of, fit, in_order, is_usual_imagenet, stated
+from swin_quant.data.class_names import english_of, fit, in_order, is_usual_imagenet
 from swin_quant.data.sources import open_pictures
 
 PETS = ["cat", "dog", "fox"]
@@ -69,11 +69,6 @@ def test_without_names_the_number_counts():
     assert labels([], PETS, 3) == [0, 1, 2]
     with pytest.raises(SwinQuantError, match="has 3 classes, but MODEL.NUM_CLASSES is 4"):
         labels([], PETS, 4)
-
-
-def test_names_that_only_count_are_none():
-    assert stated(PETS, 3) == PETS and stated(["1", "2"], 2) == ["1", "2"]
-    assert stated(["0", "1"], 2) == stated(PETS, 4) == stated([], 3) == []
 
 
 @pytest.mark.parametrize("wnids_are", ["model's", "data's"])

@@ -95,12 +95,6 @@ def test_loading_leaves_the_global_random_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_batches_and_an_empty_batch_are_fine():
-    pictures = DigitsPictures("val")
-    assert list(load_batches(pictures, PREPROCESS, [])) == []
-    assert next(load_batches(pictures, PREPROCESS, [[]])).images.shape == (0, 3, 16, 16)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_source_that_breaks_is_one_line_and_not_a_bad_picture(archive, workers):
     pictures = ZipPictures(archive, "val")
@@ -150,13 +144,6 @@ def test_exactly_the_limit_is_allowed_in_spite_of_rounding(share, total):
     limit.count(map(str, range(round(share * total))))
     with pytest.raises(SwinQuantError):
         limit.count(["one more"])
-
-
-def test_a_run_with_no_readable_picture_fails_whatever_the_limit():
-    limit = UnreadableLimit(2, limit=1.0)
-    limit.count([])
-    with pytest.raises(SwinQuantError, match="no picture is left"):
-        limit.count(["a", "b"])
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])

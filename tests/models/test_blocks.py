@@ -203,9 +203,3 @@ def test_a_shift_of_v2_s_qkv_goes_into_the_biases_that_checkpoints_hold_of_q_and
     assert torch.equal(attn.q_bias, q + shift[:width]) and torch.equal(attn.v_bias, v + shift[2 * width :])
     assert torch.equal(other.q_bias, q), "the copy's layer is of the copy"
     assert list(copied.state_dict()) == keys
-
-
-def test_v2_s_qkv_without_biases_takes_no_shift(tiny_model):
-    qkv = tiny_model("swinv2", QKV_BIAS=False).layers[0].blocks[0].attn.qkv
-    assert qkv.effective_bias() is None
-    assert not qkv.shift_bias(torch.ones(len(qkv.weight))).any()

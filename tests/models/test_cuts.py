@@ -10,19 +10,8 @@ import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes.places import rescale
-from swin_quant.quant.passes.units import entering, walk
-from swin_quant.quant.policy import dequantize, load_policy, quantize
-
-PASSES = [
-    {"name": "equalize", "pictures": 2, "alpha": [0.5]},
-    {"name": "range_search", "pictures": 2, "rounds": 1},
-    {"name": "ridge", "pictures": 4},
-    {"name": "gptq", "pictures": 4},
-    {"name": "reconstruct", "pictures": 4, "iterations": 2, "batch": 2},
-]
-
+from swin_quant.quant.policy import load_policy
 
 NAMES = ["resnet18", "deit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050"]
 LAST = pytest.param(NAMES[-1], marks=pytest.mark.slow)  # it has all its blocks
@@ -50,14 +39,6 @@ def test_units_are_blocks_and_what_stands_between_them(name):
     assert units[first : first + len(blocks)] == blocks
 
 
-def test_a_walk_meets_what_the_network_itself_gives_its_units(name, images):
-    model = family(name)
-    for run in walk(model, units_of(model), [images[:2]]):
-        with torch.inference_mode():
-            (direct,) = entering(model, run.unit, [images[:2]])
-        assert torch.equal(run.inputs[0], direct), run.name
-
-
 def test_factors_that_move_leave_the_function(name, images):
     model = family(name)
     calibrate(model, [images], Method("max"))  # folds norms
@@ -69,24 +50,6 @@ def test_factors_that_move_leave_the_function(name, images):
             channels = exchange.before[0].cut(model.get_parameter(exchange.before[0].name)).shape[0]
             rescale(model, exchange, torch.rand(channels) + 0.5)
         torch.testing.assert_close(model(images), wanted, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_pass_runs_and_together_they_gain(name, images):
-    model, images = family(name), images[:4]
-    few = load_policy("qdq").bits("role:gemm_weight", 5).bits("role:activation", 6)
-    plain = sq.calibrate(sq.Model(model), [images], few, method="max", passes=[])
-    with torch.no_grad():
-        wanted = model(images)
-        quantize(model)
-        before = agreement_and_sqnr(model(images), wanted)[1]
-        dequantize(model)
-    improved = sq.calibrate(plain, [images], few, method="max", passes=PASSES)
-    assert [one["name"] for one in improved.card.calibration["passes"]] == [one["name"] for one in PASSES]
-    with torch.no_grad():
-        quantize(model)
-        assert agreement_and_sqnr(model(images), wanted)[1] > before
 
 
 class Skipping(nn.Module):

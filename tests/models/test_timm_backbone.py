@@ -8,7 +8,6 @@ import torch
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.base.compat import import_timm
-from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
 from swin_quant.config import from_dict
@@ -92,12 +91,6 @@ def test_embeddings_are_what_the_last_linear_reads(name):
         torch.testing.assert_close(made(name, "embedding")(images), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_lies_behind_the_last_stage_is_gone():
-    ours = made(RESNET, "features", stages=[1, 2])
-    assert not [key for key in ours.state_dict() if key.startswith(("layer3", "layer4", "fc"))]
-    assert [found.shape[1] for found in ours(torch.randn(1, 3, 32, 32))] == [8, 16]
-
-
 @pytest.mark.slow
 def test_the_ranges_of_a_calibrated_classifier_serve_and_onnx_runtime_agrees_at_another_size(tmp_path):
     runtime = pytest.importorskip("onnxruntime")
@@ -120,9 +113,3 @@ def test_the_ranges_of_a_calibrated_classifier_serve_and_onnx_runtime_agrees_at_
     for one, simulated in zip(found, expected, strict=True):
         apart = (torch.from_numpy(one) - simulated).norm() / simulated.norm()
         assert apart < 0.01, "but for levels that its sums round otherwise"
-
-
-@pytest.mark.parametrize(("stages", "says"), [([7], "has 5 of them"), ([2, 1], "STAGES")])
-def test_stages_that_there_are_not_are_refused(stages, says):
-    with pytest.raises(UsageError, match=says):
-        made(RESNET, "features", stages=stages)

@@ -79,12 +79,6 @@ def test_a_range_of_nothing_gives_zeros(amax):
     assert rows.tolist() == [[0, 0, 0], [1, 1, 1]]
 
 
-def test_the_smallest_range_that_is_one():
-    amax = float(np.nextafter(np.float32(TINY_AMAX), np.float32(1)))
-    y = fake_quant(torch.tensor([1.0, amax, 0.0]), torch.tensor(amax), -128, 127)
-    assert y[0] == y[1] and y[1].item() == pytest.approx(amax, rel=1e-6) and y[2] == 0
-
-
 def test_nan_stays_nan():
     y = fake_quant(torch.tensor([torch.nan, 1.0]), torch.tensor(1.0), -128, 127)
     assert y[0].isnan() and y[1] == 1
@@ -104,12 +98,6 @@ def test_gradient_is_one_inside_the_range_and_zero_outside(values, amax, bits):
     weights = torch.arange(1.0, len(values) + 1)
     (fake_quant(x, torch.tensor(amax), *grid(bits)) * weights).sum().backward()
     assert x.grad.tolist() == [w if abs(v) <= amax else 0 for v, w in zip(x.tolist(), weights.tolist(), strict=True)]
-
-
-def test_gradient_at_the_border_and_by_channel():
-    x = torch.tensor([[1.0, 1.0001, -1.0, -1.01], [1.0, 2.0, 2.5, -2.0]], requires_grad=True)
-    fake_quant(x, torch.tensor([[1.0], [2.0]]), -128, 127).sum().backward()
-    assert x.grad.tolist() == [[1, 0, 1, 0], [1, 1, 0, 1]]
 
 
 @given(st.floats(0.125, 4, width=32), st.floats(-4, 4, width=16), st.sampled_from([torch.float16, torch.bfloat16]))
@@ -158,7 +146,3 @@ def test_torch_finds_no_fault_with_the_op(layout, dtype):
     """Schema, autograd registration, the fake kernel's shape, type and strides, and tracing with dynamic shapes."""
     x = LAYOUTS[layout]().to(dtype)
     torch.library.opcheck(fake_quant, (x.detach().requires_grad_(), torch.tensor(1.0), -128, 127))
-
-
-def test_torch_finds_no_fault_with_ranges_by_channel():
-    torch.library.opcheck(fake_quant, (torch.randn(4, 6, requires_grad=True), torch.rand(4, 1) + 0.1, -127, 127))

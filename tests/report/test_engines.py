@@ -57,9 +57,3 @@ def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
     assert "over torch float32" in notes and "with torch float32, on 5 pictures" in notes and "SIGSEGV" in notes
     assert "threads: 1; 2 interleaved rounds of 0.5 s" in notes
     assert "those inside compiled operators are not counted" in notes  # whose files show 0/1
-
-
-def test_a_name_of_any_bytes_is_written_in_every_form(report):
-    strange = replace(report, name="a\udc80b\x1b[2J", rows=[replace(PLAIN, candidate="\udc80")])
-    for write in BENCH_FILES.values():
-        assert "\x1b" not in write(strange) and write(strange).encode()

@@ -1,6 +1,5 @@
 """The bench: its candidates, the record of each, and that a failing one loses no other's. Never how fast they are."""
 
-import os
 import signal
 from functools import partial
 
@@ -16,7 +15,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.report.engines import bench_notes
 from swin_quant.score.bench import BenchPictures, BenchPlan, measure
-from swin_quant.score.candidate import BenchCandidate, Timing, interleave, rotated
+from swin_quant.score.candidate import BenchCandidate, Timing, interleave
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
@@ -129,12 +128,6 @@ def test_rows_are_in_the_order_of_batches_and_what_an_engine_says_of_this_cpu_is
     assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in bench_notes(report)
 
 
-@pytest.mark.slow
-def test_an_exit_without_signal_is_told_by_its_code():
-    (timing,) = interleave([BenchCandidate("quitter", partial(os._exit, 3))], [1], 1, 0.001, SHAPE)
-    assert timing.failure == "quitter: its process ended with exit code 3" and timing.p50_ms is None
-
-
 def test_percentiles_are_over_all_calls():
     timing = Timing("x", 4, rounds=[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]])
     assert (timing.calls, timing.p50_ms, timing.p90_ms) == (11, 6.0, 10.0)
@@ -147,11 +140,6 @@ def test_speedup_is_taken_within_rounds_so_that_drift_cancels():
     fast = Timing("fast", 1, rounds=[[5.0], [50.0], [10.0]])  # twice as fast in each round of a drifting machine
     assert fast.speedup(base) == 2.0 and base.speedup(base) == 1.0
     assert fast.speedup(Timing("none", 1)) is None
-
-
-def test_each_round_begins_with_another():
-    assert ["".join(rotated("abc", number)) for number in range(4)] == ["abc", "bca", "cab", "abc"]
-    assert rotated([], 1) == []
 
 
 def test_an_impossible_plan_and_a_bench_of_nothing_are_refused():

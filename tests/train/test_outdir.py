@@ -111,18 +111,3 @@ def test_a_lock_file_of_other_content_is_no_obstacle(tmp_path, content):
     (tmp_path / NAME).write_text(content)
     with only_writer(tmp_path, World()):
         assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
-
-
-def test_a_link_in_the_lock_s_place_is_not_followed(tmp_path):
-    (tmp_path / "precious").write_text("content")
-    (tmp_path / NAME).symlink_to(tmp_path / "precious")
-    with pytest.raises(SwinQuantError, match="cannot be written"), only_writer(tmp_path, World()):
-        pass
-    assert (tmp_path / "precious").read_text() == "content"
-
-
-def test_only_the_main_rank_owns(tmp_path):
-    with only_writer(tmp_path, World()), only_writer(tmp_path, World(rank=1, size=2)):
-        pass
-    with only_writer(tmp_path / "never", World(rank=1, size=2)):
-        assert not (tmp_path / "never").exists()

@@ -12,7 +12,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.report.accuracy.rows import rows_of
 
 ENGINES = ["--engine", "torchscript"]
 
@@ -213,12 +212,6 @@ def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
     assert "is not the float checkpoint" in run("evaluate", artifact, *flags, "--float", artifact).error(1)
 
 
-@pytest.mark.slow
-def test_an_artifact_in_a_sibling_folder_is_verified_against_qat_s_own_weights(run, pictures, export):
-    verified = run("verify", export("--precision", "float"), "--data-path", pictures, *ENGINES)
-    assert verified.code == 0 and "QAT weights, unquantized" in verified.out, verified.err
-
-
 def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
     cards = [runs / "ptq" / "swin_micro_calib.json", qat(runs).with_suffix(".json")]
     done = run("report", *cards, "--json", "-").ok()
@@ -244,28 +237,3 @@ def test_a_card_of_before_has_no_delta_until_it_is_evaluated_again(run, runs, pi
     assert run("evaluate", *flags_of(runs, pictures), "--checkpoint", qat(runs)).code == 0
     assert set(measured(qat(runs))) == {FLOAT32, PTQ, QAT, UNQUANTIZED}
     assert len(json.loads(path.read_text())["results"]) == 4
-
-
-@pytest.mark.slow
-def test_ptq_beside_qat_of_fewer_bits_has_ranges_for_those_bits(runs, micro, pictures, tmp_path):
-    """They equal the ranges of a calibration at those bits on the same pictures, and the table names both
-    calibrators."""
-    flags = [*flags_of(runs, pictures), "--quiet"]
-    calibration = ["--checkpoint", runs / "in" / "swin.pth", "--pictures", 8, "--passes", "none", "--policy", "qdq"]
-    bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]
-    calibrating = [*flags_of(runs, pictures)[:-2], "--quiet", *calibration]
-    for name, more in (("eight", []), ("four", bits[2:])):
-        command("calibrate", *calibrating, *more, "--output", tmp_path / name)
-        command("evaluate", tmp_path / name / "swin_micro_calib.pth", *flags)
-    start = ["--checkpoint", tmp_path / "eight" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
-    command("finetune", *flags, *start, *bits, "--amax", "learned", "--output", tmp_path / "qat")
-    card = RunCard.read(tmp_path / "qat" / "swin_micro_qat.json")
-    (four,) = (one for one in RunCard.read(tmp_path / "four" / "swin_micro_calib.json").measured() if one.policy)
-    (ptq,) = (one for one in card.measured() if one.weights == "ptq")
-    assert ptq.loss == same(four) and ptq.acc1 == four.acc1
-    made = {row.weights: row.calibrator for row in rows_of([card]) if row.quantized.policy}
-    assert made == {"PTQ": "mse", "QAT": "learned"}
-    (tmp_path / "eight" / "swin_micro_calib.stats.npz").unlink()
-    command("evaluate", *flags, "--checkpoint", tmp_path / "qat" / "swin_micro_qat.pth")
-    (ptq,) = (one for one in RunCard.read(tmp_path / "qat" / "swin_micro_qat.json").measured() if one.weights == "ptq")
-    assert ptq.calibrator is None and ptq.loss != same(four)

@@ -69,30 +69,6 @@ def test_the_checkpoint_must_be_found(run, artifact, tmp_path):
     assert "is neither beside it nor in the folder above: name it with --checkpoint" in error
 
 
-@pytest.mark.slow
-def test_another_checkpoint_is_refused(run, artifact, micro):
-    error = run("bench", artifact, "--checkpoint", micro / "swinv2.pth", *QUICK).error(1)
-    assert "is not the checkpoint that" in error
-
-
-def test_a_half_written_export_is_refused(run, artifact, tmp_path):
-    shutil.copy(artifact, tmp_path)
-    error = run("bench", tmp_path / artifact.name, *QUICK).error(1)
-    assert "has no run card" in error and "export again" in error
-
-
-def test_a_replaced_file_is_refused(run, artifact, tmp_path):
-    for file in (artifact, artifact.with_suffix(".json")):
-        shutil.copy(file, tmp_path)
-    (tmp_path / artifact.name).write_bytes(b"something else")
-    assert "is not the file of its run card" in run("bench", tmp_path / artifact.name, *QUICK).error(1)
-
-
-def test_a_checkpoint_without_card_is_refused(run, micro):
-    error = run("bench", micro / "swin.pth", *QUICK).error(2)
-    assert "has no run card swin.json beside it" in error
-
-
 @pytest.mark.parametrize(
     "words, text",
     [
@@ -112,10 +88,6 @@ def test_an_engine_that_is_not_installed_says_which_extra(run, artifact, monkeyp
     monkeypatch.setattr(Backend, "is_installed", False)
     line = run("bench", artifact, "--engine", "openvino", *QUICK).error(2)
     assert "pip install -c constraints.txt -e '.[openvino]' in the checkout" in line
-
-
-def test_a_missing_file_is_refused(run, tmp_path):
-    assert "no such file" in run("bench", tmp_path / "gone.onnx").error(1)
 
 
 @pytest.mark.slow

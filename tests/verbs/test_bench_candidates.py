@@ -92,13 +92,6 @@ def test_two_of_a_name_are_told_apart(names, exported, first):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_exported_for_the_engines_asked_for(names, first, tmp_path):
-    found, _ = names([str(first)], ["onnxruntime"])
-    assert found == [REFERENCE, "onnxruntime float32", "onnxruntime int8 onnxruntime"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["onnxruntime_float", "onnxruntime_int8"]
-
-
-@pytest.mark.slow
 def test_float_candidates_with_the_weights_of_qat_are_called_so(names, first, tmp_path_factory):
     """They are baselines of latency, not the original that accuracy is compared with."""
     file = shutil.copy(first, tmp_path_factory.mktemp("qat") / first.name)

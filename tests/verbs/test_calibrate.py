@@ -139,21 +139,6 @@ def test_the_default_calibrator_follows_the_bits(calibrate):
     assert method("--policy", "ft-mode1", "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
 
 
-@pytest.mark.slow
-def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrate, card_of, tmp_path):
-    first, card = calibrate("--policy", "ft-mode1")
-    run(
-        "evaluate",
-        tmp_path / "out" / "swin_micro_calib.pth",
-        "--data-path",
-        float_flags[float_flags.index("--data-path") + 1],
-    ).ok()
-    second, other = calibrate("--policy", "ft-mode2", "--calibrator", "max")
-    assert other["calibration"]["method"] == "max" and other["policy"]["name"] == "ft-mode2"
-    assert other["results"] == []  # no result of the first is left
-    assert card["checkpoint"] != other["checkpoint"] and len(list((tmp_path / "out").iterdir())) == 2
-
-
 def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path):
     four = tmp_path / "four"
     shutil.copytree(pictures, four)
@@ -165,12 +150,6 @@ def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path)
 
 def test_one_policy_is_calibrated(run, float_flags, tmp_path):
     assert "give one" in run("calibrate", *float_flags, "--policy", "ft-mode1", "qdq").error(2)
-
-
-def test_which_policy_is_calibrated_and_scored_is_said_where_none_is_named(run, float_flags, tmp_path):
-    words = ["calibrate", *float_flags, "--pictures", 2, "--output", tmp_path]
-    assert "policy ft-mode1, because none is named (FasterTransformer int8-mode 1" in run(*words).err
-    assert "because none is named" not in run(*words, "--policy", "ft-mode1").err
 
 
 @pytest.fixture
@@ -217,11 +196,6 @@ def test_the_original_stays_the_float_file_through_another_calibration(calibrate
     unknown = calibrated_in(tmp_path / "random", "ft-mode1", None, random_weights=True)
     again = calibrated_in(tmp_path / "again", "ft-mode1", unknown.checkpoint)
     assert again.card.source and again.card.source["sha256"] == sha256_of(unknown.checkpoint)
-
-
-def test_random_weights_are_the_seed_s(calibrated_in, tmp_path):
-    one, two = (calibrated_in(tmp_path / name, "ft-mode1", None, random_weights=True) for name in "ab")
-    assert one.checkpoint.read_bytes() == two.checkpoint.read_bytes() and one.card.source is None
 
 
 def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monkeypatch):
@@ -276,14 +250,6 @@ def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train)
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
         sq.calibrate(model, train, "qdq", passes=passes)
         assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
-
-
-def test_calibrated_again_on_pictures_of_several_sizes_it_knows_them_too(micro, train):
-    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml", output_kind="features")
-    sq.calibrate(model, train, "qdq", passes=["ridge"])
-    assert model.card.has_own_weights
-    sq.calibrate(model, [torch.randn(1, 3, side, side) for side in (64, 96)], "qdq", passes=[])
-    assert model.card.has_own_weights
 
 
 def test_a_pass_that_changed_nothing_leaves_the_float_model_its_own_baseline(model, pictures):

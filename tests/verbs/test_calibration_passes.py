@@ -131,13 +131,6 @@ def test_a_recipe_goes_by_the_bits_that_most_nodes_have(tiny_model, tmp_path, no
     assert [step.name for step in PassPlan.of(load_passes(str(file))).for_model(model).steps] == [name]
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("passes:\n  - {name: equalize, pictures: 8}\n  - ridge\n")
-    return path
-
-
 def weights_of(path):
     return {key: value for key, value in torch.load(path, weights_only=True).items() if not key.endswith("_amax")}
 
@@ -213,22 +206,6 @@ def test_two_ranks_find_what_one_finds(run, forked, float_flags, flags, passes, 
     assert records[0] == records[1]
 
 
-@pytest.mark.slow
-def test_figures_compare_with_the_float_file_that_the_user_had(
-    run, float_flags, scoring_flags, recipe, card_of, tmp_path
-):
-    flags = [*float_flags, "--policy", "qdq", "--wprec", 4, "--aprec", 4]
-    for folder, passes in (("plain", []), ("mine", ["--passes", recipe])):
-        run("calibrate", *flags, *passes, "--output", tmp_path / folder).ok()
-        done = run("evaluate", tmp_path / folder / "swin_micro_calib.pth", *scoring_flags).ok()
-    plain, mine = (card_of(tmp_path / folder / "swin_micro_calib.pth") for folder in ("plain", "mine"))
-    original = [result for result in mine["results"] if result["weights"] == "original"]
-    assert original[0]["loss"] == plain["results"][0]["loss"] and original[0]["precision"] == "float32"
-    quantized = next(result for result in mine["results"] if result["policy"])
-    assert quantized["weights"] == "ptq" and quantized["agreement"] is not None
-    assert "corrected" in done.out
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -298,20 +275,6 @@ def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
     assert {path.name for path in cut.parent.iterdir()} == {path.name for path in whole.parent.iterdir()}
 
 
-@pytest.mark.slow
-def test_ranges_of_a_reconstruction_are_for_its_bits_and_come_from_pictures(
-    run, micro, pictures, float_flags, long_recipe, tmp_path
-):
-    bits = ["--wprec", 4, "--aprec", 4]
-    flags = [*float_flags, "--pictures", 8, "--policy", "qdq", *bits, "--passes", long_recipe]
-    assert run("calibrate", *flags, "--output", tmp_path).code == 0
-    calibrated = tmp_path / "swin_micro_calib.pth"
-    scored = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
-    assert "found by reconstruct for 4 bits" in run("evaluate", calibrated, *scored, "--policy", "qdq").error(2)
-    again = run("calibrate", "--statistics", tmp_path / "swin_micro_calib.stats.npz", "--output", tmp_path / "b")
-    assert "ranges were chosen by reconstruct" in again.error(2)
-
-
 @pytest.fixture(params=drawn(["swin", "swinv2"], 2), scope="module")
 def changed_once(request, write_config, randomise, pictures, tmp_path_factory):
     """A calibrated checkpoint with equalized channels and corrected biases; its original is planted.pth."""
@@ -350,13 +313,3 @@ def test_deltas_are_to_the_file_that_the_user_had(run, changed, pictures, card_o
     results = card_of(changed)["results"]
     assert {result["weights"] for result in results if result["policy"]} == {"ptq"}
     assert all(result["delta_acc1"] is not None for result in results if result["policy"])
-
-
-@pytest.mark.slow
-def test_training_goes_on_from_the_changed_weights(run, changed, pictures, tmp_path, card_of):
-    run("finetune", changed, "--data-path", pictures, "--epochs", 1, "--batch", 4, "--half", "none",
-               "--output", tmp_path / "qat", "--device", "cpu").ok()  # fmt: skip
-    (trained,) = (tmp_path / "qat").glob("*_qat.pth")
-    results = card_of(trained)["results"]
-    assert {result["weights"] for result in results} == {"original", "qat"}
-    assert all(result["delta_acc1"] is not None for result in results if result["weights"] == "qat")

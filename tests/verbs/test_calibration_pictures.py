@@ -87,11 +87,6 @@ def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictu
     assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
 
 
-def test_another_split(calibrate):
-    _, card = calibrate("--split", "val", "--pictures", 4)
-    assert card["calibration"]["split"] == "val"
-
-
 @pytest.mark.slow
 def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
     """Map lines in the folder's order, so that the seeded sample is the same."""
@@ -112,15 +107,6 @@ def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
         assert all(torch.equal(value, folder[key]) for key, value in zipped.items())
         for one, two in zip(by_folder["results"], by_zip["results"], strict=True):
             assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
-
-
-@pytest.mark.slow
-def test_digits_need_no_folder(run, card_of, tmp_path):
-    flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4]
-    done = run("calibrate", "--cfg", "swin_digits", *flags, "--output", tmp_path)
-    assert done.code == 0 and "random weights" in done.err
-    card = card_of(tmp_path / "swin_micro_digits_calib.pth")
-    assert card["source"] is None and all(name.startswith("digits/") for name in card["calibration"]["files"])
 
 
 def encoded(image, form, **options):

@@ -8,15 +8,11 @@ import pytest
 import torch
 import yaml
 
-import swin_quant as sq
 from swin_quant.backends.cuda import engine
-from swin_quant.backends.cuda.gpu_errors import gpu_errors
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.sessions import HostSession, sizes
-from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
+from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, tiles_path, write_tiles
 from swin_quant.backends.open_artifact import open_artifact
-from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy
 from swin_quant.score import candidate
@@ -238,18 +234,6 @@ def test_a_gpu_that_is_too_old(on_gpu, files, snapshot, monkeypatch, command, po
     assert f"{gpu}: {said}" in on_gpu(command, file) and snapshot(file.parent) == before
 
 
-def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
-    def full(self, images):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
-        with gpu_errors("a batch of 7", torch.device("cuda"), 300 * 2**20):
-            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(HostSession, "__call__", full)
-    message = run("predict", file, "--data-path", pictures, "--device", "cpu", "--logits", tmp_path).error(1)
-    assert "a batch of 7 needs 300 MB, 100 of 8000 MB are free: give a smaller --batch" in message
-    assert not list(tmp_path.glob("*.npz"))
-
-
 HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
 
 
@@ -274,34 +258,6 @@ def fake_gpu(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize(
-    "other, said",
-    [
-        ({}, None),
-        ({"gpu": "NVIDIA A100"}, "was tuned on gpu NVIDIA A100, not on NVIDIA H200 with triton 3.6.0"),
-        ({"triton": "3.7.1"}, "was tuned on triton 3.7.1, not on NVIDIA H200 with triton 3.6.0"),
-        ({"kernels": "0" * 64}, "was tuned for other kernels than these: run `python tools/cuda/tune.py` again"),
-    ],
-)
-def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, tmp_path, fake_gpu, other, said):
-    launch = program_of(engine.read_network(file).spec, 8).launches[2]
-    tiles = tiles_path(file, HERE.gpu)
-    write_tiles(
-        tiles, replace(HERE, **other), [TimedTiles(launch=shape_of(launch), batch=8, tiles=Tiles(64, 32, 32), us=3.5)]
-    )
-    before = tiles.read_bytes()
-    done = run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path)
-    after = tiles.read_bytes()
-    tiles.unlink()
-    assert done.code == 0 and list(tmp_path.glob("*_logits.npz")) and after == before, done.err
-    (given,) = fake_gpu
-    lines = [line for line in done.err.splitlines() if str(tiles) in line]
-    if said is None:
-        assert given.known and not lines
-    else:
-        assert not given.known and len(lines) == 1 and said in lines[0] and "the default tiles are used" in lines[0]
-
-
 @pytest.mark.parametrize("largest", [1, 7, 8])
 def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_gpu, monkeypatch, largest):
     ran = counted_batches(monkeypatch)
@@ -309,12 +265,6 @@ def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_
     captured = {filled_up(batch) for batch in ran}
     assert captured == {filled_up(batch) for batch in range(1, largest + 1)} and len(captured) == len(ran)
     assert service.limits.max_batch == largest
-
-
-def test_the_application_is_on_the_device_that_it_is_told(file, no_gpu):
-    assert callable(sq.app(file))
-    with pytest.raises(UsageError, match="device cuda: torch finds no GPU here"):
-        sq.app(file, device="cuda")
 
 
 def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):

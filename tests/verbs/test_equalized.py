@@ -29,30 +29,6 @@ def test_a_classifier_whose_stream_was_evened_out_is_no_backbone(micro, tmp_path
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("verb", ["calibrate", "convert"])
-def test_nor_is_what_is_made_of_it(run, micro, pictures, tmp_path, verb):
-    file, made = calibrated(micro, tmp_path / "planted.pth", "stream"), tmp_path / "made.pth"
-    told = ["--data-path", pictures, "--pictures", 4, "--output", tmp_path, "--device", "cpu"]
-    if verb == "convert":
-        assert run("convert", file, "--to", made).code == 0
-    done = run("calibrate", made if verb == "convert" else file, *told, "--output-kind", "features")
-    assert f"{'made' if verb == 'convert' else 'planted'}.pth: `equalize` changed values that features show" in done.err
-    assert done.code == 1 and not (tmp_path / "swinv2_micro_calib.pth").exists()
-
-
-def test_advice_names_a_few_of_the_layers_of_a_stream(micro):
-    model = sq.load(micro / "swinv2.pth", config=micro / "swinv2.yaml")
-    plant(model.module, "stream", 100)
-    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "qdq", passes=[])
-    (told,) = (one["text"] for one in model.card.calibration["advice"] if one["kind"] == "outliers")
-    assert "between patch_embed.norm, layers.0.blocks.0.norm1 and " in told and len(told) < 300
-
-
-def test_one_that_nothing_was_moved_in_is(micro, tmp_path):
-    maps = sq.load(calibrated(micro, tmp_path / "plain.pth"), output_kind="features")(torch.randn(1, 3, 32, 32))
-    assert len(maps) > 1
-
-
 @pytest.mark.slow
 def test_a_backbone_keeps_its_maps(micro, tmp_path):
     model = sq.load(micro / "swinv2.pth", config=micro / "swinv2.yaml", output_kind="features")
@@ -170,16 +146,3 @@ def test_convert_gives_others_the_names_that_they_know(evened, tmp_path, run):
     with torch.inference_mode():
         dequantize(model.module)
         assert torch.allclose(plain.module(IMAGES), model.module(IMAGES), atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", drawn([[], ["--set", "memory.fsdp=true"]], 2))
-def test_training_goes_on_with_them(more, evened, uneven, tmp_path, pictures, forked):
-    file = evened("qdq").save(tmp_path / "evened.pth")
-    (tmp_path / "recipe.yaml").write_text("epochs: 1\naugment: {crop: padded}\noptimizer: {lr: 1.0e-3}\n")
-    words = ["finetune", "--cfg", uneven[1], "--checkpoint", file, "--data-path", pictures, "--distill", "--batch", 2]
-    words += ["--device", "cpu", "--half", "none", "--recipe", tmp_path / "recipe.yaml", "--output", tmp_path / "out"]
-    forked(2, *words, *more, code=0)
-    trained = sq.load(next((tmp_path / "out").glob("*.pth")))
-    assert made_factors(trained.module) == ["norm.factors"]
-    assert not torch.equal(trained.module.norm.factors.weight, sq.load(file).module.norm.factors.weight)

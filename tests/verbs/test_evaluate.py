@@ -157,25 +157,6 @@ def test_a_changed_policy_is_another_result(evaluate, flags, precision, policy):
         assert changed["sqnr_db"] > base["sqnr_db"]
 
 
-def test_per_tensor_weights(evaluate):
-    results = by_engine(evaluate("--policy", "qdq", "--quant-per-tensor"))
-    rows = by_engine(evaluate("--policy", "qdq"))
-    assert results["int8", "qdq per-tensor"]["sqnr_db"] != rows["int8", "qdq"]["sqnr_db"]
-
-
-def test_quantizing_nothing_is_the_float_model(evaluate, own):
-    before = own.read_bytes()
-    assert [r["precision"] for r in evaluate("--policy", "float")["results"]] == ["float32", "int8"]
-    assert own.read_bytes() == before
-
-
-def test_a_user_s_policy(evaluate, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\nrules:\n  - enable: role:gemm_weight\n    bits: 2\n  - enable: role:gemm_input\n")
-    result = by_engine(evaluate("--policy", path))["W2A8", "mine"]
-    assert 0 < result["sqnr_db"] < 25 or result["sqnr_db"] < 0
-
-
 def test_preprocessing_is_that_of_the_card(run, scoring_flags, own, card_of):
     done = run("evaluate", *scoring_flags, "--checkpoint", own, "--opts", "DATA.INTERPOLATION", "nearest")
     assert done.code == 0 and "preprocessing is that of the run card" in done.err
@@ -200,13 +181,6 @@ def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_fl
     assert f"cpu (mine {mine[:6]})" in run("report", own.with_suffix(".json")).out
     shutil.copy(path, tmp_path / "copy.yaml")
     assert "is given twice, by its rules" in run(*go, path, tmp_path / "copy.yaml").error(2)
-
-
-def test_what_was_measured_before_is_shown_by_report(own, run, scoring_flags):
-    go = ["evaluate", *scoring_flags, "--checkpoint", own, "--policy"]
-    assert run(*go, "qdq").code == 0
-    now, whole = run(*go, "cpu").out, run("report", own.with_suffix(".json")).out
-    assert "cpu" in now and "qdq" not in now and "qdq" in whole
 
 
 CPU = torch.device("cpu")

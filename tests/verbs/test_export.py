@@ -29,13 +29,6 @@ def exported(done):
 
 
 @pytest.mark.slow
-def test_a_half_body_is_checked_by_the_limit_that_verify_has_for_it(run, calibrated, tmp_path):
-    words = ("--policy", "qdq", "--for", "tensorrt", "--float-type", "float16", "--check", "--output", tmp_path)
-    done = run("export", "--checkpoint", calibrated, *words)
-    assert exported(done).record["options"]["float_type"] == "float16" and "(limit 0.05)" in done.err
-
-
-@pytest.mark.slow
 def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_path):
     done = run("export", "--checkpoint", calibrated, "--for", "openvino", "--check", "--output", tmp_path / "new")
     artifact = exported(done)
@@ -51,15 +44,6 @@ def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_
 
 
 @pytest.mark.slow
-def test_float_is_the_baseline_of_the_same_checkpoint(run, calibrated, tmp_path):
-    words = ("--for", "onnxruntime", "--precision", "float", "--opset", 17, "--batch", 2, "--output", tmp_path)
-    artifact = exported(run("export", "--checkpoint", calibrated, *words))
-    file = open_onnx(artifact.file)
-    assert (file.quantizers, file.opset, file.batch) == (0, 17, 2)
-    assert artifact.record["precision"] == "float32" and artifact.card.policy is None
-
-
-@pytest.mark.slow
 def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
     (tmp_path / "names.txt").write_text("cat\ndog\nfox\n")
     words = ("--checkpoint", calibrated, "--for", "onnx", "--precision", "float", "--output", tmp_path / "named")
@@ -67,17 +51,6 @@ def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
     assert labels_in(artifact) == ["cat", "dog", "fox"]
     (tmp_path / "names.txt").write_text("cat\n")
     assert "--labels: 1 labels for 3 classes" in run("export", *words, "--labels", tmp_path / "names.txt").error(2)
-
-
-@pytest.mark.slow
-def test_a_policy_of_the_user_s_wins(run, calibrated, tmp_path):
-    rules = "rules:\n  - enable: ['*.fc1._input_quantizer', '*.fc1._weight_*']\n"
-    (tmp_path / "mine.yaml").write_text(f"name: mine\n{rules}")
-    words = ("--for", "onnx", "--policy", tmp_path / "mine.yaml", "--output", tmp_path)
-    artifact = exported(run("export", "--checkpoint", calibrated, *words))
-    assert artifact.card.policy["name"] == "mine"
-    quantized = [node.name for node in onnx.load(artifact.file).graph.node if node.op_type == "QuantizeLinear"]
-    assert len(quantized) == 3 and all("fc1" in name for name in quantized)  # 3 blocks
 
 
 WEIGHTS = "role:gemm_weight"
@@ -122,11 +95,6 @@ def test_fastertransformer_takes_the_mode_of_the_card(run, with_card, calibrated
     with safe_open(artifact.file, "pt") as weights:
         assert len(weights.keys()) > 0
     assert "check: " in done.err
-
-
-def test_fastertransformer_float_is_float16(run, calibrated, tmp_path):
-    words = ("--for", "fastertransformer", "--precision", "float", "--output", tmp_path)
-    assert exported(run("export", "--checkpoint", calibrated, *words)).record["precision"] == "float16"
 
 
 def test_a_checkpoint_without_card_can_have_a_config(run, own, micro, tmp_path):
@@ -286,18 +254,6 @@ def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, with_c
 
 
 @pytest.mark.slow
-def test_saturation_safe_weights_have_7_bits_and_say_so(run, calibrated, tmp_path):
-    words = ("--checkpoint", calibrated, "--for", "openvino", "--saturation-safe", "--check", "--output", tmp_path)
-    artifact = exported(run("export", *words))
-    assert artifact.record["options"]["saturation_safe"] == ["onnxruntime", "openvino"]
-    assert artifact.card.policy["name"] == "cpu saturation-safe"
-    tensors = onnx.load(artifact.file).graph.initializer
-    weights = [onnx.numpy_helper.to_array(t) for t in tensors if t.name.endswith("_weight_quantizer.values")]
-    weights = [weight for weight in weights if weight.dtype == "int8"]
-    assert weights and min(w.min() for w in weights) >= -64 and max(w.max() for w in weights) == 63
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("backend", drawn(["onnxruntime", "onnx"], 2))
 def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
     monkeypatch.setattr(saturation, "saturates", lambda engine: True)
@@ -363,14 +319,6 @@ def test_a_file_of_the_user_s_own_is_not_written_over(model, train, tmp_path):
     with pytest.raises(sq.UsageError, match="swin_micro_calib.pth: was not written by `save` of swin_micro"):
         sq.export(model, "onnx", tmp_path)
     assert own.read_bytes() == b"mine"
-
-
-@pytest.mark.slow
-def test_an_engine_is_given_libraries_with_operators(model, tmp_path):
-    pytest.importorskip("openvino")
-    exported = sq.export(model, "openvino", tmp_path, precision="float")
-    with pytest.raises(UsageError, match="libnone.so: no such file"):
-        exported.load(extensions=[tmp_path / "libnone.so"])
 
 
 @pytest.mark.slow

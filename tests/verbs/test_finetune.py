@@ -137,15 +137,6 @@ def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(ru
 
 
 @pytest.mark.slow
-def test_distillation_by_another_model(run, qat_flags, tmp_path, micro, write_config, card_of):
-    flags = ["--teacher", micro / "swinv2.pth", "--teacher-cfg", micro / "swinv2.yaml", "--distill"]
-    assert run("finetune", *qat_flags, *flags, "--temperature", 2, "--set", "distill.features=1").code == 0
-    training = card_of(tmp_path / "out" / f"{NAME}_qat.pth")["training"]
-    assert training["teacher"]["file"] == "swinv2.pth"
-    assert (training["recipe"]["distill"]["weight"], training["recipe"]["distill"]["temperature"]) == (1.0, 2.0)
-
-
-@pytest.mark.slow
 def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, tmp_path, monkeypatch, micro, card_of):
     monkeypatch.chdir(tmp_path)
     teach = ["--distill", "--teacher", micro / "swin.pth", "--num-epochs", 1, "--qat-lr", 1e-4]

@@ -14,7 +14,7 @@ import swin_quant as sq
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.ranges import is_range
-from swin_quant.config import find_config, load_config
+from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
 from swin_quant.quant.layer import QuantLinear
@@ -63,16 +63,6 @@ def test_of_a_data_set_a_task_takes_the_split_that_its_command_takes(model, pict
     assert costs[0] == costs[1]
     (result, *_) = sq.evaluate(model, place, half="none").results
     assert result.dataset["split"] == "val"
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_fits_several_configurations_asks_for_config_as_it_is_called_here(tmp_path):
-    cfg = load_config(find_config("swinv2_tiny_patch4_window8_256"))
-    state = {key: value for key, value in build_model(cfg).state_dict().items() if not key.endswith(("_amax", "index"))}
-    without = {key: value for key, value in state.items() if not key.endswith(("attn_mask", "coords_table"))}
-    torch.save(without, tmp_path / "mine.pth")
-    with pytest.raises(UsageError, match="give config NAME"):
-        sq.load(tmp_path / "mine.pth")
 
 
 @pytest.mark.slow

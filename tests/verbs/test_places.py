@@ -58,30 +58,6 @@ def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, 
     assert calibrate(*otherwise)[0] == second
 
 
-def test_what_nothing_was_made_of_is_replaced(calibrate):
-    first, _ = calibrate("--policy", "qdq")
-    before = sha256_of(first)
-    assert calibrate("--policy", "cpu", "--calibrator", "max")[0] == first and sha256_of(first) != before
-
-
-@pytest.mark.slow
-def test_a_second_engine_in_the_same_folder(run, micro, pictures, tmp_path):
-    """Afterwards both can be verified and scored, and neither is made again."""
-    model = ("--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none")
-    how = {"onnxruntime": ("--passes", "fast"), "torchscript": ("--calibrator", "max")}
-    for engine, words in how.items():
-        asked = (micro / "swin.pth", *model, "--pictures", 8, "--for", engine, "--output", tmp_path, *words)
-        assert run("quantize", *asked).code == 0
-    cards = [card for card in sorted(tmp_path.glob("*.json")) if RunCard.read(card).artifact]
-    assert len(cards) == 2 and all(made_of(card) for card in cards)
-    assert len({made_of(card) for card in cards}) == 2
-    for card in cards:
-        assert run("verify", card.with_name(RunCard.read(card).artifact["file"]), "--data-path", pictures).code == 0
-    for engine, words in how.items():
-        asked = (micro / "swin.pth", *model, "--pictures", 8, "--for", engine, "--output", tmp_path, *words)
-        assert run("quantize", *asked, "--dry-run").out.count("# done") == 4
-
-
 @pytest.mark.slow
 def test_python_does_not_replace_it_either(micro, pictures, tmp_path):
     train = sq.pictures(pictures, "train", 8)

@@ -21,8 +21,6 @@ ENABLED = {
     ("swinv2", "float"): 0,
 }
 
-ONE_CHANNEL = ["--opts", "MODEL.SWIN.IN_CHANS", 1]
-
 
 @pytest.fixture
 def nodes(run, micro):
@@ -53,12 +51,6 @@ def test_without_a_policy_all_are_off(nodes):
 def test_a_calibrated_checkpoint_brings_the_policy_of_its_card(nodes, calibrated):
     rows = nodes("swin", "--checkpoint", calibrated)
     assert sum(row["state"] == "on" for row in rows.values()) == ENABLED["swin", "ft-mode1"]
-
-
-def test_a_float_checkpoint_has_nodes_without_ranges(nodes, micro):
-    rows = nodes("swin", "--checkpoint", micro / "swin.pth", "--policy", "qdq")
-    assert sum(row["state"] == "on" for row in rows.values()) == ENABLED["swin", "qdq"]
-    assert {row["amax"] for row in rows.values()} == {None}
 
 
 def test_shapes_are_those_of_one_picture(nodes):
@@ -151,15 +143,3 @@ def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
     assert "rulez" in run(*words).error(2)
     line = run(*words[:-1], "qdq", "ft-mode1").error(2)
     assert "--policy qdq ft-mode1: give one" in line
-
-
-def test_pictures_of_any_number_of_channels(nodes):
-    """A grey patch has a third of the values; the embedding is no node, so the shapes are the same."""
-    shapes = [{name: row["shape"] for name, row in nodes("swin", *more).items()} for more in ([], ONE_CHANNEL)]
-    assert len(shapes[0]) == TOTAL["swin"] and shapes[0] == shapes[1]
-
-
-def test_a_policy_in_float8_is_listed_with_its_fixed_ranges(nodes, calibrated):
-    rows = nodes("swin", "--checkpoint", calibrated, "--policy", "tensorrt-fp8")
-    assert {row["format"] for row in rows.values() if row["state"] == "on"} == {"fp8"}
-    assert {row["amax"] for name, row in rows.items() if name.endswith("matmul_a_input_quantizer")} == {1.0}

@@ -2,7 +2,6 @@
 notebook."""
 
 import pytest
-import torch
 from torch import nn
 
 import swin_quant as sq
@@ -71,13 +70,6 @@ def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
     assert "not scored: no labelled pictures" in str(unscored)
     scored = sq.quantize(model, pictures, "onnxruntime", tmp_path / "place", policy, passes=[])
     assert is_said(scored) and scored.verdict.pictures == VAL
-
-
-@pytest.mark.slow
-def test_quantize_takes_a_module_of_the_user_s_own(tensors, tmp_path):
-    module = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 15 * 15, 3)).eval()
-    made = sq.quantize(sq.wrap(module, 32), tensors("train"), "onnxruntime", tmp_path, scored_on=tensors("val"))
-    assert is_said(made) and made.evaluation.float32 and made.artifact.load()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
 
 
 @pytest.mark.slow

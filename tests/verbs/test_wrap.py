@@ -97,12 +97,6 @@ def test_it_is_calibrated_scored_and_left_as_it_was(module, x):
     assert {"depthwise._input_quantizer", "add1_right_input_quantizer"} <= enabled_nodes(model.module).keys()
 
 
-def test_it_names_the_classes_of_pictures(module, pictures):
-    preprocess = sq.Preprocess(8, False, "bilinear", (0.5,) * 3, (0.5,) * 3)
-    found = sq.predict(sq.wrap(module, 8, preprocess=preprocess), pictures / "val" / "cat", top=9)
-    assert found and all(sorted(guess.index for guess in guesses) == [0, 1, 2, 3] for guesses in found.values())
-
-
 def test_a_calibration_that_fails_leaves_its_norms_as_they_were(module, x):
     model = sq.wrap(module, 8)
     before = {key: value.clone() for key, value in model.module.state_dict().items()}
@@ -141,23 +135,9 @@ def test_sensitivity_has_a_profile_of_its_units_and_the_losses_of_whole_forwards
     assert found["forwards"] < whole.forwards
 
 
-def test_a_head_that_is_a_convolution_is_scored_on_pictures(pictures):
-    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 3, 1), nn.Flatten()
-    mean = std = (0.5, 0.5, 0.5)
-    model = sq.wrap(nn.Sequential(*layers), 32, preprocess=sq.Preprocess(32, False, "bicubic", mean, std))
-    assert sq.evaluate(model, sq.pictures(pictures, "val"), half="none").float32.pictures == 7
-
-
 def test_without_a_policy_it_is_the_one_of_engines(module):
     model = sq.calibrate(sq.wrap(module, 8, name="mine"), [torch.randn(4, 3, 8, 8)], passes=[])
     assert model.card.policy["name"] == "qdq-unsigned"
-
-
-@pytest.mark.slow
-def test_it_is_exported_and_run(model, x, tmp_path):
-    pytest.importorskip("openvino")
-    engine = sq.export(model, "openvino", tmp_path).load()
-    torch.testing.assert_close(engine(x), model(x), rtol=0.1, atol=0.1)
 
 
 @pytest.mark.slow

@@ -123,13 +123,6 @@ def test_calls_may_be_in_inference_mode_or_not(exported):
             assert torch.equal(engine(images), expected)
 
 
-def test_pictures_with_a_gradient_leave_nothing_behind(exported):
-    engine, images = load(exported()[0]), pictures(2)
-    expected = engine(images)
-    assert not engine(images.clone().requires_grad_()).requires_grad
-    assert torch.equal(engine(images), expected)
-
-
 @pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8]), (64, [1, 2]), (96, [1, 2]), (128, [1, 2])])
 def test_heads_of_other_widths_and_positions(exported, channels, heads):
     """Heads of 16 and 24 channels are padded to 32, of 96 to 128; an absolute position embedding is added."""
@@ -242,13 +235,6 @@ def test_a_batch_that_kernels_cannot_address(exported, h100):
         load(artifact, EngineOptions(device="cuda"))
 
 
-def test_it_stays_on_the_gpu_that_was_current(exported, h100, monkeypatch):
-    """Another GPU may be current at the call."""
-    monkeypatch.setattr(f"{load.__module__}.GraphSession", lambda network, device, *_: SimpleNamespace(device=device))
-    loaded = load(exported()[0], EngineOptions(device="cuda"))
-    assert loaded.run.device == torch.device("cuda", 1)
-
-
 @pytest.mark.parametrize(
     ("gpu", "capability", "policy", "said"),
     [
@@ -301,10 +287,3 @@ def test_whose_fusions_a_gpu_takes(gpu_is, caplog, gpu, capability, sms, machine
         assert machine_here() == load_machine(machine)
     said = f"{gpu}: no file of configs/machines is for it; fusions are those of the nearest, {machine}"
     assert caplog.messages == ([said] if (gpu, capability, sms, machine) in OTHER else [])
-
-
-def test_an_artifact_of_another_backend(exported):
-    artifact = exported()[0]
-    artifact.card.artifact["backend"] = "onnx"
-    with pytest.raises(SwinQuantError, match="is an export of backend 'onnx'"):
-        load(artifact)

@@ -18,7 +18,6 @@ from operator_nodes import core_with
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.openvino import COMPILED, engine, operators
 from swin_quant.backends.saturation import caution
 from swin_quant.base.errors import SwinQuantError
@@ -164,25 +163,6 @@ def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, cal
             np.testing.assert_array_equal(kept(how), wanted, how)
 
 
-@pytest.mark.slow
-def test_a_damaged_constant_of_attention_is_refused_before_anything_runs(calibrated_for, library, tmp_path):
-    """With one thread OpenVINO drops what an operator says while it runs."""
-    model, card = calibrated_for("swin", 4)
-    artifact = export(deepcopy(model), card, tmp_path, OnnxOptions(target="openvino", plugin=tuple(OPERATOR)))
-    damaged = onnx.load(artifact.file)
-    node = [node for node in damaged.graph.node if node.op_type == "Attention"][-1]
-    node.input[1] = "damaged"
-    core = core_with(str(library))
-    for shape in ((3, 16, 16), (1, 15, 15), (1, 16, 8), (16, 16), (0, 16, 16)):
-        constant = onnx.numpy_helper.from_array(np.zeros(shape, np.float32), "damaged")
-        damaged.graph.initializer.append(constant)
-        with pytest.raises(RuntimeError) as caught:
-            core.read_model(damaged.SerializeToString()).reshape([2, 3, 16, 16])
-        damaged.graph.initializer.pop()
-        found = first_line(caught.value)
-        assert found.startswith("Attention: [2,64,96] and a constant [") and found.endswith("are not those of 1 heads")
-
-
 @pytest.mark.parametrize("plugins", [None, MANY], ids=["plain", "operators"])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, calibrated_for, library, tmp_path):
@@ -200,11 +180,6 @@ def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, c
     with torch.no_grad():
         wanted = model(images)
     assert float((engine.load(artifact, EngineOptions())(images) - wanted).abs().mean()) < ONNX_TOLERANCES.quantized
-
-
-def test_no_pictures_give_no_logits(file, with_operators):
-    for threads in (1, 2):
-        assert engine.load(file, EngineOptions(threads=threads))(pictures(0, 28)).shape[0] == 0
 
 
 @pytest.mark.slow
@@ -301,23 +276,6 @@ def test_a_file_whose_products_all_run_in_operators_is_not_said_to_saturate(
     assert "saturate at 16 bits" in caution("openvino", file)
 
 
-def test_a_library_of_the_user_s_stands_in_for_ours(file, with_operators, tmp_path):
-    theirs = tmp_path / "theirs.so"
-    theirs.write_bytes(with_operators.read_bytes())
-    found = engine.load(file, EngineOptions(threads=1, extensions=(str(theirs),)))
-    assert list(found.details["extensions"]) == ["theirs.so"]
-
-
-def test_the_policy_is_the_operators_where_they_run(calibrated_for, with_operators):
-    _, card = calibrated_for()
-    fresh = replace(card, policy=None)
-    assert policy_for("openvino", fresh).name == "cpu-operators"
-    assert (
-        policy_for("openvino", fresh, plain=True).name == policy_for("onnx", fresh).name.replace("qdq", "cpu") == "cpu"
-    )
-    assert policy_for("openvino", replace(fresh, config={})).name == "cpu"
-
-
 @pytest.mark.parametrize(
     "cause, said",
     [
@@ -369,18 +327,6 @@ def test_operators_are_the_default_where_they_were_measured_to_be_faster(kind, k
     for cpu, expected in zip(("avx512-vnni", "amx"), wanted, strict=True):
         monkeypatch.setattr(operators, "cpu_kind", lambda cpu=cpu: cpu)
         assert operators.are_default(config) is expected
-
-
-def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", lambda: "there")
-    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
-    config = portable_config(tiny_config("swin"))
-    assert operators.are_default(config)
-    times = {"1": [2.0, 1.0], "8": [9.0, 10.0]}
-    monkeypatch.setattr(operators, "read_yaml", lambda *_: {"amx": {"attention": {"swin": times}}})
-    assert not operators.are_default(config)
-    assert not operators.are_faster_here("swin", "attention")
-    assert not operators.are_faster_here("swin", "mlp")  # not measured
 
 
 def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):

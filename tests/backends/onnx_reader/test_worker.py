@@ -112,11 +112,6 @@ def test_functions_in_a_circle_are_refused(refusal, write_onnx):
         inspect_model(read_model(write_onnx(circle())))
 
 
-def test_a_function_with_the_name_of_an_operator_is_refused(model, refusal):
-    model.functions.append(helper.make_function("", "Relu", ["x"], ["y"], [], model.opset_import))
-    assert refusal(model) == "has functions of its own (Relu) in ONNX's domain: rename them"
-
-
 def test_a_tensor_inside_a_function_is_looked_at_too(refusal):
     model = circle()
     tensor = numpy_helper.from_array(np.zeros(4, np.float32))
@@ -173,22 +168,3 @@ def test_functions_that_grow_when_they_are_inlined_are_refused(model, refusal):
 def test_small_numbers_that_grow_are_refused(refusal):
     """Integers of a byte each, which take eight in memory."""
     assert refusal(field(7, field(5, field(7, bytes(150 << 20))))).startswith("is not an ONNX file: ")
-
-
-def test_a_hard_link_is_no_external_data(model, refusal, tmp_path):
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "fc1.bias")
-    (tmp_path / "x.data").write_bytes(tensor.raw_data)
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="x.data")
-    (tmp_path / "elsewhere").mkdir()
-    os.link(tmp_path / "x.data", tmp_path / "elsewhere" / "secret")
-    assert "is in 'x.data', which has a second name" in refusal(model)
-    (tmp_path / "elsewhere" / "secret").unlink()
-    assert open_onnx(tmp_path / "x.onnx").parts == (tmp_path / "x.data",)
-
-
-def test_a_scale_of_text_is_refused(model, refusal):
-    scale = next(tensor for tensor in model.graph.initializer if tensor.name == "q.scale")
-    scale.CopyFrom(helper.make_tensor("q.scale", TensorProto.STRING, [], [b"x"]))
-    assert "node name: q._quantizer.Q): y_scale" in refusal(model)

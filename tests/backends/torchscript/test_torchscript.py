@@ -16,7 +16,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
-from swin_quant.score.options import EngineOptions
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 SPECS = ("roll=testing::Roll", "relu=testing::Relu", "layer_norm=testing::Norm", "window_partition=testing::Windows")
@@ -61,14 +60,6 @@ def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, polic
     kinds = operators(artifact)
     assert "aten::fake_quantize_per_tensor_affine" in kinds
     assert ("aten::fake_quantize_per_channel_affine" in kinds) == (policy != "ft-mode1")
-
-
-@pytest.mark.slow
-def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
-    artifact, _ = written(policy="w4a8")
-    assert artifact.record["precision"] == load(artifact).precision == "W4A8"
-    files = [written(precision="float", OUTPUT_KIND=kind)[0].file.name for kind in ("logits", "embedding")]
-    assert files == ["swin_fp32.torchscript.pt", "swin_embedding_fp32.torchscript.pt"]
 
 
 @pytest.mark.slow
@@ -155,10 +146,3 @@ def test_who_runs_a_file_is_told_that_it_is_code_but_of_one_s_own_just_written(w
     load(artifact)
     (line,) = caplog.messages
     assert line.startswith(f"{artifact.file}: is TorchScript, which is code") and "\n" not in line
-
-
-def test_an_extension_that_is_no_library_is_one_line(written, tmp_path):
-    artifact, _ = written(precision="float")
-    (tmp_path / "x.so").write_text("no library")
-    with pytest.raises(UsageError, match="torch cannot load it"):
-        load(artifact, EngineOptions(extensions=(str(tmp_path / "x.so"),)))

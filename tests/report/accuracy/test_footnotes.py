@@ -93,12 +93,6 @@ def test_a_footnote_of_some_rows_has_a_number_which_they_bear():
     assert numbered(footnotes(rows[:1]), 1)[1] == {}, "what is said of all rows needs no number"
 
 
-def test_a_latency_that_is_not_there_is_explained():
-    timed = with_(FLOAT, ms_per_picture=1.5)
-    (note,) = [note for note in said(card(timed, INT8), untimed=True) if "not timed" in note]
-    assert f"int8 on {INT8.engine}" in note and "float32" not in note and "swin-quant bench" in note
-
-
 def test_a_verification_is_a_word_in_its_row_and_a_failure_is_told_with_its_figures():
     record = VERIFICATION | {"engine": "onnxruntime"}
     against_float = {**record, "reference": "torch float32", "tolerance": None, "passed": None}

@@ -5,7 +5,6 @@ import errno
 import importlib.util
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.saturation import SAFE_ON
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import Result
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
@@ -145,16 +143,6 @@ sys.modules[{other!r}].__spec__ = importlib.machinery.ModuleSpec({other!r}, None
 
 
 @pytest.mark.slow
-def test_infer_names_a_missing_and_a_broken_picture_in_a_line(packaged, tmp_path):
-    packaged = shutil.copytree(packaged, tmp_path / "package")  # it gets a cache
-    (tmp_path / "broken.png").write_bytes(b"no picture")
-    for file, why in ((tmp_path / "gone.png", "no such file"), (tmp_path / "broken.png", "cannot identify")):
-        done = alone(packaged / "infer.py", file, "--engine", "onnxruntime")
-        (line,) = done.stderr.splitlines()
-        assert done.returncode == 1 and line.startswith(f"error: {file}: {why}")
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["package.json", "preprocess.json", "models/swin_micro/1/model.onnx"])
 def test_infer_names_what_was_not_copied_with_it(packaged, tmp_path, lost):
     copy = shutil.copytree(packaged, tmp_path / "package")
@@ -177,18 +165,6 @@ def test_what_is_in_it(packaged, exported):
         "resize": [32, 32], "crop": None, "interpolation": "bicubic", "colours": "RGB", "scale": 255,
         "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225], "layout": "NCHW", "type": "float32",
     }  # fmt: skip
-
-
-def test_its_run_card_can_be_reported_and_names_no_place_of_the_machine(run, remade, tmp_path):
-    source = {"file": "swin.pth", "sha256": "0" * 64, "format": "pth", "path": str(tmp_path / "swin.pth")}
-    made = remade(source=source)
-    data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
-    result = Result("ONNX Runtime", "float32", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu")
-    made.card.with_result(result).write(made.file.with_suffix(".json"))
-    run("package", made.file, "--output", tmp_path / "package").ok()
-    assert str(tmp_path) not in (tmp_path / "package" / "card.json").read_text()
-    done = run("report", tmp_path / "package" / "card.json")
-    assert done.code == 0 and "swin micro" in done.out
 
 
 SPY = """
@@ -308,12 +284,6 @@ def test_words_that_do_not_fit(run, exported, tmp_path, words, message):
     words = [str(word).format(two=tmp_path / "two.txt") for word in words]
     assert message in run("package", exported, "--output", tmp_path / "out", *words).error(2)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_only_onnx_is_packaged(run, _exports, tmp_path):
-    line = run("package", _exports.ft, "--output", tmp_path / "out").error(2)
-    assert "only ONNX files are packaged" in line and not (tmp_path / "out").exists()
 
 
 def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
@@ -511,17 +481,6 @@ def test_kserve_s_service_is_one_of_its_schema(packaged):
     assert strangers(service, "V1beta1InferenceService", schema) == [("V1beta1ModelSpec", "modelformat"), ("str", 7)]
 
 
-def test_what_other_servers_are_told(packaged):
-    (model,) = json.loads((packaged / "ovms.json").read_text())["model_config_list"]
-    assert set(model) == {"config"} and model["config"]["base_path"] == "/models/swin_micro"
-    known = {"name", "base_path", "target_device", "plugin_config", "nireq"}  # schema.cpp allows no others
-    assert set(model["config"]) == known
-    service = yaml.safe_load((packaged / "kserve.yaml").read_text())
-    assert (service["apiVersion"], service["kind"]) == ("serving.kserve.io/v1beta1", "InferenceService")
-    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
-    assert service["spec"]["predictor"]["model"]["modelFormat"] == {"name": "triton", "version": "2"}
-
-
 def test_a_file_of_a_type_that_no_server_is_told_of(run, exported, remade, tmp_path):
     model = onnx.load(exported)
     model.graph.node[-1].output[0] = "single"
@@ -540,14 +499,3 @@ def test_a_file_for_one_size_of_batch(run, exported, remade, tmp_path):
     text = (tmp_path / "package" / "models" / "swin_micro" / "config.pbtxt").read_text()
     assert "max_batch_size: 0" in text and "dims: [ 4, 3, 32, 32 ]" in text and "dynamic_batching" not in text
     assert "for batches of 4 alone" in (tmp_path / "package" / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_operators_for_a_foreign_plugin_are_not_packaged_for_openvino_which_cannot_read_them_alone(
-    run, _exports, tmp_path
-):
-    words = ["--for", "openvino", "--policy", "qdq", "--plugin", "roll=mine::Roll", "--output", tmp_path / "own"]
-    assert run("export", "--checkpoint", _exports.checkpoint, *words).code == 0
-    (file,) = (tmp_path / "own").glob("*.onnx")
-    assert "has operators for a plugin" in run("package", file, "--output", tmp_path / "out").error(2)
-    assert not (tmp_path / "out").exists()
