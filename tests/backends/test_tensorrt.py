@@ -21,7 +21,7 @@ from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.build import build
 from swin_quant.backends.tensorrt.engine import load
 from swin_quant.backends.tensorrt.layers import read_layers
-from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, make_plan
+from swin_quant.backends.tensorrt.plan import BuildOptions, make_plan
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.score.options import EngineOptions
@@ -150,14 +150,6 @@ def test_batches_outside_the_profile(trt10, exported):
         engine(torch.zeros(1, 3, 5, 4))
 
 
-def test_a_graph_of_a_fixed_batch_needs_no_profile(trt10, exported):
-    artifact = exported(graph(batch=2))
-    with pytest.raises(UsageError, match="is for batches of 2: give min_batch"):
-        built(artifact)
-    made, _ = built(artifact, smallest=2, typical=2, largest=2)
-    assert load(made, ON_GPU)(torch.randn(1, 3, 4, 4)).shape == (1, 5) and trt10.BUILDS[0]["profile"] == {}
-
-
 @pytest.mark.parametrize("key, value, said", [
     ("tensorrt", "10.0.1", "was built with TensorRT 10.0.1, here is 10.13.3: build it again"),
     ("compute_capability", "9.0", "compute capability 9.0, here is 8.6: build it again"),
@@ -242,19 +234,6 @@ def test_a_broken_engine_is_refused(trt10, exported):
     made.file.write_bytes(b"not an engine")
     with pytest.raises(SwinQuantError, match="TensorRT cannot read it: Magic tag does not match"):
         load(made, ON_GPU)
-
-
-def test_an_output_never_overwrites_the_card_of_another_file(exported):
-    file = exported(graph()).file
-    with pytest.raises(UsageError, match="would overwrite that of x.onnx"):
-        check_output(file.with_suffix(".engine"), file)
-    with pytest.raises(UsageError, match="must end in .engine"):
-        check_output(file.with_name("x.plan"), file)
-    with pytest.raises(UsageError, match="is the run card of another file"):
-        check_output(file.with_suffix(".engine"), file.with_name("y.onnx"))
-    with pytest.raises(UsageError, match="is a directory: name a file"):
-        check_output(file.with_name("x_sm86.engine"), file, file.parent)
-    check_output(file.with_name("x_sm86.engine"), file)
 
 
 def test_the_trtexec_line_says_the_same(exported, tmp_path):

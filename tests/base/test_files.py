@@ -102,15 +102,6 @@ def test_a_write_that_the_system_really_stops_keeps_the_old_file(tmp_path):
     assert names(tmp_path) == ["x.bin"]
 
 
-def test_places_that_cannot_be_written_are_named(tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    refused("a directory", call=atomic_write_bytes, args=(tmp_path, b""))
-    refused(str(tmp_path / "no"), "does not exist", call=atomic_write_bytes, args=(tmp_path / "no" / "x", b""))
-    refused("file", call=atomic_write_bytes, args=(tmp_path / "file" / "x", b""))
-    os.mkfifo(tmp_path / "pipe")
-    refused("not a regular file", call=atomic_write_bytes, args=(tmp_path / "pipe", b""))
-
-
 def test_an_output_directory_is_made_with_all_its_levels_and_left_empty(tmp_path):
     made = ensure_writable_dir(tmp_path / "a" / "b" / "c")
     assert made.is_dir() and names(made) == []

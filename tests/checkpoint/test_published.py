@@ -183,12 +183,6 @@ def test_the_users_word_lifts_a_refusal(tmp_path, processor, overrides):
     assert (cfg.DATA.IMG_SIZE, cfg.TEST.CROP) == (32, False)
 
 
-@pytest.mark.parametrize("files", [{"config": SWIN | {"lore": 1}}, {"preprocessor_config": VIT | {"lore": 1}}])
-def test_a_key_that_nobody_knows_is_a_warning(tmp_path, files, heard):
-    config_for(folder_of(tmp_path / "a", **({"config": SWIN, "preprocessor_config": VIT} | files)))
-    assert ".json: lore: no such key is known here" in heard.text
-
-
 def test_what_lies_beside_a_file_of_another_name_is_its_own_if_it_fits(tmp_path, heard):
     said = {"config": SWIN, "preprocessor_config": VIT | {"do_normalize": False}}
     file = folder_of(tmp_path / "a", "renamed.safetensors", **said)
@@ -208,13 +202,6 @@ def test_preprocessing_that_the_publisher_says_is_no_guess_and_is_told_once(tmp_
     config_for(folder_of(tmp_path / "silent", config=SWIN))
     warned = [record.getMessage() for record in heard.records if record.levelname == "WARNING"]
     assert "how pictures are prepared is a guess: TEST.CROP" in warned[-1]
-
-
-def test_a_trainers_checkpoint_has_its_processor_above(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "preprocessor_config.json").write_text(json.dumps(VIT | {"do_normalize": False}))
-    file = folder_of(tmp_path / "run" / "checkpoint-100", config=SWIN)
-    assert config_for(file).DATA.STD == [1, 1, 1]
 
 
 PRETRAINED = {

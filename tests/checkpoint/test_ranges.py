@@ -94,11 +94,6 @@ def test_ranges_that_do_not_are_used_with_one_line(model, method, caplog):
     assert warned(model, made, policy(4, 8), caplog=caplog) == [], "weights have their maxima at any bits"
 
 
-def test_a_card_of_before_bits_were_recorded_is_for_those_of_its_policy(model):
-    assert "for 4 bits" in refused(model, card(policy=policy(8, 4)), policy())
-    assert "for 8 bits" in refused(model, card(), policy(8, 4))
-
-
 def test_learned_ranges_are_for_the_bits_that_they_were_learned_at(model, caplog):
     made = card("percentile", policy(4, 4), {"weights": "learned", "activations": "learned"}, bits=4, other_bits={})
     assert warned(model, made, policy(4, 4), policy(4, 4, "qdq"), caplog=caplog) == []

@@ -5,7 +5,6 @@ import datetime
 import functools
 import os
 import pickle
-import zipfile
 from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,15 +221,6 @@ def test_a_pickle_of_arrays_is_converted_by_the_line_in_its_message(tmp_path, mo
     exec(str(refused.value).split("`")[1])
     state, _ = read_state_dict("OUT.pth")
     assert {name: x.numpy().tolist() for name, x in state.items()} == {name: x.tolist() for name, x in arrays.items()}
-
-
-def test_a_zip_file_that_is_none_of_torchs(tmp_path):
-    with zipfile.ZipFile(tmp_path / "plain.pth", "w") as archive:
-        archive.writestr("x.txt", "hello")
-    refused(tmp_path / "plain.pth", "torch.save did not write it")
-    with zipfile.ZipFile(tmp_path / "bomb.pth", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", bytes(10_000_000))
-    refused(tmp_path / "bomb.pth", "compressed")
 
 
 @pytest.mark.parametrize(

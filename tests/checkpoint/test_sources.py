@@ -311,12 +311,6 @@ def test_parts_are_downloaded_with_their_index(hub, cache, tmp_path):
     assert read_weights("hf:me/mine").state.keys() == model().state_dict().keys()
 
 
-def test_older_repositories_have_a_pickle(hub, tmp_path):
-    torch.save(model().state_dict(), tmp_path / "x.bin")
-    hub["me/mine"] = {"pytorch_model.bin": (tmp_path / "x.bin").read_bytes()}
-    assert read_weights("hf:me/mine").source.path.name == "pytorch_model.bin"
-
-
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [

@@ -83,11 +83,3 @@ def test_the_backbone_of_a_detector_is_described():
         "a detector whose backbone is a Swin V1 (EMBED_DIM 96, DEPTHS [1, 1], WINDOW_SIZE 7): "
         "only classifiers are supported; its backbone is, by ‹output_kind› features"
     )
-
-
-def test_a_swin_inside_of_something_says_where():
-    state = {f"student.encoder.{key}": value for key, value in swin().items()} | {"projector.weight": torch.zeros(1)}
-    assert described(state).endswith(
-        "under student.encoder.: take its maps by ‹output_kind› features, or save that part alone, "
-        "without the student.encoder. of its keys"
-    )

@@ -155,13 +155,6 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, text, named):
     assert "\n" not in str(error.value)
 
 
-def test_a_bad_key_in_a_base_file_names_that_file(tmp_path):
-    base = write(tmp_path, "TAGG: x", "base.yaml")
-    with pytest.raises(UsageError, match="unknown key TAGG; did you mean TAG") as error:
-        load_config(write(tmp_path, "BASE: [base.yaml]"))
-    assert str(error.value).startswith(f"{base}: ")
-
-
 @pytest.mark.parametrize("way", ["above", "absolute", "link"])
 def test_a_base_stays_near_the_configuration_and_what_is_elsewhere_is_not_shown(tmp_path, way):
     secret = write(tmp_path, "the first line of a secret", "secret.yaml")
@@ -308,13 +301,6 @@ def test_a_tree_survives_json(name):
     again = from_dict(json.loads(json.dumps(to_dict(cfg))), "run.json")
     assert again == cfg and again.is_frozen()
     assert type(again.TRAIN.OPTIMIZER.BETAS) is tuple
-
-
-def test_an_impossible_tree_names_its_source():
-    with pytest.raises(UsageError, match=r"^run\.json: DATA\.IMG_SIZE 225"):
-        from_dict({"DATA": {"IMG_SIZE": 225}}, "run.json")
-    with pytest.raises(UsageError, match=r"^run\.json: BASE works only in a YAML file"):
-        from_dict({"BASE": ["other.yaml"]}, "run.json")
 
 
 def test_a_portable_config_names_no_folder():

@@ -81,12 +81,6 @@ def test_a_single_file_has_no_other_split(tmp_path, tiny_config):
     assert open_pictures(f"{tmp_path}/val.csv", "train", num_classes=2).labels == [0, 1]  # named explicitly
 
 
-def test_a_kind_that_is_asked_for_and_not_there_is_said(tmp_path):
-    said = refusal(SwinQuantError, f"csv:{tmp_path}", "val")
-    assert f"{tmp_path}: split val: found no table of path and label" in said
-    assert "no such folder" in refusal(SwinQuantError, f"nothing:{tmp_path}", "val")
-
-
 def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
     folder(tmp_path, "1.png", "2.png")
     assert open_pictures(str(tmp_path), "train").names == ["1.png", "2.png"]

@@ -52,15 +52,6 @@ def test_members_are_read_in_the_order_of_the_map_and_nothing_is_extracted(tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["val.zip", "val_map.txt"]
 
 
-@pytest.mark.parametrize(
-    "lines", [b"\xef\xbb\xbfa.png\t3\r\n\r\nmy cat.png\t4", "a.png 3\nmy cat.png   4 \n"], ids=["Windows", "blanks"]
-)
-def test_maps_of_other_editors_are_read(tmp_path, lines):
-    archive(tmp_path, {"a.png": png(1), "my cat.png": png(2)}, lines)
-    pictures = ZipPictures(tmp_path, "val")
-    assert pictures.names == ["a.png", "my cat.png"] and pictures.labels == [3, 4]
-
-
 BAD_LINES = {
     "no label behind it": ("a.png", "found 0 tabs"),
     "three fields": ("a.png\t0\t1", "found 2 tabs"),

@@ -260,13 +260,6 @@ def test_a_transposed_convolution_has_a_weight_range_for_each_output(tmp_path):
         torch.testing.assert_close(sq.load(tmp_path / "up_calib.pth", copy.deepcopy(module))(x), model(x))
 
 
-def test_nodes_stand_where_activations_are_alone():
-    places = nodes_of(captured(Windows().eval(), (3, 8, 8), 5, what="windows"))
-    assert "mlp._input_quantizer" not in places, "it reads no picture"
-    assert {name for name in places if "add" in name} == {"add1_left_input_quantizer", "add1_right_input_quantizer"}
-    assert {"qkv._input_quantizer", "matmul1_left_input_quantizer", "matmul2_right_input_quantizer"} <= places
-
-
 BORROWING = {**MODULES, "joined": Joined}
 
 

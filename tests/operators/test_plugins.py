@@ -146,15 +146,6 @@ def test_a_library_that_others_may_have_written_is_refused_by_name(sources, dama
     assert compiled(sources, "sums", {"ENGINE": "1"}).read_text() == "code\n" and builds(sources) == 2
 
 
-def test_a_library_is_its_owner_s_alone_whatever_the_umask(sources):
-    before = os.umask(0o002)
-    try:
-        library = compiled(sources, "sums", {"ENGINE": "1"})
-    finally:
-        os.umask(before)
-    assert [file.stat().st_mode & 0o777 for file in (library, library.with_suffix(".json"))] == [0o700, 0o600]
-
-
 @pytest.mark.parametrize("level", ["cache", "cache/swin-quant", "link"])
 @pytest.mark.parametrize("damage", ["owner", "mode"])
 def test_a_cache_below_a_folder_that_others_can_write_to_is_refused(sources, tmp_path, monkeypatch, level, damage):

@@ -104,21 +104,6 @@ def test_a_range_with_a_zero_point_that_clips_too_much_at_one_end_is_named(end, 
     assert advice.nodes == (FC2,) and said == pytest.approx(100 * share, abs=0.2)
 
 
-def test_few_pictures_of_many_kinds_are_said_to_be_few(subject):
-    sizes = torch.tensor([1.0, 1.2, 1.5, 9.0]).repeat(2)[:, None, None, None]
-
-    def unnormed(model):
-        for name, module in model.named_modules():
-            if name.endswith("norm1") or name.endswith("norm"):
-                module.forward = lambda x: x
-
-    images = torch.randn(8, 3, 32, 32)
-    (advice,) = advise(subject(images * sizes, "max", prepare=unnormed)[1])
-    assert advice.kind == "sample" and advice.text.startswith("8 pictures are few") and "‹pictures›" in advice.text
-    (advice,) = advise(subject(images[:1])[1])
-    assert advice.kind == "sample" and advice.text.startswith("1 picture is too few to tell")
-
-
 def test_pictures_all_alike(subject):
     """One picture many times tells nothing about other pictures."""
     (advice,) = advise(subject(torch.randn(1, 3, 32, 32).expand(8, -1, -1, -1))[1])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from swin_quant.quant.observers import BINS, ActivationObserver, Histogram, NonFiniteError, add_sides, exponent_above
+from swin_quant.quant.observers import BINS, ActivationObserver, Histogram, NonFiniteError, add_sides
 from swin_quant.quant.ranges import search_range
 
 
@@ -72,12 +72,6 @@ def test_a_subset_leaves_out_no_channel_and_no_token(shape):
         statistics = observed(levels.expand(shape)[None].contiguous(), [1], limit).statistics()
         assert np.count_nonzero(statistics.counts) == shape[axis]
         assert limit / 2 < statistics.counts.sum() <= limit
-
-
-@pytest.mark.parametrize("view", [lambda x: x.transpose(1, 2), lambda x: x[:, :, ::2], lambda x: x.double()])
-def test_views_and_types_are_seen_as_their_values(view):
-    x = torch.randn(4, 8, 6)
-    assert equal(observed(view(x), [4], 11), observed(view(x).contiguous().float(), [1] * 4, 11))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -165,8 +159,3 @@ def test_counts_above_float32_are_exact():
     histogram.counts += 2**40
     histogram.widen(1)
     assert histogram.counts[int(0.75 * BINS) // 2] == 2**25 + 3 + 2**41
-
-
-@given(st.floats(2.0**-100, 1e38))
-def test_exponent_is_the_smallest_above(value):
-    assert value < 2.0 ** exponent_above(value) and 2.0 ** (exponent_above(value) - 1) <= value

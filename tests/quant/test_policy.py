@@ -175,12 +175,6 @@ def test_later_rules_keep_what_they_do_not_mention():
     assert not settings["a.fc1._input_quantizer"].narrow_range
 
 
-def test_a_rule_may_set_nodes_without_switching_them():
-    settings = decided({"enable": "a.*"}, {"nodes": "role:activation", "bits": 4})
-    assert [s.enabled for s in settings.values()] == [True, True, True, False, False]
-    assert [s.bits for s in settings.values()] == [4, 8, 4, 4, 8]
-
-
 def test_selectors_are_globs_roles_and_lists_of_them():
     settings = decided({"enable": ["role:gemm_output", "?.fc2.*"]})
     assert [name for name, s in settings.items() if s.enabled] == [

@@ -19,25 +19,6 @@ def node(amax=None, state=State.QUANTIZE, observer=None, **setting):
     return made
 
 
-def test_starts_off_disabled_and_without_a_range():
-    made = Quantizer(Role.RESIDUAL)
-    assert made.state is State.OFF and made.setting == Setting() and made.amax is None
-    assert made.setting.kind == "int8" and made.setting.levels == (-128, 127)
-    assert not list(made.parameters()) and not made.state_dict()
-
-
-def test_off_passes_the_very_tensor():
-    x = torch.randn(3)
-    assert node(1.0, State.OFF)(x) is x
-
-
-def test_calibrating_passes_the_tensor_and_shows_it():
-    seen, x = [], torch.randn(3)
-    assert node(1.0, State.CALIBRATE, observer=seen.append)(x) is x
-    assert seen[0] is x and len(seen) == 1
-    assert node(None, State.CALIBRATE)(x) is x
-
-
 def test_quantizing_without_a_range_raises_with_the_name():
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(node()))
     named_nodes(model)

@@ -86,26 +86,12 @@ def test_the_standard_error_is_paired():
     assert score.delta_acc1_se == pytest.approx(100 * math.sqrt((0.04 - 0.02**2) / 100))
 
 
-def test_batches_without_a_readable_picture_count_nothing():
-    table = np.eye(4, dtype=np.float32)
-    assert scores({"float32": table}, np.arange(4), [0, 3, 0, 1])["float32"].acc1 == 100
-    with pytest.raises(SwinQuantError, match="no picture to score"):
-        scores({"float32": table}, np.arange(4), [0, 0])
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_finite_name_the_engine(value):
     bad = np.zeros((4, 3), dtype=np.float32)
     bad[2, 1] = value
     with pytest.raises(SwinQuantError, match="engine int8: logits hold NaN or infinity"):
         scores({"float32": np.zeros((4, 3), dtype=np.float32), "int8": bad}, np.zeros(4, dtype=np.int64), [4])
-
-
-@pytest.mark.parametrize("sizes", [[4], [2, 2], [0, 3, 1]])
-def test_pictures_of_a_single_batch_have_a_latency_too(sizes):
-    """The first batch warms up; where it is the only one it is run again, and counts once in all other figures."""
-    score = scores({"float32": np.eye(4, dtype=np.float32)}, np.array([0, 1, 2, 0]), sizes)["float32"]
-    assert score.ms_per_picture > 0 and (score.pictures, score.acc1) == (4, 75.0)
 
 
 def test_qat_is_paired_with_the_ptq_of_its_policy():

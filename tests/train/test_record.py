@@ -2,11 +2,10 @@
 
 import importlib.util
 import re
-import sys
 
 import pytest
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.train.record import EPOCHS, STEPS, Record, draw, read_table
 
 
@@ -60,16 +59,6 @@ def test_a_damaged_table_is_passed_over(tmp_path, caplog, name):
     assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["3", "4"]
     assert [row["epoch"] for row in read_table(tmp_path / "epochs.csv")] == ["2"]
     assert "steps.csv is damaged: it is begun anew" in caplog.text
-
-
-def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    filled(tmp_path)
-    for name in ("matplotlib.figure", "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UsageError, match=r"matplotlib.* -e '\.\[logs\]' in the checkout"):
-        draw(tmp_path)
-    with pytest.raises(UsageError, match=r"tensorboard.* -e '\.\[logs\]' in the checkout"):
-        Record(tmp_path, 0, 0, tensorboard=True)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")

@@ -44,13 +44,6 @@ def test_bad_input_is_one_line(run, micro, words, said):
     assert said in run("analyze", "--cfg", micro / "swin.yaml", *words).error(2)
 
 
-def test_pictures_of_which_none_can_be_read(run, micro, tmp_path):
-    (tmp_path / "val" / "cat").mkdir(parents=True)
-    (tmp_path / "val" / "cat" / "x.png").write_bytes(b"no picture")
-    done = run("analyze", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", tmp_path)
-    assert "none of 1 pictures of --data-path can be read" in done.error(1)
-
-
 def test_a_model_of_ones_own_from_python():
     found = sq.analyze(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(2, 3, 8, 8), check_replacements=True)
     assert "conv2d" in str(found) and found.to_dict()["pictures"] == 2 and "<table" in found._repr_html_()

@@ -148,10 +148,6 @@ def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path)
     assert state["head.weight"].shape == (4, 32)
 
 
-def test_one_policy_is_calibrated(run, float_flags, tmp_path):
-    assert "give one" in run("calibrate", *float_flags, "--policy", "ft-mode1", "qdq").error(2)
-
-
 @pytest.fixture
 def calibrated_in(cfg, weights, tmp_path):
     """calibrated_in(folder, policy, ...) -> a calibration of the digits' checkpoint by the command's functions."""
@@ -213,17 +209,6 @@ def ranges(path):
 
 
 @pytest.mark.slow
-def test_a_file_is_the_one_that_the_command_writes(model, train, tmp_path, run, float_flags):
-    sq.calibrate(model, train, "ft-mode1").save(tmp_path / "face.pth")
-    sample = ["--batch", 2, "--policy", "ft-mode1"]
-    run("calibrate", *float_flags, *sample, "--output", tmp_path).ok()
-    assert (tmp_path / "face.pth").read_bytes() == (tmp_path / "swin_micro_calib.pth").read_bytes()
-    ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("face", "swin_micro_calib"))
-    assert ours["calibration"]["files"] == theirs["calibration"]["files"]
-    assert ours["policy"] == theirs["policy"] and ours["source"]["sha256"] == theirs["source"]["sha256"]
-
-
-@pytest.mark.slow
 def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_its_folder(
     micro, train, tmp_path, monkeypatch, caplog
 ):
@@ -250,12 +235,6 @@ def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train)
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
         sq.calibrate(model, train, "qdq", passes=passes)
         assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
-
-
-def test_a_pass_that_changed_nothing_leaves_the_float_model_its_own_baseline(model, pictures):
-    one = sq.pictures(pictures, "train", 1)  # too few for reconstruct to keep some for its check
-    sq.calibrate(model, one, "qdq", passes=["reconstruct"])
-    assert not model.card.has_own_weights
 
 
 @pytest.mark.slow

@@ -169,20 +169,6 @@ def test_channels_that_stand_out_are_evened_out_unasked_and_said(
 
 
 @pytest.mark.slow
-def test_fasterTransformers_front_door_leaves_weights_alone_unless_asked(
-    run, micro, planted, pictures, tmp_path, card_of
-):
-    flags = ["--cfg", micro / "swin.yaml", "--resume", planted, "--data-path", pictures, "--calib", "--no-eval",
-             "--num-calib-batch", 1, "--calib-batchsz", 8, "--int8-mode", 1, "--device", "cpu",
-             "--calib-output-path"]  # fmt: skip
-    assert run("main.py", *flags, tmp_path / "plain").code == 0
-    assert "passes" not in card_of(tmp_path / "plain" / "swin_micro_calib.pth")["calibration"]
-    asked = run("main.py", *flags, tmp_path / "asked", "--passes", "fast")
-    assert asked.code == 0 and "dB at most" in asked.err, asked
-    assert len(card_of(tmp_path / "asked" / "swin_micro_calib.pth")["calibration"]["passes"]) > 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags, passes",
     [

@@ -14,8 +14,6 @@ from PIL import Image
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.picture_set import PictureSet
-from swin_quant.verbs.calibration_result import draw
 
 
 @pytest.fixture
@@ -65,16 +63,6 @@ def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
     assert again == base and cut["files"] == record["files"]
     other, reseeded = ranges("--seed", 1)
     assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
-
-
-@pytest.mark.slow
-def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
-    plain, _ = calibrate()
-    one, card = calibrate("--augment", out="a")
-    two, _ = calibrate("--augment", "--pictures", 8, "--batch", 2, out="b")
-    assert card["calibration"]["augment"] is True
-    assert all(torch.equal(value, two[key]) for key, value in one.items())
-    assert any(not torch.equal(value, plain[key]) for key, value in one.items())
 
 
 def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictures, tmp_path):
@@ -169,12 +157,3 @@ def test_python_keeps_the_limit_of_broken_pictures(model, own_pictures):
         sq.calibrate(model, some)
     record = sq.calibrate(model, replace(some, max_unreadable=0.2)).card.calibration
     assert record["unreadable"] == [f"{broken.parent.name}/{broken.name}"]
-
-
-def test_batches_divide_the_pictures_and_hold_at_most_eight(micro):
-    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
-
-    def size(count, batch=None):
-        return draw(PictureSet("digits", count=count, batch=batch).settled(), model.preprocess).size
-
-    assert [size(80, 32), size(9, 4), size(7), size(12)] == [8, 3, 7, 6]

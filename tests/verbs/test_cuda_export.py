@@ -1,25 +1,21 @@
 """The CUDA engine from the command line without a GPU: emulated, or refused in one line that names what is missing."""
 
-import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
 from swin_quant.backends.cuda import engine
-from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.sessions import HostSession, sizes
-from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, tiles_path, write_tiles
+from swin_quant.backends.cuda.tuning import TunedFor, kernels_hash
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy
 from swin_quant.score import candidate
 from swin_quant.score.candidate import Identity, Runner
-from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
-from swin_quant.verbs.service import private_copy, service_of
+from swin_quant.verbs.service import service_of
 
 
 @pytest.fixture(scope="session")
@@ -86,19 +82,6 @@ def test_verify_finds_every_form_to_be_the_model(run, files, calibrated_32, pict
     words = ("--checkpoint", calibrated_32, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
     done = run("verify", files(*flags), *words).ok()
     assert "cuda (emulated)" in done.out + done.err
-
-
-def test_check_runs_it_before_it_leaves_the_house(run, calibrated_32, tmp_path):
-    flags = ("--for", "cuda", "--policy", "cuda", "--uint8-input", "--check", "--output", tmp_path)
-    done = run("export", calibrated_32, *flags)
-    assert done.code == 0 and "check: cuda against" in done.err
-
-
-def test_run_writes_logits(run, file, pictures, tmp_path):
-    run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path).ok()
-    (written,) = tmp_path.glob("*_logits.npz")
-    arrays = dict(np.load(written))
-    assert arrays["logits"].shape == (7, 3) and np.isfinite(arrays["logits"]).all()
 
 
 @pytest.mark.slow
@@ -175,15 +158,6 @@ def test_a_stream_beyond_float16(run, calibrated_32, card_of, with_card, tmp_pat
     assert found.code == 0 and f"in {node}: the residual stream is bfloat16" in found.err
     (made,) = out.glob("*.json")
     assert card_of(made)["artifact"]["options"]["float_type"] == "bfloat16"
-
-
-def test_a_run_card_without_a_batch(run, file, card_of, with_card, pictures, tmp_path):
-    record, out = card_of(file)["artifact"], tmp_path / "out"
-    del record["options"]["batch"]
-    copy = with_card(file, artifact=record)
-    words = ("--data-path", pictures, "--device", "cpu", "--logits", out)
-    assert f"{copy}: its run card names no batch that it takes; export again" in run("predict", copy, *words).error(1)
-    assert not list(out.glob("*"))
 
 
 def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
@@ -283,20 +257,3 @@ def counted_batches(monkeypatch):
 def filled_up(batch):
     """The size to which a batch is padded if the file takes up to 256 pictures."""
     return next(size for size in sizes(256) if size >= batch)
-
-
-def test_what_is_served_has_the_tiles_that_were_timed(file, fake_gpu):
-    write_tiles(tiles_path(file, HERE.gpu), HERE, [TimedTiles(launch="gemm", batch=8, tiles=Tiles(64), us=3.5)])
-    with private_copy(open_artifact(file)) as copy:
-        tiles_path(file, HERE.gpu).unlink()
-        engine.load(copy, EngineOptions())
-    assert [set(tuned.known) for tuned in fake_gpu] == [{"gemm"}]
-
-
-@pytest.mark.slow
-def test_align_by_layers(run, file, calibrated_32, pictures):
-    words = ("--policy", "cuda", "--data-path", pictures, "--pictures", 3, "--device", "cpu", "--json", "--quiet")
-    done = run("align", calibrated_32, file, *words).ok()
-    found = json.loads(done.out)
-    names = {row["name"] for row in found["tensors"]}
-    assert found["first"] is None and {"patch_embed", "layers.0.blocks.1.mlp.fc2._input_quantizer", "logits"} <= names

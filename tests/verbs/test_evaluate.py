@@ -17,7 +17,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float
-from swin_quant.config import find_config, load_config
+from swin_quant.config import load_config
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.loading import ModelFile, load_for_scoring
@@ -26,7 +26,6 @@ from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score.engine import half_type, precision_of, torch_engines
-from swin_quant.score.scoring import open_labelled
 from swin_quant.verbs.evaluate import score_model
 
 
@@ -196,11 +195,6 @@ def done(cfg, weights, tmp_path_factory):
     return model
 
 
-def test_a_float_checkpoint_has_no_policy(cfg, weights):
-    model, policies = load_for_scoring(cfg, weights)
-    assert policies == [] and model.card_file is None and model.card.source["file"] == "weights.pth"
-
-
 def test_a_calibrated_one_has_that_of_its_card_unless_asked_otherwise(cfg, done):
     model, policies = load_for_scoring(cfg, str(done.checkpoint))
     assert policies == [MODE1] and model.card_file == done.checkpoint.with_suffix(".json")
@@ -267,13 +261,6 @@ def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
     assert int8.delta_acc1 == pytest.approx(int8.acc1 - float32.acc1) and float32.delta_acc1 is None
     assert int8.dataset == {"name": "digits", "split": "val", "pictures": 355, "sha256": float32.dataset["sha256"]}
     assert dataclasses.replace(card, results=[]) == done.card
-
-
-def test_labelled_pictures_have_the_model_s_number_of_classes(cfg):
-    eleven = load_config(find_config("swin_digits"), overrides={"DATA.DATA_PATH": "digits", "MODEL.NUM_CLASSES": 11})
-    assert len(open_labelled(cfg, "val", World())) == 355
-    with pytest.raises(SwinQuantError, match="10 classes, but MODEL.NUM_CLASSES is 11"):
-        open_labelled(eleven, "val", World())
 
 
 def test_figures_are_those_of_the_command(model, train, val, tmp_path, run, scoring_flags):

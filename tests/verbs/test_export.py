@@ -11,14 +11,12 @@ from draws import drawn
 from safetensors import safe_open
 
 import swin_quant as sq
-from swin_quant.backends import saturation
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
-from swin_quant.exported import labels_in
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.export_target import policy_for
 
@@ -41,16 +39,6 @@ def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_
     assert open_onnx(artifact.file).quantizers > 0
     assert "check: " in done.err and "mean |Δlogit|" in done.err
     assert f"next: swin-quant bench {artifact.file} --checkpoint {calibrated}" in done.err
-
-
-@pytest.mark.slow
-def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
-    (tmp_path / "names.txt").write_text("cat\ndog\nfox\n")
-    words = ("--checkpoint", calibrated, "--for", "onnx", "--precision", "float", "--output", tmp_path / "named")
-    artifact = exported(run("export", *words, "--labels", tmp_path / "names.txt"))
-    assert labels_in(artifact) == ["cat", "dog", "fox"]
-    (tmp_path / "names.txt").write_text("cat\n")
-    assert "--labels: 1 labels for 3 classes" in run("export", *words, "--labels", tmp_path / "names.txt").error(2)
 
 
 WEIGHTS = "role:gemm_weight"
@@ -97,13 +85,6 @@ def test_fastertransformer_takes_the_mode_of_the_card(run, with_card, calibrated
     assert "check: " in done.err
 
 
-def test_a_checkpoint_without_card_can_have_a_config(run, own, micro, tmp_path):
-    own.with_suffix(".json").unlink()
-    words = ("--cfg", micro / "swin.yaml", "--for", "torchscript", "--output", tmp_path / "new")
-    artifact = exported(run("export", "--checkpoint", own, *words))
-    assert artifact.card.checkpoint["file"] == own.name
-
-
 def test_a_float_checkpoint_is_refused(run, micro, tmp_path):
     words = ("--cfg", micro / "swin.yaml", "--for", "onnxruntime", "--output", tmp_path / "new")
     refused = run("export", "--checkpoint", micro / "swin.pth", *words)
@@ -119,12 +100,6 @@ def test_a_range_of_zero_names_its_node(run, own, micro, tmp_path):
     words = ("--cfg", micro / "swin.yaml", "--for", "onnx", "--output", tmp_path / "new")
     error = run("export", "--checkpoint", own, *words).error(1)
     assert "1 zero: layers.0.blocks.0.mlp.fc1._input_quantizer" in error and "calibrate" in error
-
-
-def test_a_replaced_checkpoint_is_refused(run, own, tmp_path):
-    own.write_bytes(own.read_bytes() + b"x")
-    error = run("export", "--checkpoint", own, "--for", "onnx", "--output", tmp_path / "new").error(1)
-    assert "is not the checkpoint of its run card" in error
 
 
 @pytest.mark.parametrize(
@@ -251,18 +226,6 @@ def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, with_c
     theirs = with_card(calibrated_32, policy={"name": "ft-mode1", "rules": [{"enable": ["role:gemm_input"]}]})
     error = run("export", theirs, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
     assert "policy ft-mode1 (mine " in error and "it differs in" in error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", drawn(["onnxruntime", "onnx"], 2))
-def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
-    monkeypatch.setattr(saturation, "saturates", lambda engine: True)
-    policy = "onnxruntime" if backend == "onnxruntime" else "cpu"
-    words = ("export", "--checkpoint", calibrated, "--for", backend, "--policy", policy, "--quiet", "--output")
-    plain, safe = run(*words, tmp_path / "plain"), run(*words, tmp_path / "safe", "--saturation-safe")
-    engines = ["onnxruntime", "openvino"] if backend == "onnx" else [backend]
-    assert [line.split(":")[1].strip() for line in plain.err.splitlines()] == engines
-    assert all(f"--for {engine} --saturation-safe" in plain.err for engine in engines) and not safe.err
 
 
 @pytest.mark.slow

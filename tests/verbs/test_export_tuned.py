@@ -113,15 +113,3 @@ def test_quantize_tunes_once_and_again_on_another_cpu(run, micro, pictures, tmp_
     assert run(*untuned, "--dry-run").out.count("# done") == 1  # the calibration
     monkeypatch.setattr(quantization, "cpu_kind", lambda: {"cores": 96, "features": []})
     assert run(*words, "--dry-run").out.count("# done") == 1
-
-
-@pytest.mark.parametrize("words", [("--policy", "qdq"), ("--float-type", "float32"), ("--int4-weights",)])
-def test_quantize_refuses_choices_that_tune_makes(run, micro, pictures, tmp_path, words):
-    done = run(*words_of_quantize(micro, pictures, tmp_path / "out"), *words)
-    assert "--tune chooses the policy" in done.error(2) and not (tmp_path / "out").exists()
-
-
-def test_a_module_that_no_config_builds_is_not_tuned(model, pictures, tmp_path):
-    for call in (sq.export, lambda *how, **words: sq.quantize(how[0], pictures, *how[1:], **words)):
-        with pytest.raises(UsageError, match="a module that only Python builds"):
-            call(model.module, "openvino", tmp_path, tune=True)

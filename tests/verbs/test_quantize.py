@@ -129,15 +129,6 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
 CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-range", "--off", "layers.0.*", "*.attn.*"]
 
 
-def test_what_changes_a_policy_is_given_to_the_commands_that_take_one(run, words):
-    told = planned(run, *words, *CHANGED)
-    asked = Command("quantize").parse([*map(str, [*words, *CHANGED])])
-    flags = ("policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "off")
-    for _, given in told[:2]:
-        assert [given.get(flag) for flag in flags] == [asked.get(flag) for flag in flags]
-    assert not any(given.get("off") for _, given in told[2:])
-
-
 @pytest.mark.slow
 def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quick, tmp_path):
     assert run("quantize", *quick, *CHANGED).code == 0
@@ -148,21 +139,6 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quic
     assert rules[0] == rules[1] and rules[0][-1] == {"disable": ["layers.0.*", "*.attn.*"]}
     assert run("quantize", *quick, *CHANGED, "--dry-run").out.count("# done") == 4
     assert run("quantize", *quick, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
-
-
-def test_a_policy_that_is_searched_for_has_nothing_to_change_yet(run, words):
-    refused = run("quantize", *words, "--policy", "auto", "--off", "layers.0.*").error(2)
-    assert "--policy auto: --off 'layers.0.*' is for a policy with a name" in refused
-
-
-def test_printed_commands_have_what_is_zero_what_has_blanks_and_all_digits(run, words, tmp_path):
-    recipe = tmp_path / "my fast.yaml"
-    recipe.write_text("name: mine\npasses: [equalize]\n")
-    asked = ["--max-unreadable", 0, "--workers", 0, "--passes", recipe, "--policy", "auto", "--max-ms", 12.34567]
-    told = dict(planned(run, *words, *asked))
-    calibrate, search = told["calibrate"], told["search"]
-    assert calibrate["passes"] == str(recipe) and calibrate["workers"] == calibrate["max_unreadable"] == 0
-    assert search["max_ms"] == 12.34567
 
 
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
@@ -179,15 +155,6 @@ def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run
     assert all("--float-type bfloat16" in line for line in (export, *rest))
     refused = run("quantize", *words, "--float-type", "float32")
     assert "--float-type float32: the CUDA engine has float16 and bfloat16" in refused.error(2)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("engine, float_type", [("onnxruntime", "bfloat16"), ("torchscript", "float16"),
-                                                ("fastertransformer", "bfloat16")])  # fmt: skip
-def test_floats_that_nothing_has_are_refused_before_any_work(run, words, tmp_path, engine, float_type):
-    words[words.index("onnxruntime")] = engine
-    refused = run("quantize", *words, "--float-type", float_type).error(2)
-    assert f"--float-type {float_type}: {engine} runs what is not int8 in float" in refused
     assert not (tmp_path / "out").exists()
 
 
@@ -209,20 +176,6 @@ def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, word
         file.rename(file.with_stem(f"new_{file.stem}"))
     words[words.index(pictures)] = other
     assert run("quantize", *words, "--dry-run").out.count("# done") == done
-
-
-@pytest.mark.slow
-def test_it_is_said_why_a_calibration_is_done_again(run, words, made):
-    again = run("quantize", *words, "--percentile", 99, "--opts", "DATA.INTERPOLATION", "bilinear")
-    assert again.code == 0 and again.err.count("done before") == 0
-    assert "done again, changed: the preprocessing, the percentile" in again.err
-
-
-@pytest.mark.slow
-def test_a_calibrated_checkpoint_is_quantized_like_a_float_one(run, words, made, tmp_path):
-    words[0], words[-1] = made.with_name("swin_micro_calib.pth"), tmp_path / "again"
-    assert run("quantize", *words).code == 0
-    assert run("quantize", *words, "--dry-run").out.count("# done") == 4
 
 
 @pytest.mark.slow

@@ -99,13 +99,6 @@ def test_it_is_to_the_bit_what_calibrating_so_gives(cfg, weights, before, tmp_pa
         assert kept[0].read_bytes() == kept[1].read_bytes() == statistics.read_bytes()
 
 
-def test_the_float_checkpoint_will_do_as_well_as_the_calibrated_one(cfg, weights, before, tmp_path):
-    statistics = before / f"{NAME}_calib.stats.npz"
-    for folder, checkpoint in (("a", weights), ("b", None)):
-        recalibrate(cfg, statistics, checkpoint, policy(4), Method("percentile", 99.0), tmp_path / folder)
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-
-
 def test_bits_that_are_not_uniform_are_recorded_by_node(cfg, before, tmp_path):
     node = "layers.0.blocks.0.mlp.fc2._input_quantizer"
     mixed = policy(8).and_then(Rule(nodes=(node,), bits=4))

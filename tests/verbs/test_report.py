@@ -39,11 +39,6 @@ def test_the_table_is_printed(report, tmp_path):
     assert "swin_micro" in out and "other" in out and out.count("-0.46") == 2
 
 
-@pytest.mark.parametrize(("form", "start"), [("markdown", "**swin_micro: "), ("csv", "name,")])
-def test_a_format_is_printed(report, tmp_path, form, start):
-    assert report(write(tmp_path / "card.json", FLOAT, INT8), "--format", form).out.startswith(start)
-
-
 def test_a_folder_gets_the_table_in_every_form(report, tmp_path):
     card, folder = write(tmp_path / "card.json", FLOAT, INT8), tmp_path / "table"
     printed = report(card, "--output", folder, "--json", "-").out

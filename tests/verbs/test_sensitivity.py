@@ -45,14 +45,6 @@ def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own):
 
 
 @pytest.mark.slow
-def test_only_the_kinds_that_are_asked_for(run, words):
-    out = run(*words, "--kind", "stage", "role", "--policy", "qdq").out
-    assert "role:gemm_weight" in out and "layers.0.blocks" not in out
-    rows = csv.DictReader(io.StringIO(run(*words, "--kind", "stage", "--format", "csv").out))
-    assert {row["kind"] for row in rows} == {"stage"}
-
-
-@pytest.mark.slow
 def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own):
     rows = list(csv.DictReader(io.StringIO(run(*words, "--kind", "profile", "--format", "csv").out)))
     record = RunCard.read(own.with_suffix(".json")).sensitivity
@@ -91,11 +83,6 @@ def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
     (opened, _, sampling), (_, _, plain) = told
     assert len(opened) == 7 and len(policies) == 2
     assert sampling == Sampling(5, "val", 8, 3, 0.5) and plain == Sampling(12, "train", 1, 16, 0.01)  # all there are
-
-
-def test_ranks_are_refused(forked, words):
-    for done in forked(2, *words, "--quiet", code=2):
-        assert "sensitivity runs in one process" in done.err
 
 
 def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):

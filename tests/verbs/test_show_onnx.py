@@ -58,11 +58,6 @@ def test_operators_that_stand_for_plain_nodes_are_named(run, model):
     assert "operators: Head 1: reported as their plain nodes" in done.err
 
 
-def test_one_backend_alone(run, model):
-    assert "onnxruntime " not in run("show", model, "--engine", "openvino").out
-    assert "--engine tvm: runs no ONNX file: there are" in run("show", model, "--engine", "tvm").error(2)
-
-
 def test_the_report_goes_to_a_file(run, model, tmp_path):
     done = run("show", model, "--json", tmp_path / "report.json", "--quiet")
     assert done.code == 0 and done.err == ""

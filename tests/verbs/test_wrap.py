@@ -135,21 +135,6 @@ def test_sensitivity_has_a_profile_of_its_units_and_the_losses_of_whole_forwards
     assert found["forwards"] < whole.forwards
 
 
-def test_without_a_policy_it_is_the_one_of_engines(module):
-    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [torch.randn(4, 3, 8, 8)], passes=[])
-    assert model.card.policy["name"] == "qdq-unsigned"
-
-
-@pytest.mark.slow
-def test_its_weights_have_seven_bits_where_that_is_asked_for(model, tmp_path):
-    pytest.importorskip("onnx")
-    made = sq.export(model, "openvino", tmp_path, saturation_safe=True)
-    assert "saturation-safe" in made.card.policy["name"]
-    assert "openvino" in made.artifact.record["options"]["saturation_safe"]
-    with pytest.raises(sq.UsageError, match="leave it out with precision float"):
-        sq.export(model, "openvino", tmp_path, "cpu", precision="float")
-
-
 def test_what_cannot_be_wrapped_is_one_line(module):
     for made, size, says in (
         (Net(careless=True), 8, r"mine: cannot be captured at test_wrap.py:\d+ `if self.careless and float"),

@@ -79,13 +79,6 @@ def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, t
             assert right[:3].square().sum() > 300 * (part - right[:3]).square().sum()
 
 
-def test_several_outputs_are_chosen_by_name_and_again_when_loaded(images, tmp_path):
-    model = _wrapped(STRUCTURES["dict"][0], images, output=["number", "maps"])
-    assert list(model(images)) == ["maps", "number"]
-    again = sq.load(model.save(tmp_path / "mine_calib.pth"), Net(STRUCTURES["dict"][0]))
-    assert all(torch.equal(one, again(images)[key]) for key, one in model(images).items())
-
-
 @pytest.mark.parametrize(
     ("give", "output", "error", "says"),
     [

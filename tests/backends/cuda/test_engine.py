@@ -143,11 +143,6 @@ def test_what_it_says_of_itself(exported):
     assert "references" in engine.details["library"]
 
 
-def test_pictures_of_another_size(exported):
-    with pytest.raises(UsageError, match="takes pictures of 3 x 8 x 8, not 3 x 16 x 16"):
-        load(exported()[0])(pictures(1, 16))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -227,14 +222,6 @@ def test_a_run_card_without_a_batch(exported, batch):
         load(artifact)
 
 
-def test_a_batch_that_kernels_cannot_address(exported, h100):
-    """A card of another program: an export refuses it. The widest tensor has 16 x 128 values a picture."""
-    artifact = exported()[0]
-    artifact.record["options"]["batch"] = 2**20
-    with pytest.raises(UsageError, match="^batch 1048576: kernels address 2147483648 values .* at most 1048575 here$"):
-        load(artifact, EngineOptions(device="cuda"))
-
-
 @pytest.mark.parametrize(
     ("gpu", "capability", "policy", "said"),
     [
@@ -246,13 +233,6 @@ def test_a_gpu_that_is_too_old(exported, gpu_is, gpu, capability, policy, said):
     gpu_is(gpu, capability)
     with pytest.raises(UsageError, match=f"^{gpu}: is of compute capability {said}"):
         load(exported(policy=policy)[0], EngineOptions(device="cuda"))
-
-
-def test_kernels_are_not_interpreted_on_a_gpu(exported, gpu_is, monkeypatch):
-    gpu_is("NVIDIA H100", 90)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
-        load(exported()[0], EngineOptions(device="cuda"))
 
 
 KNOWN = [

@@ -24,7 +24,6 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.operators.plugins import self_test
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
@@ -365,30 +364,6 @@ def tiles(library, tmp_path_factory):
     built = folder / "libswin_quant_plugins.so"
     assert b"swin_quant5tilesE" in built.read_bytes()  # it uses them
     return built
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 4))
-def test_tiles_sum_the_same_products(kind, calibrated_for, library, tiles, tmp_path):
-    """Windows of 16 tokens and more, widths of 32 and 64: rows that are not whole tiles, for any batch."""
-    assert self_test(operators.sources(), tiles) is None
-    plugins = (*BRANCH, "mlp=swin_quant::Mlp", "patch_merging=swin_quant::PatchMerging")
-    for window in (4, 7):
-        model, card = calibrated_for(kind, window, DEPTHS=[2, 2], NUM_HEADS=[1, 2])
-        options = OnnxOptions(target="openvino", plugin=plugins)
-        artifact = export(deepcopy(model), card, tmp_path / str(window), options)
-        of = [engine.load(artifact, EngineOptions(threads=2, extensions=(str(one),))) for one in (library, tiles)]
-        for batch in (1, 3, 8):
-            images = pictures(batch, 4 * window, seed=batch)
-            np.testing.assert_array_equal(*(run(images) for run in of))
-
-
-def test_nothing_is_compiled_where_the_environment_says_so(monkeypatch):
-    monkeypatch.setenv(operators.SWITCH, "0")
-    monkeypatch.setattr(operators, "compiled", None)
-    operators._library.cache_clear()
-    with pytest.raises(SwinQuantError, match=f"{operators.SWITCH} is 0"):
-        operators.library()
 
 
 AVX2, VNNI_256 = {"avx2": True}, {"avx2": True, "avx_vnni": True}

@@ -113,22 +113,6 @@ def test_names_that_are_malformed_or_clash(options, said):
         OnnxOptions(**options)
 
 
-@pytest.mark.slow
-def test_compiled_plugins_of_openvino(exported, library, run):
-    """The four steps: declared, computed, registered, used; and the file without the library, by its functions."""
-    artifact = exported("swinv2", precision="float", plugin=SPECS[:2])
-    wanted = run(artifact.file, IMAGES)["logits"]
-    with_library = openvino_engine.load(artifact, EngineOptions(threads=1, extensions=(str(library),)))
-    np.testing.assert_allclose(with_library(IMAGES).numpy(), wanted, atol=2e-5)
-    core = openvino_engine._core(os.getpid(), (str(library),))
-    kinds = {
-        (op.get_type_name(), op.get_type_info().version_id) for op in core.read_model(str(artifact.file)).get_ops()
-    }
-    assert {("Roll", "swin_quant"), ("Relu", "swin_quant")} <= kinds
-    without = openvino_engine.load(artifact, EngineOptions(threads=1))
-    np.testing.assert_allclose(without(IMAGES).numpy(), wanted, atol=2e-5)
-
-
 @pytest.mark.parametrize("library", ["openvino", "torch"])
 def test_what_builds_plugins_says_whose_library_it_misses(library, tmp_path):
     script = Path(__file__).parents[3] / "plugins" / library / "build.sh"

@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model
 from swin_quant.backends.onnx_reader.products import inspect_model
-from swin_quant.backends.onnx_reader.worker import InferenceError, ask
+from swin_quant.backends.onnx_reader.worker import ask
 from swin_quant.base.errors import SwinQuantError
 
 
@@ -59,13 +59,6 @@ def test_a_graph_that_ends_the_library_is_refused_in_one_line(model, refusal, ou
     assert said.startswith("its graph makes no sense: ")
     if outputs == 1:
         assert "does not survive it (signal SIGABRT)" in said
-
-
-def test_the_next_graph_is_none_the_worse(model):
-    with pytest.raises(InferenceError, match="SIGABRT"):
-        ask(split(model, 1).SerializeToString(), "strict")
-    known = ModelProto.FromString(ask(add(model), "strict")).graph.value_info
-    assert [value.name for value in known] == ["h"]
 
 
 @pytest.mark.slow
@@ -118,16 +111,6 @@ def test_a_tensor_inside_a_function_is_looked_at_too(refusal):
     tensor.dims[:] = [2**40]
     model.functions[0].node.append(helper.make_node("Constant", [], ["c"], value=tensor))
     assert "declares 1099511627776, which is not what it holds" in refusal(model, read_model)
-
-
-def test_sparse_constants_are_refused(model, refusal):
-    values, places = (
-        numpy_helper.from_array(np.ones(1, np.float32), "v"),
-        numpy_helper.from_array(np.zeros(1, np.int64)),
-    )
-    sparse = helper.make_sparse_tensor(values, places, [2**40])
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], sparse_value=sparse))
-    assert "has sparse tensors" in refusal(model)
 
 
 @pytest.mark.parametrize("where", ["name of a node", "key of metadata", "location of data"])

@@ -73,12 +73,6 @@ def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape
         torch.jit.load(str(artifact.file))(torch.zeros(shape))
 
 
-def test_float_has_no_nodes(written):
-    artifact, expected = written(precision="float")
-    torch.testing.assert_close(load(artifact)(IMAGES), expected, rtol=1e-4, atol=1e-5)
-    assert not any("fake_quantize" in kind for kind in operators(artifact))
-
-
 def test_operators_of_the_user_s_own_stand_in_the_graph_and_run_without_a_library(written):
     artifact, expected = written("swinv2", precision="float", plugin=SPECS)
     kinds = operators(artifact)

@@ -64,14 +64,6 @@ def test_nothing_is_said_of(what):
     assert said(*UNSAID[what]) == []
 
 
-def test_the_latency_of_a_simulation_is_called_that():
-    simulated = with_(INT8, engine="torch fake-quant", ms_per_picture=45.0)
-    notes = said(card(FLOAT, simulated))
-    assert any("torch fake-quant" in note and "simulation, not of an INT8 engine" in note for note in notes)
-    assert not any("simulation" in note for note in said(card(FLOAT, with_(INT8, ms_per_picture=45.0))))
-    assert said(card(FLOAT, with_(simulated, ms_per_picture=None))) == []
-
-
 def test_unreadable_pictures_are_counted_and_named_and_other_notes_kept_on_one_bounded_line():
     two = {"unreadable": 2, "note": "unreadable: a.png, b.png"}
     left_out = "unreadable pictures of cifar10/val left out"

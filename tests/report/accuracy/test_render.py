@@ -17,7 +17,6 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report import table as tables
 from swin_quant.report.accuracy import BLOCK_COLUMNS, FORMATS, SCHEMA, AccuracyTable, as_html, render
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
@@ -92,12 +91,6 @@ def test_a_notebook_and_the_page_have_a_table_for_each_block_and_one_list_of_rem
     assert html.count("<table>") == 2 and html.count("<ul>") == 1 and html.count("70.34") == 2
     for title in ("engine", "Δ acc@1", "agree", "ms"):
         assert html.count(f">{title}</th>") == 2
-
-
-def test_rich_markup_is_only_text_and_colour_only_where_asked():
-    assert "[red]x[/]" in render([card(FLOAT, dataclasses.replace(INT8, policy="[red]x[/]"))])
-    report = AccuracyTable.of(realistic(), ["all"]).report()
-    assert "\x1b[" in tables.terminal(report, 100, color=True) and "\x1b[" not in tables.terminal(report, 100)
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -114,12 +114,6 @@ def test_a_float_artifact_on_an_engine_is_a_row_and_torch_the_baseline_of_all():
     ]
 
 
-def test_an_engine_s_own_float_result_is_no_baseline_for_accuracy():
-    results = result("float32", 79.0, engine="openvino"), result("int8", 78.0, policy="qdq", engine="openvino")
-    (row,) = [row for row in cells(card(*results)) if row["precision"] == "int8"]
-    assert row["acc1"] == "-" == row["delta_acc1"] and row["own_acc1"] == "79.000"
-
-
 def test_the_engine_s_fastest_float_form_of_the_same_weights_is_shown_beside_int8_from_whichever_card():
     quantized = card(
         result("float32", 80.0, ms_per_picture=50.0),

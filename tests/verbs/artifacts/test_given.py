@@ -113,12 +113,6 @@ def test_pictures_with_labels_need_no_tensors(exports, pictures):
     assert found.quantized.acc1 == sq.evaluate(model, pictures, half="none").quantized.acc1
 
 
-def test_one_policy_needs_no_list(exports, pictures):
-    model = sq.load(exports.checkpoint)
-    one, listed = (sq.evaluate(model, pictures, given, half="none") for given in ("qdq", ["qdq"]))
-    assert one.quantized.policy == listed.quantized.policy == "qdq" and len(one.results) == 2
-
-
 def test_every_other_model_is_one_line_with_the_call_that_is_meant(exports, pictures, tmp_path):
     state = {"head.weight": torch.zeros(3, 4)}
     engine = sq.artifact(exports.onnx).load()

@@ -479,23 +479,3 @@ def test_kserve_s_service_is_one_of_its_schema(packaged):
     assert strangers(service, "V1beta1InferenceService", schema) == []
     service["spec"]["predictor"]["model"] |= {"modelformat": {}, "runtime": 7}  # the check finds what is wrong
     assert strangers(service, "V1beta1InferenceService", schema) == [("V1beta1ModelSpec", "modelformat"), ("str", 7)]
-
-
-def test_a_file_of_a_type_that_no_server_is_told_of(run, exported, remade, tmp_path):
-    model = onnx.load(exported)
-    model.graph.node[-1].output[0] = "single"
-    model.graph.node.append(helper.make_node("Cast", ["single"], ["logits"], to=TensorProto.DOUBLE))
-    model.graph.output[0].type.tensor_type.elem_type = TensorProto.DOUBLE
-    line = run("package", remade(model).file, "--output", tmp_path / "package").error(2)
-    assert "output 'logits': only those of float32, float16" in line and not (tmp_path / "package").exists()
-
-
-def test_a_file_for_one_size_of_batch(run, exported, remade, tmp_path):
-    """No server may batch it, and infer.py pads its batches."""
-    model = onnx.load(exported)
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.shape.dim[0].dim_value = 4
-    run("package", remade(model).file, "--output", tmp_path / "package").ok()
-    text = (tmp_path / "package" / "models" / "swin_micro" / "config.pbtxt").read_text()
-    assert "max_batch_size: 0" in text and "dims: [ 4, 3, 32, 32 ]" in text and "dynamic_batching" not in text
-    assert "for batches of 4 alone" in (tmp_path / "package" / "README.md").read_text()

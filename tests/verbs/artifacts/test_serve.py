@@ -22,7 +22,6 @@ from shown import ROOT
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
-from swin_quant.verbs.serve import _listening
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
@@ -121,14 +120,6 @@ def test_the_way_that_the_documents_show(served, run, micro, pictures, tmp_path,
     assert status == 200 and answer["model"] == "my" and len(answer["classes"]) == 3
     child.send_signal(signal.SIGTERM)
     assert child.wait(60) == 0
-
-
-def test_answers_do_not_wait_for_acknowledgements():
-    """Connections inherit the listener's option."""
-    with _listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_addresses_that_cannot_be_had(run, hand_made):
