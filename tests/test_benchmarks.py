@@ -2,8 +2,6 @@
 
 import ast
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,11 +24,8 @@ def test_at_most_twelve_scripts_and_4500_lines():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.stem)
-def test_a_script_imports_and_its_help_is_its_docstring(file, benchmark):
-    assert (docstring := ast.get_docstring(ast.parse(file.read_text()))) and benchmark(file.stem)
-    if "script_parser(__doc__)" in file.read_text():
-        shown = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True)
-        assert shown.returncode == 0 and docstring.splitlines()[0] in shown.stdout, shown.stderr
+def test_a_script_imports_and_has_a_docstring(file, benchmark):
+    assert ast.get_docstring(ast.parse(file.read_text())) and benchmark(file.stem)
 
 
 def test_the_page_of_cpu_engines_and_the_measured_gains_are_those_of_its_data(benchmark):

@@ -7,14 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import tomllib
 
 import swin_quant
 from swin_quant.base.files import configs_dir, plugins_dir
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # pytest installs it there
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -301,16 +301,6 @@ def test_what_is_not_cached_is_downloaded_once(hub, cache, monkeypatch):
     assert local_file("hf:me/mine") == file
 
 
-def test_parts_are_downloaded_with_their_index(hub, cache, tmp_path):
-    folder = in_parts(tmp_path / "x").parent
-    hub["me/mine"] = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert config_for("hf:me/mine").DATA.IMG_SIZE == 32
-    hub.clear()
-    source = read_weights("hf:me/mine").source
-    assert source.path.is_symlink() and read_weights(source.record()["path"]).source.sha256 == source.sha256
-    assert read_weights("hf:me/mine").state.keys() == model().state_dict().keys()
-
-
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [

@@ -68,27 +68,6 @@ def test_the_lock_of_a_dead_owner_counts_for_nothing(tmp_path, other):
         assert json.loads((tmp_path / "out" / NAME).read_text())["pid"] == os.getpid()
 
 
-def test_loaders_that_outlive_their_killed_parent_do_not_keep_the_folder(tmp_path, other):
-    def owner():
-        with only_writer(tmp_path / "out", World()):
-            child = os.fork()
-            if child == 0:
-                time.sleep(600)
-            pids.put(child)
-            time.sleep(600)
-
-    pids = FORK.Queue()
-    process = FORK.Process(target=owner)
-    process.start()
-    child = pids.get(timeout=600)
-    process.kill()
-    process.join()
-    try:
-        assert other()[0] == "mine"
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_where_there_are_no_locks_the_pid_decides(tmp_path, monkeypatch):
     def lockf(handle, how):
         raise OSError(errno.ENOLCK, "No locks available")

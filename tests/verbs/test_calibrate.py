@@ -92,28 +92,6 @@ def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(
 
 
 @pytest.mark.slow
-def test_calibrators_and_their_flags(calibrate):
-    """max is the largest of all; a lower percentile gives a lower range; weights always keep their maximum."""
-    states = {
-        name: {key: value.item() for key, value in calibrate(*flags)[0].items() if key.endswith("_amax")}
-        for name, flags in {
-            "max": ["--calibrator", "max"],
-            "p100": ["--percentile", 100, "--exact"],
-            "p90": ["--percentile", 90],
-            "mse": ["--calibrator", "mse"],
-            "entropy": ["--calibrator", "entropy"],
-        }.items()
-    }
-    for key in states["max"]:
-        assert states["p100"][key] == pytest.approx(states["max"][key], rel=2e-3)
-        for name in ("p90", "mse", "entropy"):
-            assert states[name][key] <= states["max"][key] * (1 + 1e-6)
-            assert (states[name][key] == states["max"][key]) or not key.endswith("_weight_quantizer._amax")
-    assert sum(states["p90"][key] < 0.9 * states["max"][key] for key in states["max"]) > 50
-    assert states["mse"] != states["entropy"]
-
-
-@pytest.mark.slow
 def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that_does_better(
     run, float_flags, tmp_path
 ):

@@ -4,12 +4,10 @@ import io
 import re
 import shutil
 import tarfile
-import zipfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import swin_quant as sq
@@ -73,28 +71,6 @@ def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictu
     done = run("calibrate", *float_flags, "--data-path", flat, "--output", tmp_path / "out")
     assert done.code == 0, done
     assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
-
-
-@pytest.mark.slow
-def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
-    """Map lines in the folder's order, so that the seeded sample is the same."""
-    root = tmp_path / "zips"
-    root.mkdir()
-    for split in ("train", "val"):
-        files = sorted((pictures / split).rglob("*.png"))
-        with zipfile.ZipFile(root / f"{split}.zip", "w") as archive:
-            for file in files:
-                archive.write(file, file.relative_to(pictures / split).as_posix())
-        names = [file.relative_to(pictures / split).as_posix() for file in files]
-        classes = sorted({name.split("/")[0] for name in names})
-        lines = [f"{name}\t{classes.index(name.split('/')[0])}\n" for name in names]
-        (root / f"{split}_map.txt").write_text("".join(lines))
-    folder, by_folder = calibrate("--policy", "ft-mode1")
-    for mode in ("no", "part", "full"):
-        zipped, by_zip = calibrate("--policy", "ft-mode1", "--zip", "--data-path", root, "--cache-mode", mode, out=mode)
-        assert all(torch.equal(value, folder[key]) for key, value in zipped.items())
-        for one, two in zip(by_folder["results"], by_zip["results"], strict=True):
-            assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
 
 
 def encoded(image, form, **options):

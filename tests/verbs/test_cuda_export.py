@@ -12,8 +12,6 @@ from swin_quant.backends.cuda.tuning import TunedFor, kernels_hash
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy
-from swin_quant.score import candidate
-from swin_quant.score.candidate import Identity, Runner
 from swin_quant.serving.limits import ServiceLimits
 from swin_quant.verbs.service import service_of
 
@@ -72,9 +70,7 @@ def test_the_card_says_the_form_of_gelu(files):
         # Float products whose results become levels
         ("--policy", "cuda", "--off", "*.mlp.fc1.*", "*.attn.qkv.*"),
         ("--policy", "cuda-fp8"),
-        ("--policy", "ft-mode1"),
         ("--precision", "float"),
-        ("--precision", "float", "--float-type", "bfloat16"),
         ("--policy", "cuda", "--uint8-input"),
     ],
 )
@@ -101,21 +97,18 @@ def on_gpu(run, calibrated_32, pictures, tmp_path):
     words = {
         "evaluate": data,
         "predict": (pictures / "val", "--output", tmp_path),
-        "predict --logits": (*data, "--logits", tmp_path),
         "verify": ("--checkpoint", calibrated_32, *data),
-        "bench": ("--checkpoint", calibrated_32, "--quiet", "--output", tmp_path),
-        "align": (calibrated_32, "--policy", "cuda", *data),
     }
 
     def refused(command, file):
-        line = run(*command.removesuffix(" --logits").split(), file, *words[command], "--device", "cuda").error(2)
+        line = run(command, file, *words[command], "--device", "cuda").error(2)
         assert not list(tmp_path.iterdir())
         return line
 
     return refused
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "predict --logits", "verify", "bench", "align"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "verify"])
 def test_without_a_gpu_that_is_asked_for(on_gpu, file, no_gpu, command):
     assert "no GPU" in on_gpu(command, file)
 
@@ -164,48 +157,6 @@ def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
     message = run("export", calibrated, "--for", "cuda", "--policy", "cuda", "--output", tmp_path / "x").error(2)
     assert "cannot run this model: EMBED_DIM 16: int8 products need a multiple of 32" in message
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-class InThisProcess(Runner):
-    """A candidate of `bench` in this process; another process would not see the faked GPU."""
-
-    def __init__(self, candidate, threads):
-        self.name, self.load = candidate.name, candidate.load
-
-    def __exit__(self, *_):
-        pass
-
-    def _ask(self, what, *_):
-        if what != "identity":
-            return []
-        engine = self.load()
-        return Identity(engine.name, engine.precision, engine.policy, 0.0)
-
-
-OLD = {
-    "cuda": ("Tesla T4", (7, 5), "is of compute capability 7.5, and the CUDA engine needs 8.0 or above"),
-    "cuda-fp8": ("NVIDIA A100", (8, 0), "is of compute capability 8.0, and float8 needs 8.9 or above: export with"),
-}
-REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "align") for policy in OLD]
-
-
-@pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
-def test_a_gpu_that_is_too_old(on_gpu, files, snapshot, monkeypatch, command, policy):
-    gpu, capability, said = OLD[policy]
-    file = files("--policy", policy)
-    found = {
-        "is_available": True,
-        "device_count": 1,
-        "set_device": None,
-        "get_device_capability": capability,
-        "get_device_name": gpu,
-    }
-    for name, value in found.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # the model beside it stays on the CPU
-    monkeypatch.setattr(candidate, "Runner", InThisProcess)
-    before = snapshot(file.parent)
-    assert f"{gpu}: {said}" in on_gpu(command, file) and snapshot(file.parent) == before
 
 
 HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from draws import drawn
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -98,17 +97,7 @@ def evened(uneven):
 
 
 @pytest.mark.slow
-def test_factors_of_another_width_are_refused_and_nothing_is_loaded(evened, uneven, tmp_path):
-    file = evened("qdq").save(tmp_path / "evened.pth")
-    state = torch.load(file, weights_only=True)
-    state["norm.factors.weight"] = state["norm.factors.weight"][:-1]
-    torch.save(state, file := tmp_path / "other.pth")
-    with pytest.raises(SwinQuantError, match=r"norm.factors.weight \(is \[\d+\], must be \[\d+\]\)"):
-        sq.load(file, config=uneven[1])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy, engine", [*drawn([("qdq", "onnxruntime"), ("cpu", "openvino")], 2), ("cuda", "cuda")])
+@pytest.mark.parametrize("policy, engine", [("qdq", "onnxruntime"), ("cuda", "cuda")])
 def test_engines_compute_with_them(policy, engine, evened, tmp_path):
     model = evened(policy)
     with torch.inference_mode():

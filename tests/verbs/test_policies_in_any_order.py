@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 NAMES = ("ft-mode1", "qdq", "cpu")
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(3))
 # for each checkpoint of learned ranges: its policy (one range a weight, or one a row) and bits
-LEARNED = {"W8A8 rows": ("qdq", 8), "W8A8": ("ft-mode1", 8), "W4A4 rows": ("qdq", 4), "W4A4": ("ft-mode1", 4)}
+LEARNED = {"W8A8": ("ft-mode1", 8), "W4A4 rows": ("qdq", 4)}
 
 
 def policies(bits):

@@ -158,16 +158,6 @@ def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run
     assert not (tmp_path / "out").exists()
 
 
-def test_torch_computes_on_the_device_that_is_asked_for(run, words, monkeypatch):
-    """The printed commands name it, and where it is missing no step begins."""
-    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
-        monkeypatch.setattr(looks, lambda: 0)
-    for line in run("quantize", *words, "--dry-run").out.splitlines():
-        assert ("--device cpu" in line) == (line.split()[1] != "export")
-    on_gpu = [word if word != "cpu" else "cuda" for word in words]
-    assert "device cuda" in run("quantize", *on_gpu).error(2)
-
-
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
 def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, words, made, pictures, split, done):
     """There are as many, in a folder of the same name: only their own names differ."""

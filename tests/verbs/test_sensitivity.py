@@ -9,8 +9,7 @@ import torch
 
 import swin_quant as sq
 from swin_quant.cards.card import RunCard
-from swin_quant.data.sampling import Sampling, digest
-from swin_quant.verbs import sensitivity
+from swin_quant.data.sampling import digest
 from swin_quant.verbs.sensitivity import Costs
 
 
@@ -69,20 +68,6 @@ def test_python_measures_what_the_command_measures(run, words, own, model, train
     assert (found["policy"], found["pictures"], found["pictures_sha256"]) == ("qdq", 2, None)
     again = sq.calibrate(model, train, "cpu")
     assert again.card.sensitivity is None and again.card.searches == []
-
-
-def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
-    told, policies, read = [], [], sensitivity.read_sample
-    monkeypatch.setattr(sensitivity, "DrawnBatches", lambda *asked, **_: told.append(asked) or 1 / 0)
-    monkeypatch.setattr(
-        sensitivity, "read_sample", lambda model, *how: policies.append(model.policy) or read(model, *how)
-    )
-    words = ["sensitivity", own, "--data-path", pictures, "--device", "cpu"]
-    run(*words, "--pictures", 5, "--split", "val", "--batch", 3, "--seed", 7, "--max-unreadable", 0.5)
-    run(*words, "--batch", 99)
-    (opened, _, sampling), (_, _, plain) = told
-    assert len(opened) == 7 and len(policies) == 2
-    assert sampling == Sampling(5, "val", 8, 3, 0.5) and plain == Sampling(12, "train", 1, 16, 0.01)  # all there are
 
 
 def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):

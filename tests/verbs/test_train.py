@@ -57,7 +57,7 @@ def slow_down():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, fork, float_run, tmp_path, how):
     slow = [*float_run, "--epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]
     assert run(*slow, "--output", tmp_path / "whole").code == 0

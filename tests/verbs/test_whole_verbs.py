@@ -43,22 +43,6 @@ def test_quantize_is_the_command_and_goes_on_where_it_was_cut_off(file, pictures
 
 
 @pytest.mark.slow
-def test_what_a_set_of_pictures_says_is_found_in_the_card(file, pictures, tmp_path, write_config):
-    """Its seed is used although it is 0 and the config has another; so is the wish to turn pictures."""
-    checkpoint, _ = file
-    config = write_config(tmp_path, "swin")
-    config.write_text(config.read_text() + "SEED: 5\n")
-    for given, seed, upright in (
-        (sq.pictures(pictures, "train", 8, seed=0, upright=True), 0, True),
-        (sq.pictures(pictures, "train", 8, seed=3), 3, False),
-    ):
-        out = tmp_path / f"out{seed}"
-        sq.quantize(checkpoint, given, "onnxruntime", out, config=config)
-        (card,) = (RunCard.read(one) for one in out.glob("*_calib.json"))
-        assert card.calibration["seed"] == seed and card.preprocess.get("upright", False) is upright
-
-
-@pytest.mark.slow
 def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
     """A model, a policy and batches have no words on a command line."""
     policy = sq.policy("qdq").off("layers.1.*")

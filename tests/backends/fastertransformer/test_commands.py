@@ -91,16 +91,3 @@ def test_fix_gelu_bias(theirs, capsys, tmp_path):
     assert code == 0 and open_artifact(done.out.strip()).record["options"]["fix_gelu_bias"] is True
     code, done = run(*theirs(), backend="onnx")
     assert code == 2 and "--fix-gelu-bias: means nothing to --for onnx" in done.err
-
-
-def test_a_float_checkpoint_is_no_int8_export(theirs, tmp_path, capsys):
-    flags = theirs()
-    state = torch.load(tmp_path / "swin.pth", weights_only=True)
-    torch.save({key: value for key, value in state.items() if not key.endswith("_amax")}, tmp_path / "swin.pth")
-    assert main(["export", "--for", "fastertransformer", *flags, "--policy", "ft-mode1"]) == 1
-    assert "is a float checkpoint" in capsys.readouterr().err
-    assert main(["export", "--for", "fastertransformer", *flags]) == 2
-    assert "there is no run card: give --policy" in capsys.readouterr().err
-    assert (
-        main(["export", "--for", "fastertransformer", *flags, "--precision", "float", "--float-type", "float32"]) == 0
-    )

@@ -112,10 +112,8 @@ MANY = (*BRANCH, *(f"{one}=swin_quant::{COMPILED[one]}" for one in ("mlp", "patc
 KEPT = ["cache", "cache for speed", "cache for size", "saved", "saved again", "exported", "saved as float16"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "plugins", share([(MANY,), (tuple(OPERATOR),), (BRANCH,)], 3), ids=["all", "attention", "branch"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("plugins", [MANY, tuple(OPERATOR), BRANCH], ids=["all", "attention", "branch"])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, calibrated_for, library, tmp_path):
     """Its caches, saved models and exports; float16, as `save_model` rounds where no Q/DQ pair is left, is refused."""
@@ -339,20 +337,6 @@ def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatc
     assert asked == [{"OPENVINO": version, "ISA": "amx"}]
 
 
-def test_where_tiles_fail_the_library_has_vectors(monkeypatch, tmp_path):
-    pytest.importorskip("openvino")
-
-    def compiled(sources, what, built_for):
-        if built_for["ISA"] == "amx":
-            raise SwinQuantError("its self-test failed")
-        return tmp_path / built_for["ISA"]
-
-    monkeypatch.setattr(operators, "compiled", compiled)
-    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
-    monkeypatch.delenv(operators.SWITCH)
-    assert operators._library.__wrapped__() == tmp_path / "avx512-vnni"
-
-
 @pytest.fixture(scope="module")
 def tiles(library, tmp_path_factory):
     """The library for CPUs with AMX, whose tiles are plain loops here."""
@@ -368,26 +352,6 @@ def tiles(library, tmp_path_factory):
 
 AVX2, VNNI_256 = {"avx2": True}, {"avx2": True, "avx_vnni": True}
 VNNI = VNNI_256 | {"avx512_vnni": True}
-
-
-@pytest.mark.parametrize(
-    "has, limit, wanted",
-    [
-        ({}, "", None),
-        (AVX2, "", "avx2"),
-        (VNNI_256, "", "avx-vnni"),
-        (VNNI, "", "avx512-vnni"),
-        (VNNI | {"amx_int8": True}, "", "amx"),
-        (VNNI | {"amx_int8": True}, "AVX512_CORE_VNNI", "avx512-vnni"),
-        (VNNI, "AVX2_VNNI", "avx-vnni"),
-        (VNNI, "avx512_core", "avx2"),
-        (VNNI, "AVX", None),
-    ],
-)
-def test_the_kind_of_a_cpu_is_within_the_limit_on_openvino(has, limit, wanted, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert operators.cpu_kind() == wanted
 
 
 @pytest.mark.slow

@@ -80,12 +80,6 @@ def test_the_float_of_the_same_engine_is_scored_beside_int8(run, exports, pictur
     assert not list(exports.onnx.parent.glob("*fp32*")), "it is not kept"
 
 
-def test_a_card_that_cannot_be_written_is_said_before_a_picture_is_read(evaluate, hand_made, monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)
-    line = evaluate(hand_made, "--engine", "onnxruntime", "--data-path", "nowhere").error(1)
-    assert hand_made.with_suffix(".json").name in line and "cannot be written: Permission denied" in line
-
-
 @pytest.mark.slow
 def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports):
     exports.checkpoint.unlink()

@@ -198,19 +198,3 @@ def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_modu
     sq.calibrate(model, [x * 2], passes=[])
     with pytest.raises(sq.UsageError, match="mine was changed since it was exported"):
         sq.verify(made, [x])
-
-
-@pytest.mark.slow
-def test_the_command_scores_the_artifact_of_a_wrapped_module_at_its_size(tmp_path, pictures, run):
-    pytest.importorskip("onnxruntime")
-    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
-    how = sq.Preprocess(16, False, "bilinear", (0.5,) * 3, (0.5,) * 3)
-    model = sq.wrap(nn.Sequential(*layers), 16, name="mine", preprocess=how)
-    sq.calibrate(model, sq.pictures(pictures, "train", 4), passes=[])
-    made = sq.export(model, "onnxruntime", tmp_path)
-    expected = sq.evaluate(model, pictures, half="none").quantized.acc1
-    run("evaluate", made.file, "--data-path", pictures, "--engine", "onnxruntime")
-    (result,) = sq.artifact(made.file).card.results
-    assert result["pictures"] == 7 and result["acc1"] == pytest.approx(expected, abs=15)
-    assert "only Python builds" in run("verify", made.file, "--data-path", pictures).error(2)
-    run("predict", made.file, pictures / "val", "--engine", "onnxruntime")
