@@ -1,15 +1,12 @@
 """Backends by name: those that a package announces or a program registers are taken, broken ones left out."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from swin_quant.backends import registry
 from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import UsageError
-from swin_quant.config import defaults
 
 
 @pytest.mark.parametrize(
@@ -36,14 +33,3 @@ def test_a_program_registers_its_own_and_cannot_replace_another(monkeypatch):
     for other in (replace(mine, home="cpu"), Backend("onnx")):
         with pytest.raises(UsageError, match="there is one of that name already"):
             registry.register(other)
-
-
-def test_the_descriptors_of_the_document_can_be_made():
-    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    made = {"check": lambda cfg, source: None, "build": lambda cfg: None}
-    for block in blocks:
-        exec(block, made)
-    assert made["BACKEND"].runs_its_export and made["ARCHITECTURE"].name == "mine"
-    groups = re.findall(r'entry-points\."(.*?)"', text)
-    assert groups == [registry.ENTRY_POINTS, defaults.ENTRY_POINTS]

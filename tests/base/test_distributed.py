@@ -27,13 +27,6 @@ def test_a_plain_start_is_a_world_of_one():
         assert gather(["a"]) == ["a"]
 
 
-def test_a_launcher_s_world_of_one_needs_no_rendezvous(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with process_group("cpu") as world:
-        assert world.size == 1
-
-
 def test_two_ranks_add_and_gather_in_rank_order(ranks):
     def work(world):
         total = all_sum(torch.tensor([world.rank + 1.0, 10.0]), world.device)

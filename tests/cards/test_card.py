@@ -59,12 +59,6 @@ def test_a_card_comes_back_as_it_was(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_an_epoch_that_does_not_say_which_it_is_is_refused(tmp_path):
-    content = written(tmp_path / "x.json")
-    training = {**TRAINING, "epochs": [{"epoch": 1, "acc1": 50.0}, {"acc1": 51.0}]}
-    refused(tmp_path / "x.json", {**content, "training": training}, "training.epochs[1]", "with its number, `epoch`")
-
-
 def test_a_card_of_a_float_run_has_less_in_it(tmp_path):
     before = datetime.now(timezone.utc).replace(microsecond=0)
     made = RunCard("x", {}, {})

@@ -42,16 +42,6 @@ def test_a_table_may_lie_beside_the_folder_of_its_pictures(folders, alike, tmp_p
     alike(open_pictures(str(tmp_path), "val", num_classes=3))
 
 
-def test_one_table_may_hold_several_splits(folders, alike):
-    lines = [
-        f"{path},{label},{'train' if index % 2 else 'val'}"
-        for index, (path, label) in enumerate(zip(folders.names, folders.labels, strict=True))
-    ]
-    (folders.folder / "all.csv").write_text("\n".join(["path,label,split", *lines]))
-    alike(open_pictures(f"csv:{folders.folder}/all.csv", "train", num_classes=3), [1, 3, 5])
-    alike(open_pictures(f"csv:{folders.folder}/all.csv", "val", num_classes=3), [0, 2, 4])
-
-
 def test_a_hugging_face_image_folder_is_its_metadata(folders, alike):
     (folders.folder / "metadata.csv").write_text("file_name,label\nfox/1.png,fox\ncat/0.png,cat\n")
     folders.folder.rename(folders.folder.with_name("val"))

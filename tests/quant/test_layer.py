@@ -96,14 +96,6 @@ def test_each_node_is_in_its_place():
     assert close(made(x), rounded(x @ made.weight.T, 0.3))
 
 
-def test_product_is_observed_before_the_bias():
-    made, seen = layer(), []
-    made._aftergemm_quantizer.state, made._aftergemm_quantizer.observer = State.CALIBRATE, seen.append
-    x = torch.randn(4, 5)
-    result = made(x)
-    assert close(seen[0], x @ made.weight.T) and close(result, seen[0] + made.bias)
-
-
 def test_the_range_in_effect_has_the_granularity_and_the_stored_one_stays():
     made, x = layer("_weight_quantizer"), torch.eye(5)
     node = made._weight_quantizer
@@ -137,12 +129,6 @@ def test_a_derived_range_compiles_and_exports(stored, granularity):
 @pytest.fixture
 def net():
     return nn.Sequential(nn.Linear(3, 3), ChannelFactors(3))
-
-
-def test_without_a_weight_nothing_happens_and_nothing_is_stored(net):
-    x = torch.randn(2, 3)
-    assert torch.equal(net[1](x), x) and not made_factors(net)
-    assert list(net.state_dict()) == ["0.weight", "0.bias"]
 
 
 def test_a_checkpoint_brings_them_and_one_without_takes_them_away(net):

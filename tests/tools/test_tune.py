@@ -2,7 +2,6 @@
 
 import json
 import sys
-from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -145,20 +144,6 @@ def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
     assert done.code == 0 and gpu.timed == kernels(8, 1) == held(tiles_path(file, HERE.gpu)), done.err
     said = f"{count} kernels on NVIDIA H200: {10 * count} µs together, by default {15 * count}; 0 were timed before"
     assert done.out.startswith(f"{tiles_path(file, HERE.gpu)}: {said}")
-
-
-def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
-    file, kernels = network
-    gpu.at = {2: RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")}
-    done = run(file, "--batch", 4)
-    (warning,) = (line for line in done.err.splitlines() if "not timed" in line)
-    assert done.code == 0 and "batch 4: not timed: RuntimeError: Triton Error [CUDA]: an illegal" in warning
-    assert gpu.timed == kernels(4) and held(tiles_path(file, HERE.gpu)) == [*kernels(4)[:2], *kernels(4)[3:]]
-    assert " 1 ran with no tiles" in done.out
-    (shape, _), gpu.timed, gpu.at = kernels(4)[2], [], {}
-    assert read_tiles(tiles_path(file, HERE.gpu), HERE).known[shape] == {4: (None, inf)}
-    assert run(file, "--batch", 4).code == 0 and gpu.timed == [(shape, 4)]  # only the failed one is tried again
-    assert set(held(tiles_path(file, HERE.gpu))) == set(kernels(4))
 
 
 def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, network, gpu):

@@ -34,15 +34,6 @@ def test_weight_decay_is_for_matrices_alone(tiny_model, kind):
     assert not decays("x._weight_quantizer._amax", torch.ones(4, 1))
 
 
-def test_every_trainable_parameter_is_in_one_group(tiny_model):
-    model = tiny_model("swinv2")
-    model.head.weight.requires_grad_(False)
-    groups = parameter_groups(model, Optimizer(), 1e-3)
-    found = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(found) == sorted(id(p) for p in model.parameters() if p.requires_grad)
-    assert {(group["role"], group["weight_decay"]) for group in groups} == {("weights", 0.05), ("weights", 0.0)}
-
-
 def test_layer_decay_counts_blocks_from_the_head(tiny_model):
     model = tiny_model(DEPTHS=[2, 1], NUM_HEADS=[1, 2])
     expected = {

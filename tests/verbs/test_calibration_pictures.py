@@ -2,7 +2,6 @@
 
 import io
 import re
-import shutil
 import tarfile
 from dataclasses import replace
 
@@ -61,16 +60,6 @@ def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
     assert again == base and cut["files"] == record["files"]
     other, reseeded = ranges("--seed", 1)
     assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
-
-
-def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictures, tmp_path):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, file in enumerate(sorted((pictures / "train").rglob("*.png"))):
-        shutil.copy(file, flat / f"{number}.png")
-    done = run("calibrate", *float_flags, "--data-path", flat, "--output", tmp_path / "out")
-    assert done.code == 0, done
-    assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
 
 
 def encoded(image, form, **options):

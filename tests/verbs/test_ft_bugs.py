@@ -49,14 +49,6 @@ def test_bug_2_n_calibration_batches_are_n_and_not_one_more(run, float_flags, ca
     assert card["batches"] == batches and card["pictures"] == len(card["files"]) == 4 * batches
 
 
-def test_bug_5_the_output_path_may_be_unset_or_deep(run, ft_flags, float_flags, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert run("main.py", "--calib", *ft_flags, "--policy", "ft-mode1").code == 0
-    assert (tmp_path / "output/swin_micro/default/swin_micro_calib.pth").exists()
-    assert run("calibrate", *float_flags, "--output", "three/levels/deep").code == 0
-    assert (tmp_path / "three/levels/deep/swin_micro_calib.pth").exists()
-
-
 @pytest.mark.slow
 def test_bug_6_flags_of_quantization_are_no_decoration(run, ft_flags, card_of, tmp_path):
     """FasterTransformer parsed and overwrote them; here each is in the policy that was scored (test_evaluate.py has the

@@ -117,17 +117,6 @@ def test_its_lines_of_accuracy(main_py, scoring_flags, own, tmp_path, given):
     assert [line.partition(" INFO ")[2] for line in log[-2:]] == lines
 
 
-def test_something_to_do(main_py, flags):
-    assert "--calib, --train, --eval or --throughput" in main_py(*flags).error(2)
-    assert "--cfg" in main_py("--calib").error(2)
-
-
-def test_help_has_examples(run):
-    done = run("main.py", "-h")
-    assert done.code == 0 and "python -m torch.distributed.launch --nproc_per_node 1" in done.out
-    assert all(flag in done.out for flag in ("--calib", "--eval", "--throughput", "--int8-mode", "--cache-mode"))
-
-
 def test_calib_writes_fastertransformer_s_files(main_py, flags, card_of, tmp_path):
     main_py("--calib", *flags, "--tag", "t1", "--output", tmp_path / "o", "--seed", 3).ok()
     assert card_of(tmp_path / "calib" / "swin_micro_calib.pth")["calibration"]["seed"] == 3

@@ -247,12 +247,6 @@ def test_a_scale_may_be_a_constant_or_the_cast_of_one(model, write_onnx):
     assert open_onnx(write_onnx(model)).quantizers == 4
 
 
-@pytest.mark.parametrize("shape, text", [([1, 3, 8, "w"], "[1, 3, 8, ?]"), ([1, 3, "h", "w"], "[1, 3, ?, ?]")])
-def test_inputs_must_be_of_one_size(model, write_onnx, shape, text):
-    model.graph.input[0].CopyFrom(helper.make_tensor_value_info("images", TensorProto.FLOAT, shape))
-    assert text in refusal(write_onnx(model))
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "shape", "says"),
     [

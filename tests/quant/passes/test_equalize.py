@@ -61,11 +61,6 @@ def test_factors_balance_both_sides_at_half_strength():
     assert torch.allclose(size / found, other * found, rtol=1e-2)
 
 
-def test_a_channel_of_zeros_keeps_its_size():
-    assert factors(torch.tensor([0.0, 4.0, 4.0]), None, 1.0)[0] == 1
-    assert factors(torch.zeros(3), torch.ones(3), 0.5).tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
     model = shallow(kind)
