@@ -151,22 +151,3 @@ def test_readme_lists_every_backend_as_the_code_describes_it():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(ROOT / "scripts" / "support_matrix.py"))["readme"](text) == text
     assert all(f"| `{name}` | ONNX" in text for name in ("onnx", "openvino")), "a target for any CPU is there"
-
-
-HEADINGS = set(
-    re.findall(r"^##? ([0-9]+(?:\.[0-9]+)?) ", "\n".join(p.read_text() for p in ROOT.glob("docs/reference/*.md")), re.M)
-)
-CITATION = re.compile(r"docs/reference,\s+sections?\s+([0-9., and to\n]+)")
-
-
-@pytest.mark.parametrize("folder", ["swin_quant", "tests", "configs", "benchmarks"])
-def test_sections_that_are_cited_exist(folder):
-    files = [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.yaml")]
-    cited = {
-        (str(file.relative_to(ROOT)), number)
-        for file in files
-        for numbers in CITATION.findall(file.read_text())
-        for number in re.findall(r"[0-9]+(?:\.[0-9]+)?", numbers)
-    }
-    tops = {heading.partition(".")[0] for heading in HEADINGS}
-    assert {(file, number) for file, number in cited if number not in HEADINGS | tops} == set()

@@ -57,13 +57,6 @@ def test_none_installed_says_how_to_get_one(exported, installed):
         names_of_engines(exported("tensorrt"), ["tensorrt"])
 
 
-def test_a_card_whose_policy_has_no_rules_is_named(exported, installed):
-    installed("onnxruntime")
-    assert names_of_engines(exported(policy={"name": "mine"}), None) == ["onnxruntime"]
-    with pytest.raises(SwinQuantError, match="m.json: lacks rules"):
-        names_of_engines(exported(policy={"name": "mine"}, precision="mixed"), None)
-
-
 def test_a_named_engine_must_take_it(exported, installed):
     installed("onnxruntime", "openvino")
     assert names_of_engines(exported("onnx"), ["openvino", "onnxruntime", "openvino"]) == ["openvino", "onnxruntime"]
@@ -92,13 +85,6 @@ def test_the_checkpoint_is_found_beside_or_one_folder_up_by_its_hash(exported, t
         find_checkpoint(artifact, beside)
     beside.write_bytes(b"weights")
     assert find_checkpoint(artifact, beside) == beside == find_checkpoint(artifact)
-
-
-def test_a_card_that_names_no_checkpoint(exported, tmp_path):
-    artifact = exported()
-    assert find_checkpoint(artifact) is None and no_checkpoint(artifact) == "its run card names no checkpoint"
-    with pytest.raises(SwinQuantError, match="names no checkpoint that .* could be compared with"):
-        find_checkpoint(artifact, tmp_path / "x.pth")
 
 
 def test_the_config_is_the_card_s_with_overrides_of_this_machine(exported):

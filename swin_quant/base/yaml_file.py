@@ -43,11 +43,7 @@ def read_yaml(path: Path, what: str) -> Any:
     if not os.path.isfile(path):
         raise UsageError(f"{path}: no such {what}")
     try:
-        events = _events(read_bounded(path, what, _MAX_BYTES))
-        first = next(events, None)
-        found = None if first is None else _value(first, events)
-        deque(events, 0)  # refuses what follows
-        return found
+        return _plain(read_bounded(path, what, _MAX_BYTES))
     except SwinQuantError as error:
         raise UsageError(str(error)) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -65,6 +61,14 @@ def shipped_or_file(name_or_path: str, shipped: Iterable[Path], what: str) -> Pa
         hint = did_you_mean(name_or_path, names) or f": give {', '.join(names)} or a .yaml file"
         raise UsageError(f"no {what} {name_or_path!r}{hint}")
     return path
+
+
+def _plain(text: bytes) -> Any:
+    events = _events(text)
+    first = next(events, None)
+    found = None if first is None else _value(first, events)
+    deque(events, 0)  # refuses what follows
+    return found
 
 
 def _events(text: bytes) -> Iterator[yaml.Event]:

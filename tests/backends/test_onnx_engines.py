@@ -1,7 +1,5 @@
 """ONNX Runtime and OpenVINO run a file as written, in the types that they report."""
 
-import sys
-
 import numpy as np
 import onnx
 import pytest
@@ -103,14 +101,6 @@ def test_what_the_library_refuses_is_one_line(load, name, small_net, artifact_of
     with pytest.raises(SwinQuantError, match=f"{name} cannot load it: ") as caught:
         load(artifact, EngineOptions())
     assert "\n" not in str(caught.value) and lacked in str(caught.value)
-
-
-@pytest.mark.parametrize("name, extra", [("onnxruntime", "onnx"), ("openvino", "openvino")], indirect=["name"])
-def test_a_missing_library_names_the_extra(load, name, extra, small_net, artifact_of, monkeypatch):
-    artifact = artifact_of(small_net())
-    monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UsageError, match=rf"pip install .* -e '\.\[{extra}\]'"):
-        load(artifact, EngineOptions())
 
 
 def test_precision_and_policy_are_those_of_the_export(small_net, artifact_of):

@@ -47,11 +47,6 @@ def test_results_do_not_change_under_the_caller(load, small_net, artifact_of, im
     assert torch.equal(first, kept)
 
 
-def test_under_a_limit_without_half_types_there_is_float32_alone(monkeypatch):
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert openvino.float_types() == ["float32"]
-
-
 def test_bfloat16_is_said_and_is_coarser(load, small_net, artifact_of, images):
     if "bfloat16" not in openvino.float_types():
         pytest.skip("this CPU has no bfloat16, or oneDNN must not use it")

@@ -1,16 +1,12 @@
 """Backends by name: those that a package announces or a program registers are taken, broken ones left out."""
 
-import re
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from swin_quant.backends import registry
 from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import UsageError
-from swin_quant.config import defaults
 
 
 @pytest.mark.parametrize(
@@ -37,26 +33,3 @@ def test_a_program_registers_its_own_and_cannot_replace_another(monkeypatch):
     for other in (replace(mine, home="cpu"), Backend("onnx")):
         with pytest.raises(UsageError, match="there is one of that name already"):
             registry.register(other)
-
-
-@pytest.mark.parametrize("name", registry.BUILT_IN)
-def test_what_a_descriptor_names_is_there(name):
-    """Every "module:function" can be imported if it needs no library of the engine's."""
-    one = registry.backends()[name]
-    places = [one.load, one.float_types, one.labels]
-    places += [one.exports.export, one.exports.options] if one.exports else []
-    for place in filter(None, places):
-        module, _, function = place.partition(":")
-        assert callable(getattr(import_module(module), function)), place
-    assert one.name == name
-
-
-def test_the_descriptors_of_the_document_can_be_made():
-    text = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
-    made = {"check": lambda cfg, source: None, "build": lambda cfg: None}
-    for block in blocks:
-        exec(block, made)
-    assert made["BACKEND"].runs_its_export and made["ARCHITECTURE"].name == "mine"
-    groups = re.findall(r'entry-points\."(.*?)"', text)
-    assert groups == [registry.ENTRY_POINTS, defaults.ENTRY_POINTS]

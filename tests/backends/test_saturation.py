@@ -8,7 +8,6 @@ import torch
 
 from swin_quant.backends import saturation
 from swin_quant.backends.saturation import SAFE_BITS, caution, exact_kernels, safe_on, saturates
-from swin_quant.base.errors import UsageError
 from swin_quant.quant.fake_quant import grid
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 
@@ -84,16 +83,6 @@ def test_a_model_is_safe_by_its_weights_and_in_openvino_without_products_of_acti
     model = tiny_model("swin")
     apply_policy(model, load_policy(policy).and_then(Rule(nodes=("role:gemm_weight",), bits=bits)))
     assert safe_on(model) == engines
-
-
-def test_a_policy_becomes_safe_once():
-    safe = saturation.without_saturation(load_policy("cpu"))
-    assert safe.name == "cpu saturation-safe" and saturation.without_saturation(safe) == safe
-
-
-def test_float8_cannot_saturate_and_needs_nothing():
-    with pytest.raises(UsageError, match="policy tensorrt-fp8 has nodes in float8, which cannot saturate"):
-        saturation.without_saturation(load_policy("tensorrt-fp8"))
 
 
 @pytest.mark.parametrize("engine", BOTH)

@@ -21,7 +21,7 @@ from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.build import build
 from swin_quant.backends.tensorrt.engine import load
 from swin_quant.backends.tensorrt.layers import read_layers
-from swin_quant.backends.tensorrt.plan import BuildOptions, check_output, make_plan
+from swin_quant.backends.tensorrt.plan import BuildOptions, make_plan
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.score.options import EngineOptions
@@ -150,14 +150,6 @@ def test_batches_outside_the_profile(trt10, exported):
         engine(torch.zeros(1, 3, 5, 4))
 
 
-def test_a_graph_of_a_fixed_batch_needs_no_profile(trt10, exported):
-    artifact = exported(graph(batch=2))
-    with pytest.raises(UsageError, match="is for batches of 2: give min_batch"):
-        built(artifact)
-    made, _ = built(artifact, smallest=2, typical=2, largest=2)
-    assert load(made, ON_GPU)(torch.randn(1, 3, 4, 4)).shape == (1, 5) and trt10.BUILDS[0]["profile"] == {}
-
-
 @pytest.mark.parametrize("key, value, said", [
     ("tensorrt", "10.0.1", "was built with TensorRT 10.0.1, here is 10.13.3: build it again"),
     ("compute_capability", "9.0", "compute capability 9.0, here is 8.6: build it again"),
@@ -178,14 +170,6 @@ def test_options_that_an_engine_does_not_have_are_refused(trt10, exported, optio
     made, _ = built(exported(graph()))
     with pytest.raises(UsageError, match=said):
         load(made, options)
-
-
-def test_artifacts_of_other_backends_are_refused(trt10, exported):
-    artifact = exported(graph(), backend="fastertransformer")
-    with pytest.raises(UsageError, match="is an artifact of fastertransformer"):
-        make_plan(artifact, BuildOptions())
-    with pytest.raises(UsageError, match="make one with `swin-quant build-engine`"):
-        load(artifact, ON_GPU)
 
 
 def test_a_graph_with_zero_points_is_refused_by_name(trt10, exported):
@@ -220,13 +204,6 @@ def test_the_layer_report_says_what_fell_back(trt, exported):
     assert load(made, ON_GPU).details["int8_gemms"] == 1
 
 
-def test_an_inspector_that_writes_something_else_costs_the_report_not_the_engine(trt10, exported, monkeypatch, caplog):
-    monkeypatch.setattr(trt10._Inspector, "get_engine_information", lambda self, format: "Layers: unavailable")
-    made, report = built(exported(graph()))
-    assert [row.ran for row in report.rows] == ["unknown"] * 2 and "no layer report" in caplog.text
-    assert load(made, ON_GPU)(torch.zeros(1, 3, 4, 4)).shape == (1, 5)
-
-
 def test_parser_errors_name_the_node_in_one_line(trt, exported):
     trt.UNSUPPORTED.add("Relu")
     with pytest.raises(SwinQuantError) as caught:
@@ -252,45 +229,11 @@ def test_a_timing_cache_is_kept_and_added_to(trt10, exported, tmp_path):
     assert cache.read_text().splitlines() == ["cache 10.13.3", "timed 0", "timed 1"]
 
 
-@pytest.mark.parametrize("content", ["cache 9.0.0\nold", "nonsense"])
-def test_a_timing_cache_of_another_version_is_replaced(trt10, exported, tmp_path, caplog, content):
-    cache = tmp_path / "cache"
-    cache.write_text(content)
-    built(exported(graph()), timing_cache=cache)
-    assert cache.read_text().splitlines() == ["cache 10.13.3", "timed 0"]
-    assert "starting a new one" in caplog.text
-
-
-def test_a_timing_cache_is_not_written_over_what_is_built_from(trt10, exported):
-    artifact = exported(graph())
-    with pytest.raises(UsageError, match="would be written over"):
-        built(artifact, timing_cache=artifact.file)
-
-
 def test_a_broken_engine_is_refused(trt10, exported):
     made, _ = built(exported(graph()))
     made.file.write_bytes(b"not an engine")
     with pytest.raises(SwinQuantError, match="TensorRT cannot read it: Magic tag does not match"):
         load(made, ON_GPU)
-
-
-def test_an_output_never_overwrites_the_card_of_another_file(exported):
-    file = exported(graph()).file
-    with pytest.raises(UsageError, match="would overwrite that of x.onnx"):
-        check_output(file.with_suffix(".engine"), file)
-    with pytest.raises(UsageError, match="must end in .engine"):
-        check_output(file.with_name("x.plan"), file)
-    with pytest.raises(UsageError, match="is the run card of another file"):
-        check_output(file.with_suffix(".engine"), file.with_name("y.onnx"))
-    with pytest.raises(UsageError, match="is a directory: name a file"):
-        check_output(file.with_name("x_sm86.engine"), file, file.parent)
-    check_output(file.with_name("x_sm86.engine"), file)
-
-
-@pytest.mark.parametrize("batches", [(0, 1, 1), (4, 2, 8), (1, 9, 8)])
-def test_batches_must_grow(batches):
-    with pytest.raises(UsageError, match="in growing order"):
-        BuildOptions(*batches)
 
 
 def test_the_trtexec_line_says_the_same(exported, tmp_path):
@@ -337,15 +280,3 @@ def test_the_type_of_a_product_is_read_from_its_kernel_first(layer, ran):
     row, missing = read_layers(json.dumps(layers), gemms).rows
     assert (row.layer, row.ran) == ("fused", ran)
     assert (missing.layer, missing.ran) == (None, "unknown")
-
-
-def test_an_engine_without_details_has_its_layers_by_name():
-    gemms = inspect_model(graph()).gemms
-    report = read_layers(json.dumps({"Layers": [f"q + {gemms[1].node.name}", "other"]}), gemms)
-    assert [row.layer for row in report.rows] == [None, f"q + {gemms[1].node.name}"] and report.lost == []
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"Layers": 3}', '{"Layers": [3]}'])
-def test_something_else_than_layers_is_one_error(text):
-    with pytest.raises(SwinQuantError, match="wrote something else than layers"):
-        read_layers(text, [])

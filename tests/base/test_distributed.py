@@ -1,11 +1,7 @@
 """A world of one, and sums over two processes; tests/cli/test_ranks.py has whole commands and failures."""
 
 import math
-import multiprocessing
 import os
-import signal
-import socket
-import sys
 import time
 
 import pytest
@@ -29,13 +25,6 @@ def test_a_plain_start_is_a_world_of_one():
         assert world == World(0, 1, torch.device("cpu")) and world.is_main
         assert all_sum(torch.tensor([1.5, 2.0]), world.device).tolist() == [1.5, 2.0]
         assert gather(["a"]) == ["a"]
-
-
-def test_a_launcher_s_world_of_one_needs_no_rendezvous(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with process_group("cpu") as world:
-        assert world.size == 1
 
 
 def test_two_ranks_add_and_gather_in_rank_order(ranks):
@@ -92,33 +81,6 @@ def test_the_first_reason_reaches_every_rank(ranks, monkeypatch, late, seconds, 
         monkeypatch.setattr(distributed, "_TICK_SECONDS", tick)
         monkeypatch.setattr(torch.distributed.PrefixStore, "check", answer)
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
-
-
-@pytest.mark.slow
-def test_a_rank_that_waits_for_the_others_ends_when_it_is_told_to(monkeypatch, tmp_path):
-    """The main thread waits in the library that connects ranks, where no signal handler runs."""
-    monkeypatch.setattr(distributed, "_TICK_SECONDS", 0.1)
-    monkeypatch.setattr(distributed, "_JOIN_TICKS", 600)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
-
-    def work():
-        os.environ |= {"RANK": "0", "WORLD_SIZE": "2", **place}
-        sys.stderr = open(tmp_path / "said", "w")
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        with process_group("cpu"):
-            pass
-
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    deadline = time.monotonic() + 60
-    while process.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.3)
-        process.terminate()
-    process.join(1)
-    assert process.exitcode == 1
-    assert (tmp_path / "said").read_text() == "error (rank 0): stopped, since rank 0 was interrupted\n"
 
 
 def test_devices(monkeypatch):

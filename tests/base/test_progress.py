@@ -3,9 +3,6 @@
 import io
 import itertools
 import logging
-import re
-import sys
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -81,15 +78,6 @@ def test_without_a_terminal_lines_say_how_far_it_is(screen, seconds, step, count
     assert text.getvalue().splitlines() == shown
 
 
-def test_lines_become_rarer(screen, seconds):
-    """After an hour, one in six minutes."""
-    text = screen(False)
-    progress.set_up()
-    seconds(1)
-    list(progress.track(range(7200), "working", 7200))
-    assert 50 < len(text.getvalue().splitlines()) < 70
-
-
 @pytest.mark.parametrize(("terminal", "flags"), [(True, {}), (False, {"quiet": True}), (False, {"rank": 1})])
 def test_lines_are_for_where_no_bar_is_and_for_rank_0(screen, seconds, terminal, flags):
     text = screen(terminal)
@@ -97,25 +85,6 @@ def test_lines_are_for_where_no_bar_is_and_for_rank_0(screen, seconds, terminal,
     seconds(60)
     list(progress.track(range(3), "working", 3))
     assert ", about" not in text.getvalue()
-
-
-def test_a_notebook_has_one_bar_that_goes_when_the_work_ends(monkeypatch, seconds):
-    """IPython is no requirement: its `display` is one that remembers."""
-    shown, changed = [], []
-
-    def display(content, **_):
-        shown.append(content)
-        return SimpleNamespace(update=lambda content, **_: changed.append(content))
-
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    monkeypatch.setattr(progress, "console", Console(file=io.StringIO(), force_jupyter=True))
-    seconds(1)
-    for _ in progress.track(range(3), "outer", 3, "batches"):
-        list(progress.track(range(2), "in<ner", 2))
-    assert len(shown) == 1 and "in&lt;ner: 1 of 2" in shown[0]["text/html"]
-    both = r'<progress value="1" max="3"><.progress> outer: 1 of 3 batches, \d+ s, about \d+ s left; in&lt;ner: 1 of 2'
-    assert any(re.match(both, one["text/html"]) for one in changed)
-    assert changed[-1] == {"text/plain": "", "text/html": ""} and not progress.Lines._open and not progress.Lines._cell
 
 
 def test_training_says_loss_and_speed(screen, seconds):
@@ -145,13 +114,6 @@ def test_messages(screen, flags, shown):
     progress.log.info("message")
     progress.log.warning("beware")
     assert text.getvalue().splitlines() == shown
-
-
-def test_a_long_message_stays_one_line_and_markup_is_text(screen):
-    text = screen(False)
-    progress.set_up()
-    progress.log.info("[bold]%s[/bold]", "x" * 300)
-    assert text.getvalue() == f"[bold]{'x' * 300}[/bold]\n"
 
 
 def test_a_log_that_cannot_be_written_does_not_fill_the_screen(screen, capsys):

@@ -181,16 +181,6 @@ def test_what_cannot_be_meant_is_one_line_with_its_key(change, words):
     )
 
 
-def test_a_misspelt_key_is_not_just_missed():
-    refused("unknown key 'nmae'; did you mean name?", call=checked, args=(Outer, {"nmae": "x"}, "f.yaml"))
-
-
-def test_records_made_in_code_are_checked_too():
-    with pytest.raises(UsageError, match="^share is 2.0, but must be"):
-        Inner(2)
-    assert Inner(pair=[0, 1]).pair == (0.0, 1.0)
-
-
 def test_messages_stay_short_whatever_the_value():
     bomb = [0]
     for _ in range(5):

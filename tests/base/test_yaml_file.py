@@ -82,10 +82,6 @@ def test_bombs_are_refused_at_once(tmp_path, name):
     assert says in refusal(tmp_path, text)
 
 
-def test_a_long_text_is_only_text(tmp_path):
-    assert read(tmp_path, "epochs: 1" + ":1" * 400_000)["epochs"].startswith("1:1:1")
-
-
 def test_a_pipe_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "x.yaml")
     with pytest.raises(UsageError, match="no such recipe"):

@@ -9,7 +9,7 @@ from cards_of_results import TRAINING
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import file_of_record, original_of, ptq_of, qat_starts
+from swin_quant.cards.lineage import original_of, ptq_of, qat_starts
 from swin_quant.cards.records import CheckpointRecord
 
 
@@ -72,12 +72,6 @@ def test_what_lies_beside_the_card_is_found_by_name_and_taken_by_hash(run):
     assert original_of(card(run), folder(run)) is None
 
 
-def test_the_start_of_qat_holds_the_original_s_weights(run):
-    (run / "float.pth").unlink()
-    assert original_of(card(run), folder(run)) == run / "ptq" / "x_calib.pth"
-    assert original_of(card(run), [], run / "ptq" / "x_calib.pth") == run / "ptq" / "x_calib.pth"
-
-
 def test_the_start_does_not_where_it_was_trained_or_is_of_another_original(run):
     (run / "float.pth").unlink()
     start = run / "ptq" / "x_calib.json"
@@ -133,11 +127,3 @@ def test_a_given_original_is_taken_by_its_hash(run, tmp_path):
         original_of(card(run), [], tmp_path / "none.pth")
     with pytest.raises(SwinQuantError, match="names no original"):
         original_of(dataclasses.replace(card(run), source=None), [], wrong)
-
-
-def test_what_is_no_file_is_not_found(run, tmp_path):
-    fine = record(run / "float.pth")
-    assert file_of_record(fine, []) == run / "float.pth"
-    assert file_of_record({**fine, "path": str(run)}, []) is None
-    assert file_of_record({**fine, "path": "/dev/zero"}, [tmp_path]) is None
-    assert file_of_record(None, [run]) is None

@@ -144,15 +144,6 @@ def test_a_model_comes_back_from_its_ckpt(tmp_path, tiny_model):
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
-def test_scalars_halves_and_slices(tmp_path):
-    half, whole = torch.randn(2, 3).half(), torch.arange(6.0)
-    parts = [("s", [6], "Float32", whole[:4].numpy().tobytes()), ("s", [6], "Float32", whole[4:].numpy().tobytes())]
-    entries = [entry("h", half, "Float16"), ("n", [0], "Int64", (7).to_bytes(8, "little")), *parts]
-    (tmp_path / "x.ckpt").write_bytes(checkpoint(entries))
-    found = read_ckpt(tmp_path / "x.ckpt")
-    assert torch.equal(found["h"], half) and found["n"].item() == 7 and torch.equal(found["s"], whole)
-
-
 BAD = {
     "cut off": (lambda data: data[:-3], "it ends inside"),
     "another size": (

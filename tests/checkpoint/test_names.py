@@ -51,13 +51,6 @@ def test_timms_old_layout_ends_at_the_same_names(timm_model):
     assert list(old) == list(new) and all(old[key] is new[key] for key in new)
 
 
-def test_microsofts_names_are_left_alone(timm_model):
-    state, _ = to_microsoft(timm_model.state_dict())
-    again, convention = to_microsoft(state)
-    assert convention == "microsoft"
-    assert again == state
-
-
 def test_timm_concatenates_patches_in_microsofts_order(timm_model):
     """No permutation of the reduction is needed: order (row, column) is (0,0), (1,0), (0,1), (1,1)."""
     merge = timm_model.layers[1].downsample

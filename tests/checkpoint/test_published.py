@@ -183,12 +183,6 @@ def test_the_users_word_lifts_a_refusal(tmp_path, processor, overrides):
     assert (cfg.DATA.IMG_SIZE, cfg.TEST.CROP) == (32, False)
 
 
-@pytest.mark.parametrize("files", [{"config": SWIN | {"lore": 1}}, {"preprocessor_config": VIT | {"lore": 1}}])
-def test_a_key_that_nobody_knows_is_a_warning(tmp_path, files, heard):
-    config_for(folder_of(tmp_path / "a", **({"config": SWIN, "preprocessor_config": VIT} | files)))
-    assert ".json: lore: no such key is known here" in heard.text
-
-
 def test_what_lies_beside_a_file_of_another_name_is_its_own_if_it_fits(tmp_path, heard):
     said = {"config": SWIN, "preprocessor_config": VIT | {"do_normalize": False}}
     file = folder_of(tmp_path / "a", "renamed.safetensors", **said)
@@ -208,13 +202,6 @@ def test_preprocessing_that_the_publisher_says_is_no_guess_and_is_told_once(tmp_
     config_for(folder_of(tmp_path / "silent", config=SWIN))
     warned = [record.getMessage() for record in heard.records if record.levelname == "WARNING"]
     assert "how pictures are prepared is a guess: TEST.CROP" in warned[-1]
-
-
-def test_a_trainers_checkpoint_has_its_processor_above(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "preprocessor_config.json").write_text(json.dumps(VIT | {"do_normalize": False}))
-    file = folder_of(tmp_path / "run" / "checkpoint-100", config=SWIN)
-    assert config_for(file).DATA.STD == [1, 1, 1]
 
 
 PRETRAINED = {
@@ -350,12 +337,6 @@ def test_a_pickled_config_is_the_model_that_is_built(tmp_path, kind, key, value,
         assert torch.equal(loaded(images), model(images))
 
 
-def test_microsofts_code_takes_small_pictures_as_they_are(tmp_path):
-    said = tree("swin")
-    assert said["TEST"]["CROP"] is True
-    assert config_for(pickled(tmp_path / "x.pth", trained(), said)).TEST.CROP is False
-
-
 def test_a_model_of_timm_is_built_with_its_options_whatever_its_file_is_called(tmp_path):
     theirs = import_timm().create_model("vit_tiny_patch16_224", depth=2, img_size=32, num_classes=10).eval()
     for parameter in theirs.parameters():
@@ -394,13 +375,6 @@ def test_a_configuration_that_prepares_otherwise_is_the_users_word_and_a_warning
     assert cfg.DATA.STD == [0.2] * 3 and cfg.DATA.MEAN == [0, 0, 0]
     assert "image_std gives DATA.STD [1.0, 1.0, 1.0], and the configuration [0.2, 0.2, 0.2]" in heard.text
     assert "image_mean" in heard.text, "what the configuration leaves open is said, too"
-
-
-def test_clipped_windows_are_no_other_model(tmp_path):
-    """Microsoft's files name the paper's window, whatever the maps clip."""
-    model = trained("swinv2", WINDOW_SIZE=8, PRETRAINED_WINDOW_SIZES=[8, 8])
-    torch.save({"model": model.state_dict(), "config": tree("swinv2", WINDOW_SIZE=8)}, tmp_path / "x.pth")
-    assert config_for(tmp_path / "x.pth").MODEL.SWINV2.WINDOW_SIZE == 8
 
 
 def test_tables_know_the_keys_of_timm_and_of_our_tree():

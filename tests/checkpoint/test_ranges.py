@@ -86,32 +86,12 @@ def test_learned_ranges_and_rounded_weights_are_for_their_format(model, caplog):
     assert "gptq rounded weights for other grids than policy tensorrt-fp8" in caplog.text
 
 
-def test_one_node_of_other_bits_is_enough(model, caplog):
-    only = policy().and_then(Rule(nodes=(ONE,), bits=4))
-    assert f"1 range was found by mse for 8 bits, and policy ft-mode1 has 4 bits at {ONE}" in refused(
-        model, card(bits=8, other_bits={}), only
-    )
-    made = card(bits=8, other_bits={ONE: 4})
-    assert warned(model, made, only, caplog=caplog) == []
-    assert f"for 4 bits, and policy ft-mode1 has 8 bits at {ONE}" in refused(model, made, policy())
-
-
-def test_a_node_that_is_off_does_not_matter(model, caplog):
-    off = policy(8, 4).and_then(Rule(disable=("role:activation",)))
-    assert warned(model, card(bits=8, other_bits={}), off, caplog=caplog) == []
-
-
 @pytest.mark.parametrize("method", ["percentile", "max"])
 def test_ranges_that_do_not_are_used_with_one_line(model, method, caplog):
     made = card(method, bits=8, other_bits={})
     (message,) = warned(model, made, policy(4, 4), caplog=caplog)
     assert f"by {method} for 8 bits" in message and "has 4" in message and "`calibrate` with these bits" in message
     assert warned(model, made, policy(4, 8), caplog=caplog) == [], "weights have their maxima at any bits"
-
-
-def test_a_card_of_before_bits_were_recorded_is_for_those_of_its_policy(model):
-    assert "for 4 bits" in refused(model, card(policy=policy(8, 4)), policy())
-    assert "for 8 bits" in refused(model, card(), policy(8, 4))
 
 
 def test_learned_ranges_are_for_the_bits_that_they_were_learned_at(model, caplog):
@@ -177,13 +157,3 @@ def test_what_a_calibration_records(model):
     assert bits_record(model, Method()) == by_default
     apply_policy(model, policy())
     assert bits_record(model, Method("entropy")) == {"bits": 8, "other_bits": {}, "methods": {"8": "entropy"}}
-
-
-def test_the_method_of_a_node_is_that_of_its_bits(model, caplog):
-    """By default percentile at 8 bits, which also suits other bits, and mse below, which does not."""
-    made = card("mse+percentile", bits=8, other_bits={ONE: 4}, methods={"4": "mse", "8": "percentile"})
-    found = origins(model, made)
-    assert found[ONE] == Origin("mse", 4) and found[ONE.replace("fc2", "fc1")] == Origin("percentile", 8)
-    assert "1 range was found by mse for 4 bits" in refused(model, made, policy())
-    (message,) = warned(model, made, policy(8, 4), caplog=caplog)
-    assert "found by percentile for 8 bits" in message

@@ -84,18 +84,6 @@ def test_ranges_are_of_their_size_alone(tiny_model, tmp_path):
         load_calibrated(made, tmp_path / "x.pth")
 
 
-def test_a_word_for_the_size_is_enough(tiny_model, tmp_path):
-    source = tiny_model("swin", seed=3, **shape(32, 4))
-    torch.save(source.state_dict(), tmp_path / "x.pth")
-    model = sq.load(tmp_path / "x.pth", img_size=48, window=6)
-    assert (model.config.DATA.IMG_SIZE, model.config.MODEL.SWIN.WINDOW_SIZE) == (48, 6)
-    made = tiny_model("swin", **shape(48, 6))
-    load_float(made, tmp_path / "x.pth")
-    pictures = torch.randn(1, 3, 48, 48)
-    with torch.no_grad():
-        assert torch.equal(model.module(pictures), made.eval()(pictures))
-
-
 def test_a_wider_v2_keeps_the_coordinates_that_it_was_trained_on(tiny_model, tmp_path):
     """Microsoft's fine-tuned configurations say the same: window12to16 has PRETRAINED_WINDOW_SIZES of 12."""
     source = tiny_model("swinv2", seed=3, **shape(64, 8, "swinv2"))

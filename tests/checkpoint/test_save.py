@@ -73,11 +73,6 @@ def test_a_model_with_a_node_that_has_no_range_is_not_saved(tmp_path, amax):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_half_precision_model_is_saved_in_float32():
-    state = calibrated_state(model("swinv2").half())
-    assert {value.dtype for value in state.values()} == {torch.float32, torch.int64}
-
-
 def test_float_weights_are_saved_as_microsoft_does(tmp_path):
     made = model("swin")
     save_float(made, tmp_path / "x.pth")

@@ -3,11 +3,8 @@
 Building each takes seconds: a run takes one in sixteen. FAMILIES=all takes each.
 """
 
-import os
-
 import pytest
 import torch
-from draws import drawn
 from safetensors.torch import save_file
 
 from swin_quant.base.compat import import_timm
@@ -34,7 +31,8 @@ TOO_LARGE = """
     beit_base_patch16_224 deepseek_vit_412m gemma4_vit_167m inception_resnet_v2 inception_v4 mobilenetv5_base
     naflexvit_base_patch16_parfac_gap nasnetalarge pnasnet5large qwen3_vit_88m vgg11 samvit_base_patch16_224
 """.split()  # too slow and large for a test
-DRAWN = SMALLEST if os.environ.get("FAMILIES") == "all" else drawn(SMALLEST, 16)
+CHOSEN = ("resnetv2_18", "mobilenetv3_small_050", "swin_tiny_patch4_window7_224", "test_vit")
+CASES = [pytest.param(name, marks=[pytest.mark.nightly] * (name not in CHOSEN)) for name in SMALLEST]
 HEADLESS = {"vit_tiny_patch16_dinov3_qkvb", "sam2_hiera_tiny"}  # without classes: they give an embedding
 
 
@@ -47,7 +45,7 @@ def test_every_module_of_timm_is_here():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", CASES)
 def test_a_family_loads_and_computes_what_timm_computes(name, tmp_path):
     torch.manual_seed(0)
     theirs = import_timm().create_model(name).eval()

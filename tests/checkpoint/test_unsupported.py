@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from swin_quant.base.compat import import_timm, import_torchvision
-from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import load_float
-from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.names import to_microsoft
 from swin_quant.checkpoint.unsupported import describe
-from swin_quant.models import build_model
-from tests.helpers.settings import small_config
 
 
 @functools.cache
@@ -88,20 +83,3 @@ def test_the_backbone_of_a_detector_is_described():
         "a detector whose backbone is a Swin V1 (EMBED_DIM 96, DEPTHS [1, 1], WINDOW_SIZE 7): "
         "only classifiers are supported; its backbone is, by ‹output_kind› features"
     )
-
-
-def test_a_swin_inside_of_something_says_where():
-    state = {f"student.encoder.{key}": value for key, value in swin().items()} | {"projector.weight": torch.zeros(1)}
-    assert describe(state).endswith(
-        "under student.encoder.: take its maps by ‹output_kind› features, or save that part alone, "
-        "without the student.encoder. of its keys"
-    )
-
-
-def test_commands_and_functions_say_it(tmp_path):
-    file = tmp_path / "x.pth"
-    torch.save({"layer1.0.conv1.weight": torch.zeros(1), "layer1.0.bn1.weight": torch.zeros(1)}, file)
-    with pytest.raises(SwinQuantError, match=f"^{file}: is a ResNet, no Swin; if timm has the model, say which: "):
-        config_for(file)
-    with pytest.raises(SwinQuantError, match="does not fit the model: it is a ResNet, no Swin; "):
-        load_float(build_model(small_config()), file)

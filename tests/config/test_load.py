@@ -121,11 +121,6 @@ def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, a
             assert f"{key}{'' if asked[0] == '[' else ' must be '}{asked}" in message
 
 
-def test_wrong_type_in_opts_names_the_flag(tmp_path):
-    with pytest.raises(UsageError, match=r"^opts: MODEL\.SWIN\.DEPTHS must be a list.*'\[2, 2'"):
-        load_config(write(tmp_path, "{}"), ["MODEL.SWIN.DEPTHS", "[2, 2"])
-
-
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -160,13 +155,6 @@ def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, text, named):
     assert "\n" not in str(error.value)
 
 
-def test_a_bad_key_in_a_base_file_names_that_file(tmp_path):
-    base = write(tmp_path, "TAGG: x", "base.yaml")
-    with pytest.raises(UsageError, match="unknown key TAGG; did you mean TAG") as error:
-        load_config(write(tmp_path, "BASE: [base.yaml]"))
-    assert str(error.value).startswith(f"{base}: ")
-
-
 @pytest.mark.parametrize("way", ["above", "absolute", "link"])
 def test_a_base_stays_near_the_configuration_and_what_is_elsewhere_is_not_shown(tmp_path, way):
     secret = write(tmp_path, "the first line of a secret", "secret.yaml")
@@ -177,12 +165,6 @@ def test_a_base_stays_near_the_configuration_and_what_is_elsewhere_is_not_shown(
     with pytest.raises(UsageError, match=f"^{user}: BASE names {name}, which leads away from") as error:
         load_config(user)
     assert "first line" not in str(error.value)
-
-
-def test_what_a_base_holds_instead_of_keys_is_not_shown(tmp_path):
-    base = write(tmp_path, "the first line of a secret", "base.yaml")
-    with pytest.raises(UsageError, match=f"^{base}: must hold KEY: value lines, not text$"):
-        load_config(write(tmp_path, "BASE: [base.yaml]"))
 
 
 def test_a_circle_of_bases_names_its_files(tmp_path):
@@ -272,11 +254,6 @@ def test_impossible_models_name_keys_values_and_file(tmp_path, opts, named):
     assert named in str(error.value)
 
 
-def test_an_empty_name_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="MODEL.NAME is '', but must be a name for a file"):
-        load_config(write(tmp_path, "MODEL: {NAME: ''}"))
-
-
 def buildable(family, picture, patch, window, embed, heads):
     """Build by hand: a grid of patches, windows over it, pairs of patches, heads over channels."""
     if len(range(0, picture, patch)) * patch != picture:
@@ -324,13 +301,6 @@ def test_a_tree_survives_json(name):
     again = from_dict(json.loads(json.dumps(to_dict(cfg))), "run.json")
     assert again == cfg and again.is_frozen()
     assert type(again.TRAIN.OPTIMIZER.BETAS) is tuple
-
-
-def test_an_impossible_tree_names_its_source():
-    with pytest.raises(UsageError, match=r"^run\.json: DATA\.IMG_SIZE 225"):
-        from_dict({"DATA": {"IMG_SIZE": 225}}, "run.json")
-    with pytest.raises(UsageError, match=r"^run\.json: BASE works only in a YAML file"):
-        from_dict({"BASE": ["other.yaml"]}, "run.json")
 
 
 def test_a_portable_config_names_no_folder():

@@ -99,16 +99,6 @@ def test_maps_and_windows_are_those_of_the_specification(picture, window):
     assert {(cfg.DATA.IMG_SIZE, architecture(cfg).WINDOW_SIZE) for cfg in map(load_config, FILES)} == STAGES.keys()
 
 
-@pytest.mark.parametrize("family", ["swin", "swinv2"])
-def test_demo_is_a_micro_model_for_digits(family):
-    cfg = load_config(find_config(f"{family}_digits"))
-    swin = architecture(cfg)
-    assert (cfg.MODEL.TYPE, cfg.MODEL.NAME) == (family, f"{family}_micro_digits")
-    assert (cfg.DATA.IMG_SIZE, swin.PATCH_SIZE, swin.WINDOW_SIZE, swin.EMBED_DIM) == (32, 2, 4, 32)
-    assert (swin.DEPTHS, swin.NUM_HEADS, cfg.MODEL.NUM_CLASSES) == ([2, 2, 2, 2], [1, 2, 4, 8], 10)
-    assert (cfg.MODEL.DROP_PATH_RATE, cfg.TEST.CROP) == (0.05, False)
-
-
 def test_find_config_prefers_a_file_then_a_shipped_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = "swin_tiny_patch4_window7_224"

@@ -92,14 +92,6 @@ def test_pickled_batches_give_the_pictures_of_the_folders(pickled, alike):
     assert open_pictures(str(pickled), "val").class_names[9] == "class 9"
 
 
-def test_labels_are_appended_a_thousand_at_a_time(pickled):
-    """As pickle writes long lists, and as the published batches of 10,000 have them."""
-    labels = [number % 10 for number in range(1500)]
-    content = pickle.dumps({"data": np.zeros((1500, 3072), np.uint8), "labels": labels}, protocol=2)
-    (pickled / "test_batch").write_bytes(content)
-    assert open_pictures(str(pickled), "val", num_classes=10).labels == labels
-
-
 def test_no_pickle_is_ever_run(pickled, tmp_path):
     flag = tmp_path / "run"
     for evil in (f"cos\nsystem\n(S'touch {flag}'\ntR.".encode(), b"", b"\x80\x02T\xff\xff\xff\x7fx", b"\x80\x04\x95"):

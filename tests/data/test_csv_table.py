@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.pictures import UnreadablePicture
 from swin_quant.data.sources import open_pictures
 
 TABLES = {
@@ -43,16 +42,6 @@ def test_a_table_may_lie_beside_the_folder_of_its_pictures(folders, alike, tmp_p
     alike(open_pictures(str(tmp_path), "val", num_classes=3))
 
 
-def test_one_table_may_hold_several_splits(folders, alike):
-    lines = [
-        f"{path},{label},{'train' if index % 2 else 'val'}"
-        for index, (path, label) in enumerate(zip(folders.names, folders.labels, strict=True))
-    ]
-    (folders.folder / "all.csv").write_text("\n".join(["path,label,split", *lines]))
-    alike(open_pictures(f"csv:{folders.folder}/all.csv", "train", num_classes=3), [1, 3, 5])
-    alike(open_pictures(f"csv:{folders.folder}/all.csv", "val", num_classes=3), [0, 2, 4])
-
-
 def test_a_hugging_face_image_folder_is_its_metadata(folders, alike):
     (folders.folder / "metadata.csv").write_text("file_name,label\nfox/1.png,fox\ncat/0.png,cat\n")
     folders.folder.rename(folders.folder.with_name("val"))
@@ -75,22 +64,6 @@ def test_named_classes_are_looked_up_where_somebody_has_listed_them(folders):
     table.write_text("path,label\ncat/0.png,cat\nfox/0.png,wolf\n")
     with pytest.raises(SwinQuantError, match=r"val.csv, line 3: 'wolf' is not a class of classes.txt"):
         open_pictures(f"csv:{table}", "val", num_classes=3)
-
-
-def test_wnids_in_a_table_are_imagenets_classes(folders, imagenet):
-    table = folders.folder / "val.csv"
-    table.write_text(f"path,label\ncat/0.png,{imagenet[7]}\nfox/0.png,{imagenet[999]}\n")
-    assert open_pictures(f"csv:{table}", "val", num_classes=1000).labels == [7, 999]
-    assert open_pictures(f"csv:{table}", "val", num_classes=2).labels == [0, 1]
-
-
-def test_a_missing_picture_is_one_unreadable_picture(folders):
-    table = folders.folder / "val.csv"
-    table.write_text("cat/0.png,0\ncat/9.png,0\n")
-    pictures = open_pictures(f"csv:{table}", "val")
-    assert pictures.read(0).size == (32, 32)
-    with pytest.raises(UnreadablePicture, match="cat/9.png: No such file"):
-        pictures.read(1)
 
 
 BAD = {

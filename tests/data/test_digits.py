@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.sources import DigitsPictures
 
 
@@ -31,11 +31,6 @@ def test_pictures_and_labels_are_scikit_learns(splits):
             assert image.size == (8, 8) and image.mode == "RGB"
             assert abs(np.asarray(image)[..., 0] / 255 - digits.images[source] / 16).max() < 1 / 255
             assert pictures.labels[index] == digits.target[source]
-
-
-def test_an_unknown_split_is_refused():
-    with pytest.raises(UsageError, match="digits: no split 'test'; choose one of train, val"):
-        DigitsPictures("test")
 
 
 def test_missing_scikit_learn_says_what_to_install(monkeypatch):

@@ -41,13 +41,6 @@ def test_an_empty_class_keeps_its_label(tmp_path):
     assert FolderPictures(tmp_path).labels == [1] and FolderPictures(tmp_path).class_names == ["a", "b"]
 
 
-def test_dot_files_and_folders_are_skipped(tmp_path):
-    for name in [".cache/1.png", "a/._1.png", "a/.thumbs/1.png", "a/1.png"]:
-        put(tmp_path / name)
-    pictures = FolderPictures(tmp_path)
-    assert pictures.names == ["a/1.png"] and pictures.class_names == ["a"]
-
-
 @pytest.fixture
 def linked(tmp_path):
     """`link` leads to the data folder `data`, whose split `val` has links of every kind."""
@@ -81,12 +74,6 @@ def test_links_that_lead_out_or_above_are_not_followed_and_named(linked, caplog)
     with pytest.raises(UnreadablePicture, match="b/lost.png: No such file"):
         pictures.read(2)
     assert pictures.read(3).getpixel((0, 0)) == (7, 7, 7)
-
-
-def test_files_that_are_named_one_by_one_have_no_links_out_either(linked, caplog):
-    assert len(NamedPictures([linked / "val"])) == 3
-    assert "8 links" in caplog.text  # pictures without a split: only the folder counts, and pool is outside
-    assert NamedPictures([linked / "val/a/file.png"]).read(0).getpixel((0, 0)) == (5, 5, 5)
 
 
 def test_a_folder_of_links_alone_says_why_it_has_no_pictures(tmp_path, caplog):

@@ -28,12 +28,6 @@ def test_a_folder_is_its_pictures_in_all_levels_without_hidden_ones(folder):
     assert names(folder, "") == ["a.png", "b.png", "deep/c.PNG", "odd[1].png"]
 
 
-def test_places_keep_their_order_and_each_picture_counts_once(folder):
-    assert names(folder, "b.png", "*.png", "deep") == ["b.png", "a.png", "odd[1].png", "deep/c.PNG"]
-    assert names(folder, "odd[1].png") == ["odd[1].png"]  # a file's name, not a pattern
-    assert names(folder, "**/*.PNG") == ["deep/c.PNG"]
-
-
 def test_a_named_file_is_read_whatever_its_extension_and_a_missing_one_is_unreadable(folder):
     (folder / "picture.data").write_bytes((folder / "a.png").read_bytes())
     pictures = NamedPictures([folder / "picture.data", folder / "notes.txt", folder / "gone.png"])

@@ -149,14 +149,6 @@ def test_a_small_file_takes_no_more_memory_than_it_should(tmp_path, pyarrow, fil
     assert watched.max_memory() < 200 << 20
 
 
-def test_an_unlabelled_row_and_a_category_are_read(tmp_path, pyarrow, files):
-    labels = pyarrow.array(["cat", None, "dog", "cat", "dog", "fox"]).dictionary_encode()
-    table = pyarrow.table({"image": list(files.values())[:6], "label": labels})
-    pyarrow.parquet.write_table(table, tmp_path / "val.parquet", row_group_size=2)
-    pictures = open_pictures(str(tmp_path), "val")
-    assert pictures.labels == [0, -1, 1, 0, 1, 2] and pictures.class_names == ["cat", "dog", "fox"]
-
-
 def test_metadata_of_many_parts_are_refused(tmp_path, pyarrow, files):
     """Arrow makes an object of 700 bytes of a part, which may take 4 in the file."""
     table = pyarrow.table({"image": list(files.values())[:1]})

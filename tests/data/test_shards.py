@@ -47,15 +47,6 @@ def test_shards_give_the_pictures_and_labels_of_the_folders(tmp_path, members, a
     assert open_pictures(str(tmp_path), "val", num_classes=3).class_names == ["cat", "dog", "fox"]
 
 
-def test_shards_may_lie_in_the_folder_of_their_split(tmp_path, members, alike):
-    (tmp_path / "val").mkdir()
-    shard(tmp_path / "val" / "a.tar", dict(members))
-    alike(open_pictures(str(tmp_path), "val", num_classes=3))
-    (tmp_path / "val" / "cat").mkdir()  # unpacked beside its archive
-    (tmp_path / "val" / "cat" / "0.png").write_bytes(members[1][1])
-    assert open_pictures(str(tmp_path), "val").names == ["cat/0.png"]
-
-
 def test_pictures_without_labels_serve_where_none_are_needed(tmp_path, files):
     shard(tmp_path / "a.tar", {"1.png": files["cat/0.png"], "2.png": files["dog/0.png"], "2.cls": b"1"})
     assert open_pictures(f"{tmp_path}/a.tar", "val").labels == [-1, 1]
@@ -122,9 +113,3 @@ def test_a_shard_that_shrinks_costs_its_pictures_only(tmp_path, members):
     assert pictures.labels == [0, 0, 1, 1, 2, 2]
     with pytest.raises(UnreadablePicture, match="shorter than it was"):
         pictures.read(5)
-
-
-def test_labels_without_a_picture_are_counted(tmp_path, files, caplog):
-    members = {"1.png": files["cat/0.png"], "1.cls": b"0", "2.heic": b"", "2.cls": b"1", "a/3.cls": b"1"}
-    assert open_pictures(str(shard(tmp_path / "a.tar", members)), "val", num_classes=2).labels == [0]
-    assert "2 labels have no picture of a known kind: a.tar/2, a.tar/a/3" in caplog.text

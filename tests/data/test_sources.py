@@ -12,7 +12,6 @@ from PIL import Image
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config
-from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.data.sources import has_split, open_pictures
 
@@ -60,37 +59,12 @@ def test_a_missing_split_says_which_there_are(tmp_path):
     assert "has no val.zip with val_map.txt" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True)
 
 
-def test_an_archive_needs_no_flag_and_a_folder_is_none(tmp_path):
-    archive(folder(tmp_path, "train/a/1.png"), "val", [0])
-    assert "drop zip" in refusal(UsageError, str(tmp_path), "train", zip_mode=True)
-    assert len(open_pictures(str(tmp_path), "val")) == len(open_pictures(str(tmp_path), "val", zip_mode=True)) == 1
-    archive(tmp_path, "train", [0, 0])
-    assert len(open_pictures(str(tmp_path), "train")) == 1  # the folder comes first
-
-
-def test_labels_of_an_archive_are_checked_where_none_are_needed(tmp_path):
-    cfg = load_config(find_config("swin_digits"), overrides={"DATA.DATA_PATH": str(tmp_path)})
-    archive(folder(tmp_path, "train/a/1.png"), "val", [0, 12])
-    assert len(PictureSet.of_config(cfg, "train", cache_mode="no").open()) == 1
-    with pytest.raises(SwinQuantError, match="val_map.txt, line 2"):
-        PictureSet.of_config(cfg, "val", cache_mode="no").open()
-
-
 def test_another_number_of_classes_names_the_key_and_both_counts(tmp_path):
     folder(tmp_path, "val/a/1.png", "val/b/1.png")
     message = refusal(SwinQuantError, str(tmp_path), "val", num_classes=1000)
     assert str(tmp_path) in message and "2 classes, but MODEL.NUM_CLASSES is 1000" in message
     assert "10 classes" in refusal(SwinQuantError, "digits", "val", num_classes=1000)
     assert len(open_pictures(str(tmp_path), "val")) == 2
-
-
-def test_zip_labels_and_class_names_are_held_against_the_model(tmp_path):
-    archive(tmp_path, "val", [0, 1, 2])
-    assert "line 3: label 2" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True, num_classes=2)
-    assert open_pictures(str(tmp_path), "val", zip_mode=True, num_classes=1000).labels == [0, 1, 2]
-    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
-    message = refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True, num_classes=1000)
-    assert "3 classes, but MODEL.NUM_CLASSES is 1000" in message
 
 
 def test_a_single_file_has_no_other_split(tmp_path, tiny_config):
@@ -105,12 +79,6 @@ def test_a_single_file_has_no_other_split(tmp_path, tiny_config):
             cfg.DATA.DATA_PATH, cfg.DATA.ZIP_MODE = f"{prefix}{tmp_path}/{place}", False
             assert has_split(cfg, "val") == has, (prefix, place)
     assert open_pictures(f"{tmp_path}/val.csv", "train", num_classes=2).labels == [0, 1]  # named explicitly
-
-
-def test_a_kind_that_is_asked_for_and_not_there_is_said(tmp_path):
-    said = refusal(SwinQuantError, f"csv:{tmp_path}", "val")
-    assert f"{tmp_path}: split val: found no table of path and label" in said
-    assert "no such folder" in refusal(SwinQuantError, f"nothing:{tmp_path}", "val")
 
 
 def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):

@@ -8,7 +8,6 @@ from families import FAMILIES, config, family
 from torch import nn
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx.network import holding_activations
 from swin_quant.backends.onnx_reader.inside import modules_of
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -266,10 +265,3 @@ def test_training_moves_norms_and_reaches_every_parameter():
     model.train()(torch.randn(4, 3, 32, 32)).sum().backward()
     assert not torch.equal(model.bn1.running_mean, before)
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.kernels
-def test_norms_that_hold_an_activation_mean_something_else_in_a_file():
-    names = holding_activations(build_model(config("mobilenetv3_small_050")))
-    assert "bn1" in names and "blocks.0.0.bn1" in names
-    assert not holding_activations(build_model(config("resnet18", layers=[1, 1, 1, 1], channels=[8, 8, 8, 8])))

@@ -170,8 +170,3 @@ def test_calibration_takes_pictures_of_any_sizes(tiny_backbone):
 def test_outputs_that_there_are_not_are_refused(tiny_backbone, keys, message):
     with pytest.raises(UsageError, match=message):
         tiny_backbone(**keys)
-
-
-def test_pictures_smaller_than_a_patch_are_refused(tiny_backbone):
-    with pytest.raises(UsageError, match="pictures of 1 x 40: must be of 2 x 2 pixels at least"):
-        tiny_backbone()(torch.zeros(1, 3, 1, 40))

@@ -9,7 +9,6 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.checkpoint import load_float, save_float
-from swin_quant.models.capture import capture
 from swin_quant.models.captured import captured
 from swin_quant.quant.layer import Borrowed
 from swin_quant.quant.quantizer import named_nodes
@@ -259,20 +258,6 @@ def test_a_transposed_convolution_has_a_weight_range_for_each_output(tmp_path):
         assert model.card.calibration["coverage"]["left"] == {}
         model.save(tmp_path / "up_calib.pth")
         torch.testing.assert_close(sq.load(tmp_path / "up_calib.pth", copy.deepcopy(module))(x), model(x))
-
-
-def test_nodes_stand_where_activations_are_alone():
-    places = nodes_of(captured(Windows().eval(), (3, 8, 8), 5, what="windows"))
-    assert "mlp._input_quantizer" not in places, "it reads no picture"
-    assert {name for name in places if "add" in name} == {"add1_left_input_quantizer", "add1_right_input_quantizer"}
-    assert {"qkv._input_quantizer", "matmul1_left_input_quantizer", "matmul2_right_input_quantizer"} <= places
-
-
-def test_an_average_over_the_whole_map_has_no_window_for_openvino_to_refuse():
-    targets = {str(node.target) for node in capture(Wide().eval(), torch.zeros(2, 3, 8, 8), "wide").nodes}
-    assert "pool" in targets
-    model = captured(Wide().eval(), (3, 8, 8), 5, what="wide")
-    assert "pool" in model.prune()
 
 
 BORROWING = {**MODULES, "joined": Joined}

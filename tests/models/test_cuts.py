@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from families import family
 from torch import nn
 
@@ -10,19 +9,7 @@ import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.models.registry import exchanges_of, units_of
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.passes.places import rescale
-from swin_quant.quant.passes.units import entering, walk
-from swin_quant.quant.policy import dequantize, load_policy, quantize
-
-PASSES = [
-    {"name": "equalize", "pictures": 2, "alpha": [0.5]},
-    {"name": "range_search", "pictures": 2, "rounds": 1},
-    {"name": "ridge", "pictures": 4},
-    {"name": "gptq", "pictures": 4},
-    {"name": "reconstruct", "pictures": 4, "iterations": 2, "batch": 2},
-]
-
 
 NAMES = ["resnet18", "deit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050"]
 LAST = pytest.param(NAMES[-1], marks=pytest.mark.slow)  # it has all its blocks
@@ -50,14 +37,6 @@ def test_units_are_blocks_and_what_stands_between_them(name):
     assert units[first : first + len(blocks)] == blocks
 
 
-def test_a_walk_meets_what_the_network_itself_gives_its_units(name, images):
-    model = family(name)
-    for run in walk(model, units_of(model), [images[:2]]):
-        with torch.inference_mode():
-            (direct,) = entering(model, run.unit, [images[:2]])
-        assert torch.equal(run.inputs[0], direct), run.name
-
-
 def test_factors_that_move_leave_the_function(name, images):
     model = family(name)
     calibrate(model, [images], Method("max"))  # folds norms
@@ -69,47 +48,6 @@ def test_factors_that_move_leave_the_function(name, images):
             channels = exchange.before[0].cut(model.get_parameter(exchange.before[0].name)).shape[0]
             rescale(model, exchange, torch.rand(channels) + 0.5)
         torch.testing.assert_close(model(images), wanted, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_pass_runs_and_together_they_gain(name, images):
-    model, images = family(name), images[:4]
-    few = load_policy("qdq").bits("role:gemm_weight", 5).bits("role:activation", 6)
-    plain = sq.calibrate(sq.Model(model), [images], few, method="max", passes=[])
-    with torch.no_grad():
-        wanted = model(images)
-        quantize(model)
-        before = agreement_and_sqnr(model(images), wanted)[1]
-        dequantize(model)
-    improved = sq.calibrate(plain, [images], few, method="max", passes=PASSES)
-    assert [one["name"] for one in improved.card.calibration["passes"]] == [one["name"] for one in PASSES]
-    with torch.no_grad():
-        quantize(model)
-        assert agreement_and_sqnr(model(images), wanted)[1] > before
-
-
-class Skipping(nn.Module):
-    """Functional, with a skip connection outside of any module."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x):
-        x = F.relu(self.first(x))
-        return self.head((x + F.relu(self.second(x))).mean((2, 3)))
-
-
-def test_a_network_without_blocks_is_one_unit():
-    torch.manual_seed(0)
-    images = torch.randn(8, 3, 8, 8)
-    model = sq.wrap(Skipping(), 8)
-    assert list(units_of(model.module)) == [""]
-    few = load_policy("qdq").bits("role:gemm_weight", 4)
-    sq.calibrate(model, [images], few, method="max", passes=["ridge", "gptq"])
-    assert [one["kept"] for one in model.card.calibration["passes"]] == [True, True]
 
 
 def test_convolutions_are_solved_for_as_the_products_of_patches_that_they_are():

@@ -160,10 +160,6 @@ def test_sizes_that_no_model_has(kind, size, more, says):
         config(kind, size, 4, **more)
 
 
-def test_a_square_by_both_sides_is_one_number():
-    assert config("swin", [64, 64], 4).DATA.IMG_SIZE == 64
-
-
 @pytest.mark.parametrize("backend", ["cuda", "fastertransformer"])
 def test_targets_with_kernels_of_squares_say_so(backend, tmp_path):
     cfg = config("swin", [96, 64], 4, EMBED_DIM=32)

@@ -6,15 +6,10 @@ import re
 import pytest
 import torch
 
-from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.base.compat import import_timm
-from swin_quant.base.errors import UsageError
-from swin_quant.cards.card import RunCard
-from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
+from swin_quant.checkpoint import load_float
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
-from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policy import apply_policy, load_policy, quantize
 
 MICRO = {
     "resnet18": {"layers": [1, 1, 1, 1], "channels": [8, 16, 16, 16]},
@@ -82,47 +77,3 @@ def test_timms_own_files_of_its_swins_load(name, kind, tmp_path):
         else:
             theirs = expected.forward_head(expected.forward_features(images), pre_logits=kind == "embedding")
         torch.testing.assert_close(ours(images), theirs)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_embeddings_are_what_the_last_linear_reads(name):
-    images = torch.randn(2, 3, 32, 32)
-    with torch.inference_mode():
-        expected = theirs(name, made(name).state_dict(), num_classes=0)(images)
-        torch.testing.assert_close(made(name, "embedding")(images), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_what_lies_behind_the_last_stage_is_gone():
-    ours = made(RESNET, "features", stages=[1, 2])
-    assert not [key for key in ours.state_dict() if key.startswith(("layer3", "layer4", "fc"))]
-    assert [found.shape[1] for found in ours(torch.randn(1, 3, 32, 32))] == [8, 16]
-
-
-@pytest.mark.slow
-def test_the_ranges_of_a_calibrated_classifier_serve_and_onnx_runtime_agrees_at_another_size(tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    policy, images = load_policy("qdq"), torch.randn(8, 3, 32, 32)
-    classifier = made(RESNET)
-    apply_policy(classifier, policy)
-    calibrate(classifier, [images], Method("max"))
-    save_calibrated(classifier, tmp_path / "x.pth")
-    ours = made(RESNET, "features", stages=[2, 4])
-    apply_policy(ours, policy)
-    load_calibrated(ours, tmp_path / "x.pth")
-    quantize(ours)
-    other = torch.randn(1, 3, 64, 32)
-    with torch.inference_mode():
-        expected = ours(other)
-    card = RunCard(RESNET, {}, {}, policy=policy.to_dict())
-    artifact = export(ours, card, tmp_path, OnnxOptions(target="onnxruntime"))
-    session = runtime.InferenceSession(str(artifact.file))
-    found = session.run(["features2", "features4"], {session.get_inputs()[0].name: other.numpy()})
-    for one, simulated in zip(found, expected, strict=True):
-        apart = (torch.from_numpy(one) - simulated).norm() / simulated.norm()
-        assert apart < 0.01, "but for levels that its sums round otherwise"
-
-
-@pytest.mark.parametrize(("stages", "says"), [([7], "has 5 of them"), ([2, 1], "STAGES")])
-def test_stages_that_there_are_not_are_refused(stages, says):
-    with pytest.raises(UsageError, match=says):
-        made(RESNET, "features", stages=stages)

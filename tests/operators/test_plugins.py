@@ -1,11 +1,7 @@
 """Libraries compiled at first use, with stand-ins of a compiler that copy a text."""
 
 import os
-import subprocess
-import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -65,19 +61,6 @@ def test_who_asks_at_the_same_time_waits_for_one_build(sources, tmp_path, monkey
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(lambda _: compiled(sources, "sums", {"ENGINE": "1"}), range(3)))
     assert len(set(found)) == 1 == builds(sources)
-
-
-@pytest.mark.nightly
-def test_two_processes_build_once(sources, tmp_path, monkeypatch):
-    monkeypatch.setenv("CXX", script(tmp_path, 'sleep 0.3; echo code > "$1"'))
-    program = (
-        "import pathlib, sys; from swin_quant.operators.plugins import compiled; "
-        "print(compiled(pathlib.Path(sys.argv[1]), 'sums', {'ENGINE': '1'}))"
-    )
-    root = Path(__file__).parents[2]
-    start = [sys.executable, "-c", program, str(sources)]
-    both = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True, cwd=root) for _ in range(2)]
-    assert len({one.communicate(timeout=60)[0] for one in both}) == 1 == builds(sources)
 
 
 @pytest.mark.parametrize("named", [None, "no-such-compiler -O3"])
@@ -163,15 +146,6 @@ def test_a_library_that_others_may_have_written_is_refused_by_name(sources, dama
     assert compiled(sources, "sums", {"ENGINE": "1"}).read_text() == "code\n" and builds(sources) == 2
 
 
-def test_a_library_is_its_owner_s_alone_whatever_the_umask(sources):
-    before = os.umask(0o002)
-    try:
-        library = compiled(sources, "sums", {"ENGINE": "1"})
-    finally:
-        os.umask(before)
-    assert [file.stat().st_mode & 0o777 for file in (library, library.with_suffix(".json"))] == [0o700, 0o600]
-
-
 @pytest.mark.parametrize("level", ["cache", "cache/swin-quant", "link"])
 @pytest.mark.parametrize("damage", ["owner", "mode"])
 def test_a_cache_below_a_folder_that_others_can_write_to_is_refused(sources, tmp_path, monkeypatch, level, damage):
@@ -187,16 +161,3 @@ def test_a_cache_below_a_folder_that_others_can_write_to_is_refused(sources, tmp
     if damage == "mode":
         parent.chmod(0o1777)  # as /tmp: nobody renames what is another's
         compiled(sources, "sums", {"ENGINE": "1"})
-
-
-def test_a_home_that_cannot_be_written(sources, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert refusal(sources).endswith("operators: a part of its path is a file, not a directory")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def refused(**_):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "mkdtemp", refused)
-    assert refusal(sources).endswith("operators: the file system is read-only")

@@ -5,17 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from swin_quant.base.errors import UsageError
 from swin_quant.operators.support import (
-    NOT_KNOWN,
     REPLACED,
     SUPPORTED,
     UNSUPPORTED,
-    chosen_targets,
     exporter,
     status_of,
     targets,
-    unknown_everywhere,
 )
 
 ALL = ("cuda", "fastertransformer", "magicmind", "mindspore", "onnxruntime", "openvino", "tensorrt")
@@ -39,14 +35,6 @@ def test_how_targets_take_an_operator():
     assert status_of(targets()["openvino"], "gelu", None).kind == SUPPORTED
     assert status_of(targets()["onnxruntime"], "hardswish", None).kind == REPLACED  # a function of other operators
     assert status_of(targets()["openvino"], "MaxUnpool", None, of_onnx=True).kind == UNSUPPORTED
-
-
-def test_what_no_table_knows_is_said_and_not_guessed():
-    statuses = {"bessel": {name: status_of(target, "bessel", "swin") for name, target in targets().items()}}
-    assert {status.kind for status in statuses["bessel"].values()} == {NOT_KNOWN}
-    assert unknown_everywhere(statuses) == ["bessel"]
-    with pytest.raises(UsageError, match="'tvm': there are cuda, "):
-        chosen_targets(["tvm"])
 
 
 def test_onnx_runtime_has_the_kernels_of_its_table():

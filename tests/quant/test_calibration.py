@@ -7,7 +7,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import (
     VALUES_PER_PICTURE,
-    Calibration,
     Method,
     calibrate,
     check_weights,
@@ -144,20 +143,6 @@ def assert_calibration_left_no_trace(model):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_states_and_mode_are_restored(training, tiny_model):
-    model = tiny_model("swin", DROP_PATH_RATE=0.5, DROP_RATE=0.5).train(training)
-    images = torch.randn(2, 3, 32, 32)
-    calibrate(model, [images])
-    assert model.training == training and all(module.training == training for module in model.modules())
-    assert_calibration_left_no_trace(model)
-    first = ranges(model)
-    model.layers[0].eval()  # the user froze it
-    calibrate(model, [images])
-    assert ranges(model) == first  # nothing was dropped, even in training mode
-    assert model.training == training and not any(module.training for module in model.layers[0].modules())
-
-
 def broken_loader(images):
     yield images
     raise OSError("the disk is gone")
@@ -184,15 +169,6 @@ def test_no_picture_is_an_error(batches, tiny_model):
     with pytest.raises(SwinQuantError, match="no picture"):
         calibrate(model, batches)
     assert all(node.amax is None for node in named_nodes(model).values())
-
-
-def test_empty_batches_change_nothing(tiny_model):
-    model = tiny_model()
-    images = torch.randn(2, 3, 32, 32)
-    calibrate(model, [images])
-    first = ranges(model)
-    calibrate(model, [torch.empty(0, 3, 32, 32), images, torch.empty(0, 3, 32, 32)])
-    assert ranges(model) == first
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -269,17 +245,6 @@ def test_an_overflow_inside_attention_names_its_node(tiny_model):
         calibrate(model, [torch.randn(2, 3, 32, 32)])
 
 
-def test_a_later_batch_may_be_the_bad_one(tiny_model):
-    model = tiny_model()
-    model.layers[1].blocks[0].mlp.fc1.weight.data *= 1e30
-    model.layers[1].blocks[0].mlp.fc2.weight.data *= 1e-30
-    good = torch.randn(2, 3, 32, 32)
-    assert calibrate(model, [good]).pictures == 2
-    model.patch_embed.norm = torch.nn.Identity()
-    with pytest.raises(SwinQuantError, match="is the first whose output holds NaN or infinity"):
-        calibrate(model, [good, 3e38 * good.sign()])
-
-
 @pytest.mark.slow
 def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
     """A new V2 adds nothing in its branches: exactly their operands are zero."""
@@ -294,16 +259,6 @@ def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
             assert (amax == UNUSED_AMAX == 1.0) if name in zero else amax > 0
 
 
-def test_a_dead_weight_is_listed_too(tiny_model):
-    model = tiny_model()
-    model.layers[1].blocks[0].mlp.fc2.weight.data.zero_()
-    model.layers[1].blocks[0].mlp.fc2.bias.data.zero_()
-    dead = calibrate(model, [torch.randn(2, 3, 32, 32)]).dead
-    fc2 = "layers.1.blocks.0.mlp.fc2"
-    branch = "layers.1.blocks.0.add2_local_input_quantizer"
-    assert set(dead) == {f"{fc2}._weight_quantizer", f"{fc2}._aftergemm_quantizer", branch}
-
-
 def test_values_beyond_float16_are_reported(tiny_model):
     model = tiny_model()
     model.layers[0].blocks[0].mlp.fc1.weight.data *= 1e6
@@ -311,19 +266,6 @@ def test_values_beyond_float16_are_reported(tiny_model):
     beyond = calibrate(model, [torch.randn(2, 3, 32, 32)]).beyond_half
     fc1, fc2 = "layers.0.blocks.0.mlp.fc1._aftergemm_quantizer", "layers.0.blocks.0.mlp.fc2._input_quantizer"
     assert set(beyond) == {fc1, fc2}
-
-
-def test_a_sum_that_overflows_float16_is_beyond_it_though_neither_part_is():
-    largest = {"add1_residual_input_quantizer": 4e4, "add1_local_input_quantizer": 4e4, "fc1._input_quantizer": 6e4}
-    assert Calibration(1, {}, largest).beyond_half == ["add1_residual_input_quantizer"]
-
-
-def test_observing_takes_no_gradients_and_leaves_trainable_weights(tiny_model):
-    model = tiny_model()
-    calibrate(model, [torch.randn(2, 3, 32, 32)])
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    assert not any(node.amax.requires_grad or node.amax.is_inference() for node in named_nodes(model).values())
-    model(torch.randn(2, 3, 32, 32)).sum().backward()
 
 
 def test_quantized_logits_are_close_after_calibration(tiny_model, use_policy):

@@ -82,13 +82,6 @@ def test_the_methods_of_mixed_bits_are_compared_with_each_alone(subject):
     assert set(check.others) == {"max", "percentile", "mse", "entropy"}
 
 
-def test_nothing_to_compare(subject, tiny_model):
-    model, calibration, batches = subject()
-    assert check_ranges(model, calibration, Method(), []) is None
-    apply_policy(model, load_policy("float"))
-    assert check_ranges(model, calibration, Method(), batches) is None
-
-
 @pytest.mark.slow
 def test_no_method_is_named_that_is_refused_for_float8(subject):
     """Entropy only takes equal steps: the advice could not be followed."""

@@ -59,11 +59,6 @@ def test_differs_from_torch_at_ties_only_and_by_one_step(amax, seed):
     assert torch.allclose(ours[steps == 0], theirs[steps == 0], rtol=1e-6, atol=0)
 
 
-def test_ties_go_to_the_even_level():
-    x = torch.tensor([0.5, 1.5, 2.5, 3.5, -0.5, -1.5, -2.5, 126.5, 125.5])
-    assert fake_quant(x, torch.tensor(127.0), -128, 127).tolist() == [0, 2, 2, 4, 0, -2, -2, 126, 126]
-
-
 @pytest.mark.parametrize(("narrow", "lowest"), [(False, -128.0), (True, -127.0)])
 def test_saturates(narrow, lowest):
     x = torch.tensor([127.4, 128.0, 1e30, torch.inf, -127.4, -128.0, -129.0, -1e30, -torch.inf])
@@ -77,12 +72,6 @@ def test_a_range_of_nothing_gives_zeros(amax):
     assert fake_quant(x, torch.tensor(amax), -128, 127).tolist() == [0, 0, 0, 0]
     rows = fake_quant(torch.ones(2, 3), torch.tensor([[amax], [1.0]]), -128, 127)
     assert rows.tolist() == [[0, 0, 0], [1, 1, 1]]
-
-
-def test_the_smallest_range_that_is_one():
-    amax = float(np.nextafter(np.float32(TINY_AMAX), np.float32(1)))
-    y = fake_quant(torch.tensor([1.0, amax, 0.0]), torch.tensor(amax), -128, 127)
-    assert y[0] == y[1] and y[1].item() == pytest.approx(amax, rel=1e-6) and y[2] == 0
 
 
 def test_nan_stays_nan():
@@ -104,12 +93,6 @@ def test_gradient_is_one_inside_the_range_and_zero_outside(values, amax, bits):
     weights = torch.arange(1.0, len(values) + 1)
     (fake_quant(x, torch.tensor(amax), *grid(bits)) * weights).sum().backward()
     assert x.grad.tolist() == [w if abs(v) <= amax else 0 for v, w in zip(x.tolist(), weights.tolist(), strict=True)]
-
-
-def test_gradient_at_the_border_and_by_channel():
-    x = torch.tensor([[1.0, 1.0001, -1.0, -1.01], [1.0, 2.0, 2.5, -2.0]], requires_grad=True)
-    fake_quant(x, torch.tensor([[1.0], [2.0]]), -128, 127).sum().backward()
-    assert x.grad.tolist() == [[1, 0, 1, 0], [1, 1, 0, 1]]
 
 
 @given(st.floats(0.125, 4, width=32), st.floats(-4, 4, width=16), st.sampled_from([torch.float16, torch.bfloat16]))
@@ -158,7 +141,3 @@ def test_torch_finds_no_fault_with_the_op(layout, dtype):
     """Schema, autograd registration, the fake kernel's shape, type and strides, and tracing with dynamic shapes."""
     x = LAYOUTS[layout]().to(dtype)
     torch.library.opcheck(fake_quant, (x.detach().requires_grad_(), torch.tensor(1.0), -128, 127))
-
-
-def test_torch_finds_no_fault_with_ranges_by_channel():
-    torch.library.opcheck(fake_quant, (torch.randn(4, 6, requires_grad=True), torch.rand(4, 1) + 0.1, -127, 127))

@@ -60,24 +60,9 @@ def test_a_file_of_the_user(name, tmp_path, tiny_model, use_policy):
     )
 
 
-def test_a_file_in_the_way_does_not_hide_a_built_in_policy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ft-mode1").write_text(MINE)
-    assert load_policy("ft-mode1").name == "ft-mode1"
-
-
 @pytest.mark.parametrize("name", ["ft-mode3", "../ft-mode1"])
 def test_an_unknown_name_gets_a_hint(name):
     with pytest.raises(UsageError, match="did you mean ft-mode"):
-        load_policy(name)
-
-
-@pytest.mark.parametrize("name", ["FT-MODE1", "", "policy.json", "policies/qdq"])
-def test_an_unknown_name_lists_the_known(name):
-    with pytest.raises(
-        UsageError,
-        match="give a16, cpu, .*ft-mode1, ft-mode2, onnxruntime, qdq, qdq-unsigned",
-    ):
         load_policy(name)
 
 
@@ -99,13 +84,6 @@ def test_a_bad_file_is_a_usage_error_that_names_it(case, tmp_path):
         load_policy(str(path))
     message = str(caught.value)
     assert str(path) in message and "\n" not in message and len(message) < len(str(path)) + 500
-
-
-def test_a_missing_file_and_a_folder(tmp_path):
-    (tmp_path / "folder.yaml").mkdir()
-    for name in ("missing.yaml", "folder.yaml"):
-        with pytest.raises(UsageError, match=name):
-            load_policy(str(tmp_path / name))
 
 
 def test_a_file_that_is_too_big_is_not_read(tmp_path):

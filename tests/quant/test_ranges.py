@@ -87,15 +87,6 @@ def test_percentile_is_within_a_bin_of_the_sorted_data(values, percentile):
     assert exact <= amax <= exact + statistics.width
 
 
-@pytest.mark.parametrize(("percentile", "n"), [(99.9, 1000), (99.99, 10_000), (99.0, 100), (99.9, 500_000)])
-def test_percentile_that_falls_on_a_value_takes_that_value(percentile, n):
-    """One value in a thousand is above the 99.9th percentile of a thousand, exactly."""
-    above = round(n * (100 - percentile) / 100)
-    values = np.concatenate([np.full(n - above, 0.5), np.full(above, 8.0)])
-    statistics = statistics_of(values)
-    assert search_range("percentile", statistics, percentile=percentile) <= 0.5 + statistics.width
-
-
 def divergence(counts, i, levels):
     """KL(P || Q) of TensorRT's calibration for the range of the first i bins, in loops."""
     reference = counts[:i].astype(float)
@@ -150,11 +141,6 @@ def test_entropy_of_any_histogram_is_a_least_one(counts, last):
     table = entropy_by_loops(statistics, levels)
     assert table[i] <= min(table.values()) + 1e-9
     assert all(value > table[i] - 1e-9 for size, value in table.items() if size > i)
-
-
-def test_entropy_with_no_more_bins_than_levels_clips_nothing():
-    statistics = Statistics(np.array([5, 3, 1], np.int64), 1.0, 2.5)
-    assert search_range("entropy", statistics, 8) == 2.5
 
 
 def squared_error(magnitudes, amax, bits):
@@ -228,16 +214,6 @@ def test_a_weights_range_has_the_least_error_on_the_grid_of_its_node(bits, narro
     assert weight_range("percentile", weight, node) is None
 
 
-def test_a_narrow_range_of_few_bits_is_not_that_of_the_whole_grid():
-    """Three levels and four have their least errors at other ranges: values below zero have one level less."""
-    weight = -torch.rand(1, 4000)
-    node = Quantizer(Role.GEMM_WEIGHT)
-    change(node, bits=2)
-    whole = weight_range("mse", weight, node)
-    change(node, narrow_range=True)
-    assert weight_range("mse", weight, node) > 1.2 * whole
-
-
 def drawn(peaks, covered, size, times=20_000):
     """Standard error over mean of the covered share of the peaks, by drawing."""
     rng = np.random.default_rng(0)
@@ -252,12 +228,6 @@ def test_it_is_the_bootstrap(covered, size):
     peaks = np.sort(np.random.default_rng(1).lognormal(0, 0.5, 12))
     amax = float(peaks[covered - 1])
     assert relative_uncertainty(list(peaks), amax, size) == pytest.approx(drawn(peaks, covered, size or 12), rel=0.03)
-
-
-def test_ranges_that_do_not_hang_on_a_picture_spread_nothing():
-    assert relative_uncertainty([2.0, 3.0, 4.0], 1.0) == 0.0  # below every picture's largest value
-    assert relative_uncertainty([3.0] * 5, 3.0) == 0.0
-    assert relative_uncertainty([3.0], 3.0) == 0.0
 
 
 def test_how_many_pictures_would_do():

@@ -89,32 +89,6 @@ def test_alone_and_left_out_are_what_the_whole_model_gives(kind, measured):
     apply_policy(model, policy)
 
 
-@pytest.mark.slow
-@KINDS
-def test_stored_inputs_save_forwards_and_change_nothing(kind, measured):
-    model, policy, batches, found = measured(kind)
-    apply_policy(model, policy)
-    plain = sensitivity(model, batches, {})
-    kept = [group for group in found.groups if group.kind in (NODE, LAYER, ROLE)]
-    assert [group.name for group in plain.groups] == [group.name for group in kept]
-    assert all(values(one.alone) == values(other.alone) for one, other in zip(plain.groups, kept, strict=True))
-    assert all(values(one.without) == values(other.without) for one, other in zip(plain.groups, kept, strict=True))
-    assert plain.forwards == 2 + 2 * len(plain.groups)
-    assert found.forwards < 0.8 * (2 + 2 * len(found.groups))
-
-
-@pytest.mark.slow
-def test_all_of_a_swin_tiny_takes_less_than_two_forwards_a_node(tiny_model, use_policy):
-    """Twelve blocks and three mergings, with their groups; forward passes are counted in blocks, however narrow."""
-    keys = {"EMBED_DIM": 8, "DEPTHS": [2, 2, 6, 2], "NUM_HEADS": [1, 1, 1, 1], "IMG_SIZE": 64}
-    model, images = use_policy(tiny_model(**keys), "ft-mode1"), torch.randn(1, 3, 64, 64)
-    calibrate(model, [images])
-    found = sensitivity(model, [images], blocks_of(model), stages_of(model))
-    nodes = [group for group in found.groups if group.kind == NODE]
-    assert len(nodes) == 201
-    assert found.forwards < 2 * len(nodes)  # 1.7; whole forward passes would be 2.9
-
-
 def test_every_node_is_measured_and_the_model_left_as_it_was(measured):
     model, policy, batches, found = measured("swin")
     apply_policy(model, policy)
@@ -146,12 +120,6 @@ def test_the_losses_of_layers_are_those_of_sensitivity(kind, measured):
     alone = {group.name: group.alone for group in sensitivity(model, [images], {}).groups if group.kind == LAYER}
     apply_policy(model, policy)
     assert layer_losses(model, images, blocks_of(model)) == alone
-
-
-def test_the_costly_come_first(measured):
-    *_, found = measured("swin")
-    gains = [group.without.sqnr_db for group in found.of(NODE)]
-    assert gains == sorted(gains, reverse=True) and gains[0] > found.overall.sqnr_db
 
 
 def test_nothing_to_measure_is_an_error(subject):

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from swin_quant.report.engines import BENCH_FILES, bench_markdown, bench_notes, bench_table
+from swin_quant.report.engines import BENCH_FILES, bench_markdown, bench_table
 from swin_quant.report.table import terminal
 from swin_quant.score.bench import BenchPlan, BenchReport, BenchRow
 
@@ -50,16 +50,3 @@ def test_accuracy_is_a_column_if_it_was_measured_and_a_narrow_terminal_cuts_noth
     shown = terminal(bench_table(report), width=80)
     assert all(word in shown for row in report.rows for word in row.candidate.split())
     assert " 12.35 " in shown and " 97.7\n" in shown
-
-
-def test_the_notes_name_the_baseline_the_pictures_and_the_failure(report):
-    notes = "\n".join(bench_notes(report))
-    assert "over torch float32" in notes and "with torch float32, on 5 pictures" in notes and "SIGSEGV" in notes
-    assert "threads: 1; 2 interleaved rounds of 0.5 s" in notes
-    assert "those inside compiled operators are not counted" in notes  # whose files show 0/1
-
-
-def test_a_name_of_any_bytes_is_written_in_every_form(report):
-    strange = replace(report, name="a\udc80b\x1b[2J", rows=[replace(PLAIN, candidate="\udc80")])
-    for write in BENCH_FILES.values():
-        assert "\x1b" not in write(strange) and write(strange).encode()

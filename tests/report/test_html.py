@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-from swin_quant.report.table import Column, ReportTable, figure, html_facts, html_table, markdown
+from swin_quant.report.table import Column, ReportTable, figure, html_table
 
 
 class Reader(HTMLParser):
@@ -57,16 +57,3 @@ def test_it_holds_what_the_table_says_and_escapes_it():
     read = Reader(html_table(TABLE, "<i>heading</i>"))
     assert read.lines == [["a <b>\nname", "size"], [EVIL, "1.2"], ["plain", "-"]]
     assert read.said == ["said of <all> & more"]
-
-
-def test_it_has_the_cells_that_markdown_has():
-    plain = ReportTable(TABLE.columns[1:], ROWS)
-    cells = [line.strip("|").replace(" ", "").split("|") for line in markdown(plain).strip().splitlines()]
-    assert Reader(html_table(plain)).lines == [cells[0], *cells[2:]]
-
-
-def test_facts_are_a_line_each_but_for_those_that_there_are_not():
-    assert Reader(html_facts("x", {"file": EVIL, "none": None, "empty": "", "zero": 0})).lines == [
-        ["file", EVIL],
-        ["zero", "0"],
-    ]

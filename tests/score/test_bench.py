@@ -1,6 +1,5 @@
 """The bench: its candidates, the record of each, and that a failing one loses no other's. Never how fast they are."""
 
-import os
 import signal
 from functools import partial
 
@@ -12,11 +11,11 @@ from onnx import TensorProto, helper, numpy_helper
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.registry import artifact_engine, engine_named
 from swin_quant.base import cpu
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.report.engines import bench_notes
 from swin_quant.score.bench import BenchPictures, BenchPlan, measure
-from swin_quant.score.candidate import BenchCandidate, Timing, interleave, rotated
+from swin_quant.score.candidate import BenchCandidate, Timing, interleave
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
@@ -109,13 +108,6 @@ def test_a_batch_above_a_fixed_engine_s_limit_or_of_another_size_is_refused(cand
 
 
 @pytest.mark.slow
-def test_an_engine_that_cannot_be_loaded_is_one_line(tmp_path, engines_here):
-    load = partial(artifact_engine, str(tmp_path / "gone.onnx"), engine_named("onnxruntime"), EngineOptions())
-    with pytest.raises(SwinQuantError, match="^gone: .*gone.onnx: no such artifact$"):
-        interleave([BenchCandidate("gone", load)], [1], 1, 0.001, SHAPE)
-
-
-@pytest.mark.slow
 def test_rows_are_in_the_order_of_batches_and_what_an_engine_says_of_this_cpu_is_among_the_notes(
     candidate, engines_here
 ):
@@ -127,12 +119,6 @@ def test_rows_are_in_the_order_of_batches_and_what_an_engine_says_of_this_cpu_is
     order = [(batch, candidate.name) for batch in (1, 3) for candidate in field]
     assert [(row.batch, row.candidate) for row in report.rows] == order
     assert report.cautions == ["careful: this CPU is old"] and report.cautions[0] in bench_notes(report)
-
-
-@pytest.mark.slow
-def test_an_exit_without_signal_is_told_by_its_code():
-    (timing,) = interleave([BenchCandidate("quitter", partial(os._exit, 3))], [1], 1, 0.001, SHAPE)
-    assert timing.failure == "quitter: its process ended with exit code 3" and timing.p50_ms is None
 
 
 def test_percentiles_are_over_all_calls():
@@ -147,21 +133,6 @@ def test_speedup_is_taken_within_rounds_so_that_drift_cancels():
     fast = Timing("fast", 1, rounds=[[5.0], [50.0], [10.0]])  # twice as fast in each round of a drifting machine
     assert fast.speedup(base) == 2.0 and base.speedup(base) == 1.0
     assert fast.speedup(Timing("none", 1)) is None
-
-
-def test_each_round_begins_with_another():
-    assert ["".join(rotated("abc", number)) for number in range(4)] == ["abc", "bca", "cab", "abc"]
-    assert rotated([], 1) == []
-
-
-def test_an_impossible_plan_and_a_bench_of_nothing_are_refused():
-    for name, value in {"batches": (0,), "rounds": 0, "threads": 0, "seconds": 0.0}.items():
-        with pytest.raises(UsageError, match=f"{name.removesuffix('es')}.? 0: must be"):
-            BenchPlan(**{name: value})
-    with pytest.raises(UsageError, match="seconds nan"):
-        BenchPlan(seconds=float("nan"))
-    with pytest.raises(UsageError, match="nothing to measure"):
-        interleave([], [1], 1, 0.1, SHAPE)
 
 
 @pytest.mark.parametrize(

@@ -86,31 +86,12 @@ def test_the_standard_error_is_paired():
     assert score.delta_acc1_se == pytest.approx(100 * math.sqrt((0.04 - 0.02**2) / 100))
 
 
-def test_fewer_than_five_classes_are_all_in_the_top_five():
-    score = scores({"float32": np.random.default_rng(0).normal(size=(6, 3))}, np.array([0, 1, 2, 0, 1, 2]), [6])
-    assert score["float32"].acc5 == 100
-
-
-def test_batches_without_a_readable_picture_count_nothing():
-    table = np.eye(4, dtype=np.float32)
-    assert scores({"float32": table}, np.arange(4), [0, 3, 0, 1])["float32"].acc1 == 100
-    with pytest.raises(SwinQuantError, match="no picture to score"):
-        scores({"float32": table}, np.arange(4), [0, 0])
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_finite_name_the_engine(value):
     bad = np.zeros((4, 3), dtype=np.float32)
     bad[2, 1] = value
     with pytest.raises(SwinQuantError, match="engine int8: logits hold NaN or infinity"):
         scores({"float32": np.zeros((4, 3), dtype=np.float32), "int8": bad}, np.zeros(4, dtype=np.int64), [4])
-
-
-@pytest.mark.parametrize("sizes", [[4], [2, 2], [0, 3, 1]])
-def test_pictures_of_a_single_batch_have_a_latency_too(sizes):
-    """The first batch warms up; where it is the only one it is run again, and counts once in all other figures."""
-    score = scores({"float32": np.eye(4, dtype=np.float32)}, np.array([0, 1, 2, 0]), sizes)["float32"]
-    assert score.ms_per_picture > 0 and (score.pictures, score.acc1) == (4, 75.0)
 
 
 def test_qat_is_paired_with_the_ptq_of_its_policy():
@@ -131,14 +112,6 @@ def test_qat_is_paired_with_the_ptq_of_its_policy():
     assert found["QAT"].delta_ptq == pytest.approx(5.0)
     assert found["QAT"].delta_ptq_se == pytest.approx(100 * math.sqrt((0.07 - 0.05**2) / 100))
     assert all(found[name].delta_ptq is found[name].delta_ptq_se is None for name in ("float32", "PTQ", "other"))
-
-
-def test_half_precision_logits_are_scored_in_float():
-    exact = np.array([[1.0, 2.0, 3.0]], dtype=np.float32)
-    engines = {"float32": lambda _: torch.tensor(exact), "bfloat16": lambda _: torch.tensor(exact).bfloat16()}
-    batch = Batch(torch.zeros(1, 3, 2, 2), torch.tensor([2]), [0], [])
-    found = evaluate(engines, [batch], CPU)
-    assert found["bfloat16"].loss == found["float32"].loss and found["bfloat16"].sqnr_db is None
 
 
 def exact(right, pictures, chance):

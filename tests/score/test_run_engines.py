@@ -38,12 +38,6 @@ def test_logits_come_in_the_order_of_the_pictures_whatever_the_batch(pictures):
     assert torch.equal(inferred.logits["a"], inferred.logits["b"]) and inferred.names == list(pictures.names)
 
 
-@pytest.mark.parametrize(("count", "taken"), [(1, [0]), (3, [0, 3, 6]), (5, [0, 2, 4, 6, 8]), (99, list(range(10)))])
-def test_a_count_is_spread_evenly(pictures, count, taken):
-    inferred = infer({"a": engine(brightness)}, pictures, PREPROCESS, 2, count=count)
-    assert inferred.names == [pictures.names[index] for index in taken]
-
-
 def test_unreadable_pictures_are_left_out_up_to_a_share(pictures, tmp_path):
     (tmp_path / "3.png").write_bytes(b"broken")
     inferred = infer({"a": engine(brightness)}, pictures, PREPROCESS, 2, batch_size=1)

@@ -110,12 +110,6 @@ def test_a_picture_sent_by_curl_d_gets_the_right_call():
         assert status == 415 and answer == {"error": "Content-Encoding gzip: bodies must not be compressed"}
 
 
-@pytest.mark.parametrize("place", ["/v2/models/../../etc/passwd", "/v2/models/%2e%2e/infer", "/predict/../metrics"])
-def test_a_path_that_is_no_route_is_not_found(place):
-    with running() as post:
-        assert post(place, b"")[0] == 404
-
-
 def test_bodies_in_memory_are_bounded_together(monkeypatch):
     """Forty clients hold the end of their body back: the sum of what came stays below the bound."""
     monkeypatch.setattr("swin_quant.serving.app._BODIES", 4)

@@ -23,7 +23,6 @@ from served import (
 
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.serving.app import Service, build_app, build_server
-from swin_quant.serving.protocol import compute_outputs
 from swin_quant.ship.texts import as_text
 
 PLACE = "/v2/models/micro"
@@ -200,11 +199,3 @@ def test_a_request_that_a_backbone_cannot_answer_is_refused_in_a_line(change, wh
     refused, picture = posted(service_of(MAPS), (INFER, {"json": body}), ("/predict", {"content": b""}))
     assert refused.status_code == 400 and why in refused.json()["error"]
     assert picture.json()["error"] == f"the model gives features0, features1, no classes: ask {PLACE}/infer"
-
-
-def test_outputs_beside_logits_are_those_of_the_graph():
-    """They are the outputs that the exporter's own code computes from logits."""
-    logits = torch.tensor([[1.0, 3.0, 2.0]])
-    found = compute_outputs(ModelDescription("micro", MODEL.input, ENDS, NAMES), logits)
-    assert found["top_classes"].tolist() == [[1, 2]] and found["top_classes"].dtype == np.int64
-    np.testing.assert_allclose(found["probabilities"], logits.softmax(1), rtol=1e-6)

@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
-from estimates import REACHED, KernelCounts, clock_ghz, estimate_of, floor_us, resident_programs
+from estimates import REACHED, KernelCounts, clock_ghz, estimate_of
 from hypothesis import given
 from hypothesis import strategies as st
 from sass import Counts
 
-from swin_quant.backends.cuda.machines import GpuFacts, Machine, gpus, load_machine
-from swin_quant.backends.cuda.program import Launch, TensorRef
+from swin_quant.backends.cuda.machines import gpus, load_machine
 from tests.backends.cuda.conftest import launches_of
 
 LAUNCHES = launches_of("swin_tiny_patch4_window7_224")
@@ -28,14 +26,6 @@ def test_the_clock_is_that_of_the_data_sheet():
     known = {"a100": 1.41, "a10": 1.695, "l40s": 2.52, "rtx4090": 2.52, "rtx5090": 2.407, "h100": 1.83, "h200": 1.83}
     assert {name: clock_ghz(load_machine(name)) for name in known} == pytest.approx(known, rel=1e-3)
     assert all(1 < clock_ghz(load_machine(name)) < 2.6 for name in gpus())
-
-
-def test_programs_share_registers_memory_and_threads():
-    assert resident_programs(90, 8, 255, 0) == 1  # 256 x 32 x 8 registers
-    assert resident_programs(90, 4, 64, 0) == 8
-    assert resident_programs(90, 4, 32, 98304) == 2  # of 228 KB, 1 KB each beside
-    assert resident_programs(90, 1, 16, 0) == 32
-    assert resident_programs(80, 4, 32, 164 << 10) == 0
 
 
 def test_instructions_take_the_schedulers_of_the_busiest_multiprocessor():
@@ -56,11 +46,3 @@ def test_more_of_anything_is_never_faster(numbers, word):
     less, more = (estimate_of(QKV, kernel(**counts), H200) for counts in (some, {**some, word: 2 * some[word]}))
     assert 1.6 < less.us <= more.us
     assert less.us >= max(time / REACHED[name] for name, time in less.bounds.items())
-
-
-def test_a_launch_takes_the_longest_of_bytes_products_and_launching():
-    gpu = Machine("by hand", "here", "float16", 1.0, 4.0, 1.0, GpuFacts(90, 2, fp8_tflops=2.0, launch_us=1.0))
-    x, w = (TensorRef(name, torch.int8, (size,)) for name, size in (("x", 3000), ("w", 600)))
-    assert floor_us(Launch("gemm", "a", {"a": x, "w": w}, 8_000_000, "int8"), gpu) == pytest.approx(3.6)
-    assert floor_us(Launch("gemm", "a", {"a": x, "w": w}, 8_000_000, "fp8"), gpu) == pytest.approx(4.0)
-    assert floor_us(Launch("gemm", "a", {"a": w}, 800_000, "float16"), gpu) == 1.0

@@ -4,7 +4,6 @@ import re
 from random import Random
 
 import fusions as tool
-import pytest
 
 from swin_quant.backends.cuda.choose_fusions import chosen, listed
 from swin_quant.backends.cuda.fusions import FUSIONS
@@ -50,13 +49,3 @@ def test_a_table_takes_the_place_of_the_one_in_the_file(tmp_path):
         found = load_machine(str(path))
         assert found.gpu.fusions == table and found.int8_tops == before.int8_tops
     assert path.read_text().count("fusions:") == 1
-
-
-@pytest.mark.slow
-def test_kernels_are_counted_once_for_all_that_share_them():
-    pytest.importorskip("triton")
-    programs = tool.programs_of(["swin_tiny_patch4_window7_224"], (1,))
-    few = {key: launches[-2:] for key, launches in programs.items()}
-    found = tool.count_all(few, 80)
-    assert {batch for _, batch, _ in found} == {1} and all(one.registers for one in found.values())
-    assert len(found) == 2

@@ -1,10 +1,7 @@
 """tools/cuda/tune.py with a stand-in for compiling and timing kernels; tests/gpu has both on a GPU."""
 
 import json
-import os
 import sys
-from dataclasses import replace
-from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +11,6 @@ from crosscompile import CompiledAhead
 from tune import tiles_to_try
 
 from swin_quant.backends.cuda.export import CudaOptions, export
-from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
@@ -25,15 +21,12 @@ from swin_quant.backends.cuda.tuning import (
     kernels_hash,
     read_tiles,
     shape_of,
-    tiles_beside,
     tiles_path,
 )
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.score.jobs import JobFailed, JobProcess
-from swin_quant.verbs.service import private_copy
+from swin_quant.score.jobs import JobFailed
 
 HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
 
@@ -143,13 +136,6 @@ def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
     assert "torch finds none here" in run(tmp_path / "none.safetensors").err
 
 
-@pytest.mark.parametrize("words", ["--seconds=nan", "--seconds=-1", "--seconds=inf", "--batch=0"])
-def test_no_time_and_no_batch_are_refused_before_anything_is_compiled(run, network, gpu, words):
-    done = run(network[0], words)
-    assert done.code == 1 and "--batch must be at least 1, and --seconds a number above 0" in done.err
-    assert not gpu.compiled and not gpu.timed
-
-
 def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
     """When time runs out, the first batches, by which fusions are chosen, then have all their times."""
     file, kernels = network
@@ -158,42 +144,6 @@ def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
     assert done.code == 0 and gpu.timed == kernels(8, 1) == held(tiles_path(file, HERE.gpu)), done.err
     said = f"{count} kernels on NVIDIA H200: {10 * count} µs together, by default {15 * count}; 0 were timed before"
     assert done.out.startswith(f"{tiles_path(file, HERE.gpu)}: {said}")
-
-
-def test_what_another_process_timed_meanwhile_is_kept(run, network, gpu, monkeypatch):
-    file, kernels = network
-    best, runs = tune.best_tiles, []
-
-    def beside(launch, batch, device):
-        if not runs:
-            runs.append(batch)
-            tune.tune(file, [8])
-        return best(launch, batch, device)
-
-    monkeypatch.setattr(tune, "best_tiles", beside)
-    assert run(file, "--batch", 1).code == 0
-    assert set(held(tiles_path(file, HERE.gpu))) == set(kernels(1, 8))
-
-
-def test_a_kernel_that_fails_is_told_of_and_left_out(run, network, gpu):
-    file, kernels = network
-    gpu.at = {2: RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")}
-    done = run(file, "--batch", 4)
-    (warning,) = (line for line in done.err.splitlines() if "not timed" in line)
-    assert done.code == 0 and "batch 4: not timed: RuntimeError: Triton Error [CUDA]: an illegal" in warning
-    assert gpu.timed == kernels(4) and held(tiles_path(file, HERE.gpu)) == [*kernels(4)[:2], *kernels(4)[3:]]
-    assert " 1 ran with no tiles" in done.out
-    (shape, _), gpu.timed, gpu.at = kernels(4)[2], [], {}
-    assert read_tiles(tiles_path(file, HERE.gpu), HERE).known[shape] == {4: (None, inf)}
-    assert run(file, "--batch", 4).code == 0 and gpu.timed == [(shape, 4)]  # only the failed one is tried again
-    assert set(held(tiles_path(file, HERE.gpu))) == set(kernels(4))
-
-
-def test_where_all_fail_it_fails_and_writes_nothing(run, network, gpu):
-    file, kernels = network
-    gpu.at = dict.fromkeys(range(len(kernels(1))), ValueError("no"))
-    assert "no kernel could be timed on NVIDIA H200" in run(file, "--batch", 1).err.splitlines()[-1]
-    assert not tiles_path(file, HERE.gpu).exists()
 
 
 def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, network, gpu):
@@ -208,74 +158,3 @@ def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, net
     gpu.timed = []
     assert run(file, "--batch", 8, 4).code == 0 and gpu.timed == kernels(4)  # batches 8 and 1 keep their times
     assert held(tiles_path(file, HERE.gpu)) == kernels(1, 8, 4)
-
-
-def test_a_file_with_tiles_that_are_not_for_their_kernels_is_not_gone_on_from(run, network, gpu):
-    file, kernels = network
-    assert run(file, "--batch", 1).code == 0
-    made = json.loads(tiles_path(file, HERE.gpu).read_text())
-    norm = next(one for one in made["timed"] if one["launch"].startswith("norm_quantize"))
-    norm["tiles"]["columns"] //= 2
-    tiles_path(file, HERE.gpu).write_text(json.dumps(made))
-    gpu.timed = []
-    done = run(file, "--batch", 1)
-    assert gpu.timed == kernels(1) == held(tiles_path(file, HERE.gpu))
-    assert "norm_quantize: columns" in done.err and "it is replaced" in done.err
-
-
-def test_time_that_ends_is_no_failure(run, network, gpu, monkeypatch):
-    file, kernels = network
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(tune.time, "monotonic", lambda: next(clock))
-    done = run(file, "--batch", 2, "--seconds", 35)
-    assert done.code == 0 and held(tiles_path(file, HERE.gpu)) == kernels(2)[:3], done.err
-    assert f" {len(kernels(2)) - 3} were not reached" in done.out
-
-
-@pytest.mark.parametrize("other", ["another GPU", "damaged"])
-def test_a_file_of_another_place_is_told_of_and_replaced(run, network, gpu, other):
-    file, kernels = network
-    assert run(file, "--batch", 1).code == 0
-    tiles, gpu.timed = tiles_path(file, HERE.gpu), []
-    tiles.write_text(tiles.read_text().replace("H200", "L4") if other == "another GPU" else "{")
-    done = run(file, "--batch", 1)
-    assert done.code == 0 and gpu.timed == kernels(1) == held(tiles)
-    assert [line for line in done.err.splitlines() if str(tiles) in line and "it is replaced" in line], done.err
-
-
-def test_what_was_timed_on_another_kind_of_gpu_stays_beside_it(run, network, gpu, monkeypatch):
-    file, kernels = network
-    assert run(file, "--batch", 1).code == 0
-    first, other = tiles_path(file, HERE.gpu), replace(HERE, gpu="NVIDIA RTX 6000 Ada (48 GB)")
-    before = first.read_bytes()
-    monkeypatch.setattr(tune, "here", lambda: other)
-    second = file.with_name(file.stem + ".nvidia-rtx-6000-ada-48-gb.tiles.json")
-    try:
-        assert str(second) in run(file, "--batch", 1).out
-        assert first.read_bytes() == before and held(first) == kernels(1)
-        launches = program_of(read_network(file).spec, 1).launches
-        for place in (HERE, other):
-            assert set(tiles_beside(file, place, launches).known) == {shape for shape, _ in kernels(1)}
-        with private_copy(open_artifact(file)) as copy:  # as in serving, where each GPU has a copy
-            assert {path.name for path in copy.file.parent.glob("*.tiles.json")} == {first.name, second.name}
-    finally:
-        second.unlink(missing_ok=True)
-
-
-def dies_of_attention(job):
-    launch, batch = job
-    if launch.op == "attention":
-        os._exit(3)
-    return TimedTiles(launch=shape_of(launch), batch=batch, tiles=Tiles(64), us=10.0), 15.0
-
-
-@pytest.mark.slow
-def test_a_kernel_that_ends_its_process_ends_no_other(run, network, gpu, monkeypatch):
-    """A kernel that crashes the GPU ends its process alone."""
-    file, kernels = network
-    monkeypatch.setattr(tune, "JobProcess", JobProcess)
-    monkeypatch.setattr(tune, "time_kernel", dies_of_attention)
-    done = run(file, "--batch", 1)
-    assert done.code == 0 and done.err.count("not timed: its process ended with exit code 3") == 2, done.err
-    others = [(shape, batch) for shape, batch in kernels(1) if not shape.startswith("attention ")]
-    assert held(tiles_path(file, HERE.gpu)) == others and len(others) == len(kernels(1)) - 2

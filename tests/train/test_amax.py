@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
+from swin_quant.quant.policy import enabled_nodes, quantize
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.watch import watching
 from swin_quant.train.amax import RangeKeeper, clipped_shares
@@ -129,18 +129,6 @@ def test_reestimated_ranges_follow_on_schedule(made):
         before = ranges(model)
     weights = {name for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
     assert changes == [set(), weights, set(), set()]
-
-
-def test_a_better_start_for_few_bits(made):
-    """Ranges with the least error at 4 bits bring the quantized model closer to float than ranges of all values."""
-    errors = []
-    for start in ("calibrated", "reestimated"):
-        model, _ = made(bits=4, percentile=100.0, initial=start, method="mse")
-        with torch.no_grad():
-            quantized = model(IMAGES[0])
-            dequantize(model)
-            errors.append((quantized - model(IMAGES[0])).square().mean().item())
-    assert errors[1] < errors[0]
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])

@@ -68,14 +68,6 @@ def test_a_short_epoch_takes_so_many_pictures_and_others_each_time_with_their_la
         assert step[0].targets.tolist() == [index % 3 for index in which(step[0].images)]
 
 
-def test_an_epoch_can_start_in_the_middle():
-    data = made(augment=Augmentation(crop="padded", cutmix=1.0), accumulation_steps=2)
-    whole, rest = list(data.epoch(3)), list(data.epoch(3, 2))
-    assert len(whole) == 6 and len(rest) == 4
-    for step, again in zip(whole[2:], rest, strict=True):
-        assert_same(step, again)
-
-
 @pytest.mark.parametrize("augment", [Augmentation(crop="padded", cutmix=1.0), Augmentation(mixup=1.0, erase=0.5)])
 def test_two_ranks_see_in_a_step_what_one_sees_with_twice_the_accumulation(augment):
     one = list(made(augment=augment, accumulation_steps=2).epoch(1))

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swin_quant.base.errors import UsageError
 from swin_quant.models.layers import DropPath
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
@@ -33,15 +32,6 @@ def test_weight_decay_is_for_matrices_alone(tiny_model, kind):
     for part in ("bias", "norm", "relative_position", "cpb_mlp", "logit_scale", "absolute_pos_embed", "_amax"):
         assert not [name for name in decayed if part in name]
     assert not decays("x._weight_quantizer._amax", torch.ones(4, 1))
-
-
-def test_every_trainable_parameter_is_in_one_group(tiny_model):
-    model = tiny_model("swinv2")
-    model.head.weight.requires_grad_(False)
-    groups = parameter_groups(model, Optimizer(), 1e-3)
-    found = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(found) == sorted(id(p) for p in model.parameters() if p.requires_grad)
-    assert {(group["role"], group["weight_decay"]) for group in groups} == {("weights", 0.05), ("weights", 0.0)}
 
 
 def test_layer_decay_counts_blocks_from_the_head(tiny_model):
@@ -99,14 +89,6 @@ def test_cosine_with_warm_up_step_by_step():
     assert max(found) == pytest.approx(0.4) and found[-1] == pytest.approx(0.4 * 0.05, rel=0.05)
 
 
-def test_constant_and_a_warm_up_longer_than_the_run():
-    assert rates(Schedule(name="constant"), 2, 3) == [0.4] * 6
-    found = rates(Schedule(warmup_epochs=100), 1, 10)
-    assert found[4] == pytest.approx(0.4) and found[-1] < 0.1
-    weights = {"params": [torch.nn.Parameter(torch.ones(1))], "role": "weights"}
-    assert current_lr(torch.optim.SGD([weights]), "amax") is None
-
-
 def test_frozen_stages_keep_weights_and_ranges_to_the_bit(tiny_model):
     model, images = tiny_model("swin", DROP_PATH_RATE=0.2), torch.randn(4, 3, 32, 32)
     calibrate(model, [images], Method("max"))
@@ -125,10 +107,3 @@ def test_frozen_stages_keep_weights_and_ranges_to_the_bit(tiny_model):
     assert "head.weight" in moved and "layers.1.blocks.0.mlp.fc1.weight" in moved
     assert "layers.1.blocks.0.mlp.fc1._input_quantizer._amax" in moved
     assert all(m.rate == 0 for name, m in model.named_modules() if isinstance(m, DropPath) and "layers.0" in name)
-
-
-def test_no_stage_and_too_many(tiny_model):
-    model = tiny_model("swin")
-    assert freeze_stages(model, 0) == set() and all(p.requires_grad for p in model.parameters())
-    with pytest.raises(UsageError, match="freeze_stages 3: the model has 2 stages"):
-        freeze_stages(model, 3)

@@ -68,27 +68,6 @@ def test_the_lock_of_a_dead_owner_counts_for_nothing(tmp_path, other):
         assert json.loads((tmp_path / "out" / NAME).read_text())["pid"] == os.getpid()
 
 
-def test_loaders_that_outlive_their_killed_parent_do_not_keep_the_folder(tmp_path, other):
-    def owner():
-        with only_writer(tmp_path / "out", World()):
-            child = os.fork()
-            if child == 0:
-                time.sleep(600)
-            pids.put(child)
-            time.sleep(600)
-
-    pids = FORK.Queue()
-    process = FORK.Process(target=owner)
-    process.start()
-    child = pids.get(timeout=600)
-    process.kill()
-    process.join()
-    try:
-        assert other()[0] == "mine"
-    finally:
-        os.kill(child, signal.SIGKILL)
-
-
 def test_where_there_are_no_locks_the_pid_decides(tmp_path, monkeypatch):
     def lockf(handle, how):
         raise OSError(errno.ENOLCK, "No locks available")
@@ -111,18 +90,3 @@ def test_a_lock_file_of_other_content_is_no_obstacle(tmp_path, content):
     (tmp_path / NAME).write_text(content)
     with only_writer(tmp_path, World()):
         assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
-
-
-def test_a_link_in_the_lock_s_place_is_not_followed(tmp_path):
-    (tmp_path / "precious").write_text("content")
-    (tmp_path / NAME).symlink_to(tmp_path / "precious")
-    with pytest.raises(SwinQuantError, match="cannot be written"), only_writer(tmp_path, World()):
-        pass
-    assert (tmp_path / "precious").read_text() == "content"
-
-
-def test_only_the_main_rank_owns(tmp_path):
-    with only_writer(tmp_path, World()), only_writer(tmp_path, World(rank=1, size=2)):
-        pass
-    with only_writer(tmp_path / "never", World(rank=1, size=2)):
-        assert not (tmp_path / "never").exists()

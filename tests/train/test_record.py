@@ -2,11 +2,10 @@
 
 import importlib.util
 import re
-import sys
 
 import pytest
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.train.record import EPOCHS, STEPS, Record, draw, read_table
 
 
@@ -62,16 +61,6 @@ def test_a_damaged_table_is_passed_over(tmp_path, caplog, name):
     assert "steps.csv is damaged: it is begun anew" in caplog.text
 
 
-def test_a_library_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    filled(tmp_path)
-    for name in ("matplotlib.figure", "torch.utils.tensorboard"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UsageError, match=r"matplotlib.* -e '\.\[logs\]' in the checkout"):
-        draw(tmp_path)
-    with pytest.raises(UsageError, match=r"tensorboard.* -e '\.\[logs\]' in the checkout"):
-        Record(tmp_path, 0, 0, tensorboard=True)
-
-
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
 def test_tensorboard_has_scalars_and_histograms(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -107,17 +96,3 @@ def test_a_plot_is_an_svg_or_a_png_and_one_of_tables_that_are_gone_an_error_in_o
         assert path.name == f"training.{form}" and path.read_bytes().startswith(start)
     with pytest.raises(SwinQuantError, match="steps.csv: the table cannot be read: No such file"):
         draw(tmp_path / "away")
-
-
-def test_the_models_to_compare_with_are_named_as_lines(texts):
-    found = texts(title="swin_micro", levels={"float": 82.06, "PTQ": 75.5})
-    assert {"swin_micro", "float 82.06", "PTQ 75.50"} <= set(found)
-
-
-def test_chance_is_no_cliff_and_epochs_are_whole(texts):
-    """Figures 0.075 points apart are drawn on an axis of two points; a constant drift's axis starts at zero."""
-    found = texts()
-    numbers = [float(text.replace("−", "-")) for text in found if re.fullmatch(r"[−\d.]+", text)]
-    points = sorted(number for number in numbers if 70 < number < 90)
-    assert points[-1] - points[0] >= 1.5
-    assert {"1", "2", "3", "4"} <= set(found) and "1.5" not in found

@@ -43,18 +43,3 @@ def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, 
     assert done.code == 0 and "the pictures are all alike" in done.err, done
     assert "alike" in kinds(card_of(tmp_path / FILE))
     assert "must be at least 1" in run("calibrate", *flags, "--pictures", 0).error(2)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_any_policy_gives_int4_weights(run, calibrated, tmp_path):
-    words = ["--checkpoint", calibrated, "--for", "onnxruntime", "--output", tmp_path, "--int4-weights"]
-    done = run("export", *words)  # a warning that ft-mode1 is not for onnxruntime comes first
-    assert done.code == 2 and done.err.splitlines()[-1].startswith(
-        "error: --int4-weights: policy onnxruntime has no weights of 4 bits: give --policy w4a16"
-    )
-    done = run("export", *words, "--policy", "w4a16", "--check")
-    assert done.code == 0 and "W4A16" in done.err and "mean |Δlogit|" in done.err, done
-    done = run("export", *words[:-1], "--policy", "w4a16")
-    assert done.out.strip().endswith("swin_micro_w4a16_onnxruntime.onnx"), "4 bits, though they are stored as int8"
-    refused = run("export", *words[:2], "--for", "tensorrt", *words[4:]).error(2)
-    assert "--int4-weights: means nothing to --for tensorrt" in refused

@@ -181,15 +181,6 @@ def test_models_are_sides(model, micro, pictures):
     assert quantized.first is None and quantized.rows[-1].sqnr_db < 60 and quantized.pictures == 3
 
 
-def test_places_are_compared_on_the_device_that_is_asked_for(model, micro, monkeypatch):
-    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
-        monkeypatch.setattr(looks, lambda: 0)
-    images = [torch.randn(2, 3, 32, 32)]
-    assert sq.align(model, micro / "swin.pth", images, device="cpu").first is None
-    with pytest.raises(sq.UsageError, match="device cuda: .* has no GPU"):
-        sq.align(model, micro / "swin.pth", images, device="cuda")
-
-
 # The command
 
 

@@ -6,7 +6,6 @@ import onnx
 import pytest
 import torch
 import yaml
-from draws import drawn
 
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
@@ -65,17 +64,7 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
 
 
 @pytest.mark.slow
-def test_it_is_trained_with_its_norms(resnet, run, pictures, tmp_path):
-    words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--output", tmp_path, "--half", "none")
-    run("train", "--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", *words).ok()
-    state = torch.load(tmp_path / "micro.pth", weights_only=True)["model"]
-    start = torch.load(resnet / "resnet.pth", weights_only=True)["model"]
-    assert not torch.equal(state["bn1.running_mean"], start["bn1.running_mean"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ema", drawn([0, 0.9], 2))
-def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path, ema):
+def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path):
     """Norm statistics are averaged over both ranks, each of which has seen its own pictures."""
 
     def note(rank):
@@ -89,18 +78,13 @@ def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_pa
 
         loop._Run._validate = noted
 
-    words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--set", f"ema={ema}", "--no-eval")
+    words = ("--recipe", "micro_resnet", "--epochs", 1, "--batch", 4, "--set", "ema=0", "--no-eval")
     data = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--device", "cpu", "--output", tmp_path)
     forked(2, "train", *data, *words, before=note, code=0)
     one, two = (torch.load(tmp_path / f"rank{rank}.pth") for rank in range(2))
     assert all(torch.equal(value, two[key]) for key, value in one.items())
     saved = torch.load(tmp_path / "micro.pth")["model"]
     assert torch.equal(saved["bn1.running_mean"], one["bn1.running_mean"])
-
-
-def test_nodes_of_a_model_that_timm_knows(run):
-    done = run("show", "--cfg", "timm:resnet18", "--policy", "qdq").ok()
-    assert "layer4.1.add1_right_input_quantizer" in done.out and "conv1._weight_quantizer" in done.out
 
 
 def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run, pictures):
@@ -131,17 +115,3 @@ def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resn
     trained, before = (torch.load(tmp_path / f"micro_{kind}.pth") for kind in ("qat", "calib"))
     same = {key for key, value in before.items() if torch.equal(trained[key], value)}
     assert {"conv1.weight", "layer1.0.conv1.weight"} <= same and "layer2.0.conv1.weight" not in same
-
-
-def test_analyze_takes_it_by_its_name_and_by_its_checkpoint(resnet, run):
-    done = run("analyze", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", "--json").ok()
-    report = json.loads(done.out)
-    assert {one["name"]: one["calls"] for one in report["operators"]}["conv2d"] == 13
-    says = run("analyze", "--cfg", "timm:resnet18", "--target", "tvm").error(2)
-    assert "--target 'tvm': there are cuda, " in says
-
-
-def test_it_is_calibrated_without_a_word_on_policy(resnet, run, pictures, tmp_path):
-    words = ("--cfg", resnet / "resnet.yaml", "--data-path", pictures, "--pictures", 2)
-    run("calibrate", resnet / "resnet.pth", *words, "--output", tmp_path).ok()
-    assert RunCard.read(tmp_path / "micro_calib.json").policy["name"] == "qdq"

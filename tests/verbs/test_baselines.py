@@ -12,7 +12,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.report.accuracy.rows import rows_of
 
 ENGINES = ["--engine", "torchscript"]
 
@@ -160,25 +159,6 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     assert "--replace-head" not in line
 
 
-@pytest.mark.slow
-def test_qat_of_qat_and_its_calibration_keep_the_original(run, runs, pictures, card_of, tmp_path):
-    start = ["--checkpoint", qat(runs), "--recipe", runs / "recipe.yaml", "--output", runs / "again"]
-    assert run("finetune", *flags_of(runs, pictures), *start).code == 0
-    again = runs / "again" / "swin_micro_qat.pth"
-    assert list(measured(again)) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
-    assert measured(again)[PTQ].loss == same(measured(qat(runs))[PTQ])
-    calibration = ["--checkpoint", again, "--pictures", 4, "--batch", 4, "--output", runs / "new"]
-    assert run("calibrate", *flags_of(runs, pictures)[:-2], *calibration, "--policy", "ft-mode1").code == 0
-    run("evaluate", runs / "new" / "swin_micro_calib.pth", *flags_of(runs, pictures)).ok()
-    found = measured(runs / "new" / "swin_micro_calib.pth")
-    assert found[FLOAT32].loss == same(measured(again)[FLOAT32]) and ("qat", "torch fake-quant", "int8") in found
-    source = card_of(runs / "ptq" / "swin_micro_calib.pth")["source"]["sha256"]
-    for file in (again, runs / "new" / "swin_micro_calib.pth"):
-        assert card_of(file)["source"]["sha256"] == source
-    run("convert", "--cfg", runs / "in" / "swin.yaml", "--checkpoint", again, "--to", runs / "c.safetensors").ok()
-    assert RunCard.read(runs / "c.json").is_qat and card_of(runs / "c.safetensors")["source"]["sha256"] == source
-
-
 @pytest.fixture
 def export(run, runs):
     """export(flags ...) -> a TorchScript file of the QAT checkpoint, in a folder beside its own."""
@@ -213,12 +193,6 @@ def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
     assert "is not the float checkpoint" in run("evaluate", artifact, *flags, "--float", artifact).error(1)
 
 
-@pytest.mark.slow
-def test_an_artifact_in_a_sibling_folder_is_verified_against_qat_s_own_weights(run, pictures, export):
-    verified = run("verify", export("--precision", "float"), "--data-path", pictures, *ENGINES)
-    assert verified.code == 0 and "QAT weights, unquantized" in verified.out, verified.err
-
-
 def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
     cards = [runs / "ptq" / "swin_micro_calib.json", qat(runs).with_suffix(".json")]
     done = run("report", *cards, "--json", "-").ok()
@@ -229,43 +203,3 @@ def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
     assert not [note for note in table["footnotes"] if "inconsistent" in note["text"] or "no delta" in note["text"]]
     alone = json.loads(run("report", cards[1], "--json", "-").out)
     assert [row["weights"] for row in alone["rows"]] == ["PTQ", "QAT", "QAT weights, unquantized"]
-
-
-def test_a_card_of_before_has_no_delta_until_it_is_evaluated_again(run, runs, pictures):
-    path = qat(runs).with_suffix(".json")
-    content = json.loads(path.read_text())
-    old = [r for r in content["results"] if r["weights"] == "qat"]
-    for result in old:
-        del result["weights"]
-    old[0] |= {"delta_acc1": 1.34, "delta_acc1_se": 0.44}
-    path.write_text(json.dumps({**content, "results": old[::-1]}))
-    done = run("report", path)
-    assert "1.34" not in done.out and "there is no delta" in " ".join(done.out.split())
-    assert run("evaluate", *flags_of(runs, pictures), "--checkpoint", qat(runs)).code == 0
-    assert set(measured(qat(runs))) == {FLOAT32, PTQ, QAT, UNQUANTIZED}
-    assert len(json.loads(path.read_text())["results"]) == 4
-
-
-@pytest.mark.slow
-def test_ptq_beside_qat_of_fewer_bits_has_ranges_for_those_bits(runs, micro, pictures, tmp_path):
-    """They equal the ranges of a calibration at those bits on the same pictures, and the table names both
-    calibrators."""
-    flags = [*flags_of(runs, pictures), "--quiet"]
-    calibration = ["--checkpoint", runs / "in" / "swin.pth", "--pictures", 8, "--passes", "none", "--policy", "qdq"]
-    bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]
-    calibrating = [*flags_of(runs, pictures)[:-2], "--quiet", *calibration]
-    for name, more in (("eight", []), ("four", bits[2:])):
-        command("calibrate", *calibrating, *more, "--output", tmp_path / name)
-        command("evaluate", tmp_path / name / "swin_micro_calib.pth", *flags)
-    start = ["--checkpoint", tmp_path / "eight" / "swin_micro_calib.pth", "--recipe", runs / "recipe.yaml"]
-    command("finetune", *flags, *start, *bits, "--amax", "learned", "--output", tmp_path / "qat")
-    card = RunCard.read(tmp_path / "qat" / "swin_micro_qat.json")
-    (four,) = (one for one in RunCard.read(tmp_path / "four" / "swin_micro_calib.json").measured() if one.policy)
-    (ptq,) = (one for one in card.measured() if one.weights == "ptq")
-    assert ptq.loss == same(four) and ptq.acc1 == four.acc1
-    made = {row.weights: row.calibrator for row in rows_of([card]) if row.quantized.policy}
-    assert made == {"PTQ": "mse", "QAT": "learned"}
-    (tmp_path / "eight" / "swin_micro_calib.stats.npz").unlink()
-    command("evaluate", *flags, "--checkpoint", tmp_path / "qat" / "swin_micro_qat.pth")
-    (ptq,) = (one for one in RunCard.read(tmp_path / "qat" / "swin_micro_qat.json").measured() if one.weights == "ptq")
-    assert ptq.calibrator is None and ptq.loss != same(four)

@@ -2,7 +2,6 @@
 line."""
 
 import csv
-import json
 import os
 import shutil
 import signal
@@ -53,44 +52,11 @@ def test_an_artifact_is_measured_beside_its_float_models(run, artifact, pictures
 
 
 @pytest.mark.slow
-def test_json_on_standard_output_says_that_the_pictures_are_noise(run, artifact, engines_here):
-    done = run("bench", artifact, "--batch", 1, *QUICK, "--json", "--quiet").ok()
-    content = json.loads(done.out)
-    assert content["schema"] == "swin-quant/bench/1" and "noise" in content["pictures"]
-    assert [row["batch"] for row in content["rows"]] == [1, 1, 1]
-    assert all(row["acc1"] is None for row in content["rows"])
-
-
-@pytest.mark.slow
 def test_the_checkpoint_must_be_found(run, artifact, tmp_path):
     for file in (artifact, artifact.with_suffix(".json")):
         shutil.copy(file, tmp_path)
     error = run("bench", tmp_path / artifact.name, *QUICK).error(2)
     assert "is neither beside it nor in the folder above: name it with --checkpoint" in error
-
-
-@pytest.mark.slow
-def test_another_checkpoint_is_refused(run, artifact, micro):
-    error = run("bench", artifact, "--checkpoint", micro / "swinv2.pth", *QUICK).error(1)
-    assert "is not the checkpoint that" in error
-
-
-def test_a_half_written_export_is_refused(run, artifact, tmp_path):
-    shutil.copy(artifact, tmp_path)
-    error = run("bench", tmp_path / artifact.name, *QUICK).error(1)
-    assert "has no run card" in error and "export again" in error
-
-
-def test_a_replaced_file_is_refused(run, artifact, tmp_path):
-    for file in (artifact, artifact.with_suffix(".json")):
-        shutil.copy(file, tmp_path)
-    (tmp_path / artifact.name).write_bytes(b"something else")
-    assert "is not the file of its run card" in run("bench", tmp_path / artifact.name, *QUICK).error(1)
-
-
-def test_a_checkpoint_without_card_is_refused(run, micro):
-    error = run("bench", micro / "swin.pth", *QUICK).error(2)
-    assert "has no run card swin.json beside it" in error
 
 
 @pytest.mark.parametrize(
@@ -112,10 +78,6 @@ def test_an_engine_that_is_not_installed_says_which_extra(run, artifact, monkeyp
     monkeypatch.setattr(Backend, "is_installed", False)
     line = run("bench", artifact, "--engine", "openvino", *QUICK).error(2)
     assert "pip install -c constraints.txt -e '.[openvino]' in the checkout" in line
-
-
-def test_a_missing_file_is_refused(run, tmp_path):
-    assert "no such file" in run("bench", tmp_path / "gone.onnx").error(1)
 
 
 @pytest.mark.slow

@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 from cards_of_results import TRAINING
 
-import swin_quant as sq
 from swin_quant.backends.openvino import engine as openvino
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.loading import ModelFile
 from swin_quant.model import save_with_card
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
@@ -82,20 +80,6 @@ def test_the_baseline_runs_in_float32_whatever_else_is_asked_for(names, exported
     assert found == [REFERENCE, "openvino float32", "openvino bfloat16", "openvino int8 cpu +bfloat16"]
     found, _ = names(exported, float_types=None)
     assert found[3:] == ["openvino int8 cpu", "openvino int8 cpu +bfloat16"]
-
-
-@pytest.mark.slow
-def test_two_of_a_name_are_told_apart(names, exported, first):
-    again = sq.export(ModelFile(str(first)), "onnx", first.parent / "again", "cpu").file
-    found, _ = names([*exported, str(again)], ["openvino"], checkpoint=str(first))
-    assert found[2:] == ["openvino int8 cpu", f"openvino int8 cpu ({again.stem})"]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_exported_for_the_engines_asked_for(names, first, tmp_path):
-    found, _ = names([str(first)], ["onnxruntime"])
-    assert found == [REFERENCE, "onnxruntime float32", "onnxruntime int8 onnxruntime"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["onnxruntime_float", "onnxruntime_int8"]
 
 
 @pytest.mark.slow

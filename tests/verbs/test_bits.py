@@ -83,21 +83,3 @@ def test_statistics_need_the_weights_they_were_counted_on(run, scoring_flags, of
     torch.save({"model": state | {"head.bias": state["head.bias"] + 1}}, tmp_path / "other.pth")
     again = ["--cfg", scoring_flags[1], "--statistics", of_8_bits / f"{NAME}.stats.npz", "--device", "cpu"]
     assert "is not the checkpoint of" in run("calibrate", *again, "--checkpoint", tmp_path / "other.pth").error(1)
-
-
-@pytest.mark.slow
-def test_few_bits_are_said_to_be_a_simulation_and_export_names_the_nodes(run, float_flags, scoring_flags, tmp_path):
-    says = "ft-mode1 W4 A4: fewer than 8 bits are simulated: ONNX files store such weights as int8"
-    four = ["--policy", "ft-mode1", "--wprec", 4, "--aprec", 4]
-    done = run("calibrate", *float_flags, *four, "--output", tmp_path)
-    assert done.code == 0 and done.err.count(says) == 1, done
-    file = tmp_path / f"{NAME}.pth"
-    done = run("evaluate", *scoring_flags, "--checkpoint", file)  # with its card's policy
-    assert done.code == 0 and done.err.count(says) == 1, done
-    for policy in (["--policy", "ft-mode1"], ["--policy", "ft-mode1", "--saturation-safe"]):
-        done = run("calibrate", *float_flags, *policy, "--output", tmp_path / "more")
-        assert done.code == 0 and "simulated" not in done.err, done
-    (tmp_path / "four.yaml").write_text("name: four\nrules:\n- {enable: 'role:gemm_input', bits: 4}\n")
-    for backend, code in (("onnx", 1), ("fastertransformer", 2)):
-        words = ["--checkpoint", file, "--for", backend, "--policy", tmp_path / "four.yaml"]
-        assert "._input_quantizer" in run("export", *words, "--output", tmp_path / "out").error(code)

@@ -146,21 +146,3 @@ def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
     assert "verification failed: tensorrt: mean |Δlogit| against torch fake-quant" in done.err.splitlines()[-1]
     records = RunCard.read(tmp_path / "swin_micro_fp8_tensorrt_sm89.json").verification
     assert records[0]["passed"] is False
-
-
-@pytest.mark.slow
-def test_an_engine_that_could_not_be_compared_is_not_hidden(run, trt, calibrated_export, own_pictures, tmp_path):
-    """Building took minutes, so layers and path are printed before the pictures are read."""
-    for file in (own_pictures / "val").rglob("*.png"):
-        file.write_bytes(b"")
-    done = run(*BUILD, calibrated_export, "--output", tmp_path / "made", "--data-path", own_pictures)
-    assert done.code == 1 and "of 7 pictures are unreadable" in done.err.splitlines()[-1]
-    engine = tmp_path / "made" / "swin_micro_fp8_tensorrt_sm89.engine"
-    assert engine.exists() and f"engine: {engine}" in done.err and "* products: " in done.out
-
-
-@pytest.mark.slow
-def test_float8_needs_a_gpu_that_multiplies_it(run, trt, calibrated_export, monkeypatch):
-    monkeypatch.setattr(host, "find_gpu", lambda: host.Gpu(torch.device("cpu"), "Older GPU", "8.6"))
-    said = run(*BUILD, calibrated_export, "--no-verify", "--quiet").error(2)
-    assert "products are float8, which Older GPU (compute capability 8.6) does not multiply" in said

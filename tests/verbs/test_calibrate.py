@@ -92,28 +92,6 @@ def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(
 
 
 @pytest.mark.slow
-def test_calibrators_and_their_flags(calibrate):
-    """max is the largest of all; a lower percentile gives a lower range; weights always keep their maximum."""
-    states = {
-        name: {key: value.item() for key, value in calibrate(*flags)[0].items() if key.endswith("_amax")}
-        for name, flags in {
-            "max": ["--calibrator", "max"],
-            "p100": ["--percentile", 100, "--exact"],
-            "p90": ["--percentile", 90],
-            "mse": ["--calibrator", "mse"],
-            "entropy": ["--calibrator", "entropy"],
-        }.items()
-    }
-    for key in states["max"]:
-        assert states["p100"][key] == pytest.approx(states["max"][key], rel=2e-3)
-        for name in ("p90", "mse", "entropy"):
-            assert states[name][key] <= states["max"][key] * (1 + 1e-6)
-            assert (states[name][key] == states["max"][key]) or not key.endswith("_weight_quantizer._amax")
-    assert sum(states["p90"][key] < 0.9 * states["max"][key] for key in states["max"]) > 50
-    assert states["mse"] != states["entropy"]
-
-
-@pytest.mark.slow
 def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that_does_better(
     run, float_flags, tmp_path
 ):
@@ -139,21 +117,6 @@ def test_the_default_calibrator_follows_the_bits(calibrate):
     assert method("--policy", "ft-mode1", "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
 
 
-@pytest.mark.slow
-def test_a_second_run_replaces_the_first_and_its_card(run, float_flags, calibrate, card_of, tmp_path):
-    first, card = calibrate("--policy", "ft-mode1")
-    run(
-        "evaluate",
-        tmp_path / "out" / "swin_micro_calib.pth",
-        "--data-path",
-        float_flags[float_flags.index("--data-path") + 1],
-    ).ok()
-    second, other = calibrate("--policy", "ft-mode2", "--calibrator", "max")
-    assert other["calibration"]["method"] == "max" and other["policy"]["name"] == "ft-mode2"
-    assert other["results"] == []  # no result of the first is left
-    assert card["checkpoint"] != other["checkpoint"] and len(list((tmp_path / "out").iterdir())) == 2
-
-
 def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path):
     four = tmp_path / "four"
     shutil.copytree(pictures, four)
@@ -161,16 +124,6 @@ def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path)
         shutil.copytree(four / split / "cat", four / split / "owl")
     state, card = calibrate("--opts", "MODEL.NUM_CLASSES", 4, "--replace-head", "--data-path", four)
     assert state["head.weight"].shape == (4, 32)
-
-
-def test_one_policy_is_calibrated(run, float_flags, tmp_path):
-    assert "give one" in run("calibrate", *float_flags, "--policy", "ft-mode1", "qdq").error(2)
-
-
-def test_which_policy_is_calibrated_and_scored_is_said_where_none_is_named(run, float_flags, tmp_path):
-    words = ["calibrate", *float_flags, "--pictures", 2, "--output", tmp_path]
-    assert "policy ft-mode1, because none is named (FasterTransformer int8-mode 1" in run(*words).err
-    assert "because none is named" not in run(*words, "--policy", "ft-mode1").err
 
 
 @pytest.fixture
@@ -219,11 +172,6 @@ def test_the_original_stays_the_float_file_through_another_calibration(calibrate
     assert again.card.source and again.card.source["sha256"] == sha256_of(unknown.checkpoint)
 
 
-def test_random_weights_are_the_seed_s(calibrated_in, tmp_path):
-    one, two = (calibrated_in(tmp_path / name, "ft-mode1", None, random_weights=True) for name in "ab")
-    assert one.checkpoint.read_bytes() == two.checkpoint.read_bytes() and one.card.source is None
-
-
 def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monkeypatch):
     monkeypatch.setattr("swin_quant.verbs.calibration_result.observing", lambda *_: pytest.fail("a forward"))
     (tmp_path / "file").write_text("x")
@@ -236,17 +184,6 @@ def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monk
 
 def ranges(path):
     return {key: value.tolist() for key, value in torch.load(path, weights_only=True).items() if is_range(key)}
-
-
-@pytest.mark.slow
-def test_a_file_is_the_one_that_the_command_writes(model, train, tmp_path, run, float_flags):
-    sq.calibrate(model, train, "ft-mode1").save(tmp_path / "face.pth")
-    sample = ["--batch", 2, "--policy", "ft-mode1"]
-    run("calibrate", *float_flags, *sample, "--output", tmp_path).ok()
-    assert (tmp_path / "face.pth").read_bytes() == (tmp_path / "swin_micro_calib.pth").read_bytes()
-    ours, theirs = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("face", "swin_micro_calib"))
-    assert ours["calibration"]["files"] == theirs["calibration"]["files"]
-    assert ours["policy"] == theirs["policy"] and ours["source"]["sha256"] == theirs["source"]["sha256"]
 
 
 @pytest.mark.slow
@@ -276,20 +213,6 @@ def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train)
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
         sq.calibrate(model, train, "qdq", passes=passes)
         assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
-
-
-def test_calibrated_again_on_pictures_of_several_sizes_it_knows_them_too(micro, train):
-    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml", output_kind="features")
-    sq.calibrate(model, train, "qdq", passes=["ridge"])
-    assert model.card.has_own_weights
-    sq.calibrate(model, [torch.randn(1, 3, side, side) for side in (64, 96)], "qdq", passes=[])
-    assert model.card.has_own_weights
-
-
-def test_a_pass_that_changed_nothing_leaves_the_float_model_its_own_baseline(model, pictures):
-    one = sq.pictures(pictures, "train", 1)  # too few for reconstruct to keep some for its check
-    sq.calibrate(model, one, "qdq", passes=["reconstruct"])
-    assert not model.card.has_own_weights
 
 
 @pytest.mark.slow

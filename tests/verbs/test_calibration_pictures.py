@@ -2,20 +2,15 @@
 
 import io
 import re
-import shutil
 import tarfile
-import zipfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.picture_set import PictureSet
-from swin_quant.verbs.calibration_result import draw
 
 
 @pytest.fixture
@@ -65,62 +60,6 @@ def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
     assert again == base and cut["files"] == record["files"]
     other, reseeded = ranges("--seed", 1)
     assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
-
-
-@pytest.mark.slow
-def test_augmented_crops_are_other_pictures_but_repeatable(calibrate):
-    plain, _ = calibrate()
-    one, card = calibrate("--augment", out="a")
-    two, _ = calibrate("--augment", "--pictures", 8, "--batch", 2, out="b")
-    assert card["calibration"]["augment"] is True
-    assert all(torch.equal(value, two[key]) for key, value in one.items())
-    assert any(not torch.equal(value, plain[key]) for key, value in one.items())
-
-
-def test_calibration_needs_no_labels_and_no_val(run, float_flags, card_of, pictures, tmp_path):
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, file in enumerate(sorted((pictures / "train").rglob("*.png"))):
-        shutil.copy(file, flat / f"{number}.png")
-    done = run("calibrate", *float_flags, "--data-path", flat, "--output", tmp_path / "out")
-    assert done.code == 0, done
-    assert card_of(tmp_path / "out" / "swin_micro_calib.pth")["results"] == []
-
-
-def test_another_split(calibrate):
-    _, card = calibrate("--split", "val", "--pictures", 4)
-    assert card["calibration"]["split"] == "val"
-
-
-@pytest.mark.slow
-def test_a_zip_gives_the_ranges_of_its_folder(calibrate, pictures, tmp_path):
-    """Map lines in the folder's order, so that the seeded sample is the same."""
-    root = tmp_path / "zips"
-    root.mkdir()
-    for split in ("train", "val"):
-        files = sorted((pictures / split).rglob("*.png"))
-        with zipfile.ZipFile(root / f"{split}.zip", "w") as archive:
-            for file in files:
-                archive.write(file, file.relative_to(pictures / split).as_posix())
-        names = [file.relative_to(pictures / split).as_posix() for file in files]
-        classes = sorted({name.split("/")[0] for name in names})
-        lines = [f"{name}\t{classes.index(name.split('/')[0])}\n" for name in names]
-        (root / f"{split}_map.txt").write_text("".join(lines))
-    folder, by_folder = calibrate("--policy", "ft-mode1")
-    for mode in ("no", "part", "full"):
-        zipped, by_zip = calibrate("--policy", "ft-mode1", "--zip", "--data-path", root, "--cache-mode", mode, out=mode)
-        assert all(torch.equal(value, folder[key]) for key, value in zipped.items())
-        for one, two in zip(by_folder["results"], by_zip["results"], strict=True):
-            assert (one["acc1"], one["loss"], one["sqnr_db"]) == (two["acc1"], two["loss"], two["sqnr_db"])
-
-
-@pytest.mark.slow
-def test_digits_need_no_folder(run, card_of, tmp_path):
-    flags = ["--data-path", "digits", "--random-weights", "--pictures", 8, "--batch", 4]
-    done = run("calibrate", "--cfg", "swin_digits", *flags, "--output", tmp_path)
-    assert done.code == 0 and "random weights" in done.err
-    card = card_of(tmp_path / "swin_micro_digits_calib.pth")
-    assert card["source"] is None and all(name.startswith("digits/") for name in card["calibration"]["files"])
 
 
 def encoded(image, form, **options):
@@ -183,12 +122,3 @@ def test_python_keeps_the_limit_of_broken_pictures(model, own_pictures):
         sq.calibrate(model, some)
     record = sq.calibrate(model, replace(some, max_unreadable=0.2)).card.calibration
     assert record["unreadable"] == [f"{broken.parent.name}/{broken.name}"]
-
-
-def test_batches_divide_the_pictures_and_hold_at_most_eight(micro):
-    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
-
-    def size(count, batch=None):
-        return draw(PictureSet("digits", count=count, batch=batch).settled(), model.preprocess).size
-
-    assert [size(80, 32), size(9, 4), size(7), size(12)] == [8, 3, 7, 6]

@@ -7,12 +7,9 @@ import shutil
 
 import pytest
 import torch
-from PIL import Image
 
 import swin_quant as sq
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.checkpoint import read_state_dict
-from swin_quant.verbs.service import service_of
 
 PETS = ["cat", "dog", "fox"]
 ORDER = [2, 0, 1]  # the classes of the permuted head's rows
@@ -112,55 +109,3 @@ def test_who_only_guesses_is_warned_of_before_it_is_trained(run, micro, pictures
     training = ["--epochs", 1, "--batch", 4, "--set", "augment.crop=padded", "--no-eval"]
     told = run("finetune", tmp_path / "out" / "swin_micro_calib.pth", *scoring_flags, *flags, *training).err
     assert GUESSING in told and told.index(GUESSING) < told.index("1 epochs of")
-
-
-@pytest.fixture
-def exported(run, permuted, pictures, float_flags, tmp_path):
-    """Calibrated and exported with the names of a head in its order."""
-    pytest.importorskip("onnxruntime")
-    flags = ["--cfg", float_flags[1], "--data-path", pictures, "--pictures", 8, "--device", "cpu"]
-    assert run("calibrate", permuted, *flags, "--policy", "onnxruntime", "--output", tmp_path / "out").code == 0
-    calibrated = tmp_path / "out" / "swin_micro_calib.pth"
-    assert run("export", calibrated, "--for", "onnxruntime", "--output", tmp_path / "out").code == 0
-    return next((tmp_path / "out").glob("*.onnx"))
-
-
-@pytest.mark.slow
-def test_names_reach_the_package_and_the_service(exported, tmp_path):
-    folder = sq.package(sq.artifact(exported), tmp_path / "package")
-    assert (folder / json.loads((folder / "package.json").read_text())["labels"]).read_text().split() == NAMES
-    assert list(service_of(open_artifact(exported)).model.labels) == NAMES
-
-
-@pytest.mark.slow
-def test_names_reach_the_page(run, permuted, micro, pictures, tmp_path):
-    model = sq.load(permuted, micro / "swin.yaml")
-    sq.calibrate(model, sq.pictures(pictures, "train", 8), sq.policy("qdq").bits("*", 2), passes=[])
-    sq.evaluate(model, pictures, half="none")
-    model.save(tmp_path / "out" / "few.pth")
-    run("report", tmp_path / "out" / "few.json", "--html", tmp_path / "x.html", "--data-path", pictures).ok()
-    shown = (tmp_path / "x.html").read_text().partition('<div class="pictures">')[2]
-    assert shown and all(name in shown for name in NAMES)
-
-
-@pytest.mark.slow
-def test_a_new_head_has_the_names_of_the_folders_that_it_was_trained_on(run, pictures, float_flags, card_of, tmp_path):
-    flags = ["--data-path", pictures, "--device", "cpu", "--epochs", 1, "--batch", 4, "--no-eval"]
-    run("train", "--cfg", float_flags[1], *flags, "--set", "augment.crop=padded", "--output", tmp_path).ok()
-    (file,) = tmp_path.glob("*.pth")
-    assert card_of(file)["class_names"] == PETS
-    model = sq.calibrate(file, sq.pictures(pictures, "train", 4), "qdq", passes=[])
-    assert model.class_names == PETS
-    picture = next(pictures.glob("val/*/*.png"))
-    (guesses,) = sq.predict(model, picture).values()
-    assert {guess.index: guess.name for guess in guesses} == dict(enumerate(PETS))
-
-
-def test_a_model_of_imagenet_without_names_has_imagenets(tmp_path):
-    head = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 1000))
-    how = sq.Preprocess(8, False, "bilinear", (0.5,) * 3, (0.5,) * 3)
-    (guesses,) = sq.predict(sq.wrap(head, 8, preprocess=how), Image.new("RGB", (8, 8)), top=1000).values()
-    assert {guess.name for guess in guesses if guess.index in (0, 999)} == {
-        "tench, Tinca tinca",
-        "toilet tissue, toilet paper, bathroom tissue",
-    }

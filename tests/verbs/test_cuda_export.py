@@ -1,29 +1,19 @@
 """The CUDA engine from the command line without a GPU: emulated, or refused in one line that names what is missing."""
 
-import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import yaml
 
-import swin_quant as sq
 from swin_quant.backends.cuda import engine
-from swin_quant.backends.cuda.gpu_errors import gpu_errors
-from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.sessions import HostSession, sizes
-from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, shape_of, tiles_path, write_tiles
+from swin_quant.backends.cuda.tuning import TunedFor, kernels_hash
 from swin_quant.backends.open_artifact import open_artifact
-from swin_quant.base.errors import UsageError
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy
-from swin_quant.score import candidate
-from swin_quant.score.candidate import Identity, Runner
-from swin_quant.score.options import EngineOptions
 from swin_quant.serving.limits import ServiceLimits
-from swin_quant.verbs.service import private_copy, service_of
+from swin_quant.verbs.service import service_of
 
 
 @pytest.fixture(scope="session")
@@ -80,9 +70,7 @@ def test_the_card_says_the_form_of_gelu(files):
         # Float products whose results become levels
         ("--policy", "cuda", "--off", "*.mlp.fc1.*", "*.attn.qkv.*"),
         ("--policy", "cuda-fp8"),
-        ("--policy", "ft-mode1"),
         ("--precision", "float"),
-        ("--precision", "float", "--float-type", "bfloat16"),
         ("--policy", "cuda", "--uint8-input"),
     ],
 )
@@ -90,19 +78,6 @@ def test_verify_finds_every_form_to_be_the_model(run, files, calibrated_32, pict
     words = ("--checkpoint", calibrated_32, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
     done = run("verify", files(*flags), *words).ok()
     assert "cuda (emulated)" in done.out + done.err
-
-
-def test_check_runs_it_before_it_leaves_the_house(run, calibrated_32, tmp_path):
-    flags = ("--for", "cuda", "--policy", "cuda", "--uint8-input", "--check", "--output", tmp_path)
-    done = run("export", calibrated_32, *flags)
-    assert done.code == 0 and "check: cuda against" in done.err
-
-
-def test_run_writes_logits(run, file, pictures, tmp_path):
-    run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path).ok()
-    (written,) = tmp_path.glob("*_logits.npz")
-    arrays = dict(np.load(written))
-    assert arrays["logits"].shape == (7, 3) and np.isfinite(arrays["logits"]).all()
 
 
 @pytest.mark.slow
@@ -122,21 +97,18 @@ def on_gpu(run, calibrated_32, pictures, tmp_path):
     words = {
         "evaluate": data,
         "predict": (pictures / "val", "--output", tmp_path),
-        "predict --logits": (*data, "--logits", tmp_path),
         "verify": ("--checkpoint", calibrated_32, *data),
-        "bench": ("--checkpoint", calibrated_32, "--quiet", "--output", tmp_path),
-        "align": (calibrated_32, "--policy", "cuda", *data),
     }
 
     def refused(command, file):
-        line = run(*command.removesuffix(" --logits").split(), file, *words[command], "--device", "cuda").error(2)
+        line = run(command, file, *words[command], "--device", "cuda").error(2)
         assert not list(tmp_path.iterdir())
         return line
 
     return refused
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "predict --logits", "verify", "bench", "align"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "verify"])
 def test_without_a_gpu_that_is_asked_for(on_gpu, file, no_gpu, command):
     assert "no GPU" in on_gpu(command, file)
 
@@ -181,73 +153,10 @@ def test_a_stream_beyond_float16(run, calibrated_32, card_of, with_card, tmp_pat
     assert card_of(made)["artifact"]["options"]["float_type"] == "bfloat16"
 
 
-def test_a_run_card_without_a_batch(run, file, card_of, with_card, pictures, tmp_path):
-    record, out = card_of(file)["artifact"], tmp_path / "out"
-    del record["options"]["batch"]
-    copy = with_card(file, artifact=record)
-    words = ("--data-path", pictures, "--device", "cpu", "--logits", out)
-    assert f"{copy}: its run card names no batch that it takes; export again" in run("predict", copy, *words).error(1)
-    assert not list(out.glob("*"))
-
-
 def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
     message = run("export", calibrated, "--for", "cuda", "--policy", "cuda", "--output", tmp_path / "x").error(2)
     assert "cannot run this model: EMBED_DIM 16: int8 products need a multiple of 32" in message
     assert not list(tmp_path.rglob("*.safetensors"))
-
-
-class InThisProcess(Runner):
-    """A candidate of `bench` in this process; another process would not see the faked GPU."""
-
-    def __init__(self, candidate, threads):
-        self.name, self.load = candidate.name, candidate.load
-
-    def __exit__(self, *_):
-        pass
-
-    def _ask(self, what, *_):
-        if what != "identity":
-            return []
-        engine = self.load()
-        return Identity(engine.name, engine.precision, engine.policy, 0.0)
-
-
-OLD = {
-    "cuda": ("Tesla T4", (7, 5), "is of compute capability 7.5, and the CUDA engine needs 8.0 or above"),
-    "cuda-fp8": ("NVIDIA A100", (8, 0), "is of compute capability 8.0, and float8 needs 8.9 or above: export with"),
-}
-REFUSED = [(command, policy) for command in ("evaluate", "predict", "verify", "align") for policy in OLD]
-
-
-@pytest.mark.parametrize(("command", "policy"), [*REFUSED, ("bench", "cuda")])
-def test_a_gpu_that_is_too_old(on_gpu, files, snapshot, monkeypatch, command, policy):
-    gpu, capability, said = OLD[policy]
-    file = files("--policy", policy)
-    found = {
-        "is_available": True,
-        "device_count": 1,
-        "set_device": None,
-        "get_device_capability": capability,
-        "get_device_name": gpu,
-    }
-    for name, value in found.items():
-        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
-    monkeypatch.setattr(torch.nn.Module, "to", lambda self, *_: self)  # the model beside it stays on the CPU
-    monkeypatch.setattr(candidate, "Runner", InThisProcess)
-    before = snapshot(file.parent)
-    assert f"{gpu}: {said}" in on_gpu(command, file) and snapshot(file.parent) == before
-
-
-def test_memory_that_is_not_there(run, file, pictures, tmp_path, monkeypatch):
-    def full(self, images):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * 2**20, 8000 * 2**20))
-        with gpu_errors("a batch of 7", torch.device("cuda"), 300 * 2**20):
-            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(HostSession, "__call__", full)
-    message = run("predict", file, "--data-path", pictures, "--device", "cpu", "--logits", tmp_path).error(1)
-    assert "a batch of 7 needs 300 MB, 100 of 8000 MB are free: give a smaller --batch" in message
-    assert not list(tmp_path.glob("*.npz"))
 
 
 HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
@@ -274,34 +183,6 @@ def fake_gpu(monkeypatch):
     return given
 
 
-@pytest.mark.parametrize(
-    "other, said",
-    [
-        ({}, None),
-        ({"gpu": "NVIDIA A100"}, "was tuned on gpu NVIDIA A100, not on NVIDIA H200 with triton 3.6.0"),
-        ({"triton": "3.7.1"}, "was tuned on triton 3.7.1, not on NVIDIA H200 with triton 3.6.0"),
-        ({"kernels": "0" * 64}, "was tuned for other kernels than these: run `python tools/cuda/tune.py` again"),
-    ],
-)
-def test_tiles_of_another_place_are_told_of_and_left_aside(run, file, pictures, tmp_path, fake_gpu, other, said):
-    launch = program_of(engine.read_network(file).spec, 8).launches[2]
-    tiles = tiles_path(file, HERE.gpu)
-    write_tiles(
-        tiles, replace(HERE, **other), [TimedTiles(launch=shape_of(launch), batch=8, tiles=Tiles(64, 32, 32), us=3.5)]
-    )
-    before = tiles.read_bytes()
-    done = run("predict", file, "--engine", "cuda", "--data-path", pictures, "--device", "cpu", "--logits", tmp_path)
-    after = tiles.read_bytes()
-    tiles.unlink()
-    assert done.code == 0 and list(tmp_path.glob("*_logits.npz")) and after == before, done.err
-    (given,) = fake_gpu
-    lines = [line for line in done.err.splitlines() if str(tiles) in line]
-    if said is None:
-        assert given.known and not lines
-    else:
-        assert not given.known and len(lines) == 1 and said in lines[0] and "the default tiles are used" in lines[0]
-
-
 @pytest.mark.parametrize("largest", [1, 7, 8])
 def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_gpu, monkeypatch, largest):
     ran = counted_batches(monkeypatch)
@@ -309,12 +190,6 @@ def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_
     captured = {filled_up(batch) for batch in ran}
     assert captured == {filled_up(batch) for batch in range(1, largest + 1)} and len(captured) == len(ran)
     assert service.limits.max_batch == largest
-
-
-def test_the_application_is_on_the_device_that_it_is_told(file, no_gpu):
-    assert callable(sq.app(file))
-    with pytest.raises(UsageError, match="device cuda: torch finds no GPU here"):
-        sq.app(file, device="cuda")
 
 
 def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):
@@ -333,20 +208,3 @@ def counted_batches(monkeypatch):
 def filled_up(batch):
     """The size to which a batch is padded if the file takes up to 256 pictures."""
     return next(size for size in sizes(256) if size >= batch)
-
-
-def test_what_is_served_has_the_tiles_that_were_timed(file, fake_gpu):
-    write_tiles(tiles_path(file, HERE.gpu), HERE, [TimedTiles(launch="gemm", batch=8, tiles=Tiles(64), us=3.5)])
-    with private_copy(open_artifact(file)) as copy:
-        tiles_path(file, HERE.gpu).unlink()
-        engine.load(copy, EngineOptions())
-    assert [set(tuned.known) for tuned in fake_gpu] == [{"gemm"}]
-
-
-@pytest.mark.slow
-def test_align_by_layers(run, file, calibrated_32, pictures):
-    words = ("--policy", "cuda", "--data-path", pictures, "--pictures", 3, "--device", "cpu", "--json", "--quiet")
-    done = run("align", calibrated_32, file, *words).ok()
-    found = json.loads(done.out)
-    names = {row["name"] for row in found["tensors"]}
-    assert found["first"] is None and {"patch_embed", "layers.0.blocks.1.mlp.fc2._input_quantizer", "logits"} <= names

@@ -138,8 +138,3 @@ def listens(port):
     except OSError:
         return False
     return True
-
-
-def test_it_is_no_long_way():
-    """The README's block, `git clone` and `cd` included, is short."""
-    assert [line.split()[0] for line in LINES] == ["make", ".venv/bin/swin-quant", "curl"] and len(LINES) + 2 <= 6

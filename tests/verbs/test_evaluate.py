@@ -17,7 +17,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float
-from swin_quant.config import find_config, load_config
+from swin_quant.config import load_config
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.loading import ModelFile, load_for_scoring
@@ -26,7 +26,6 @@ from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score.engine import half_type, precision_of, torch_engines
-from swin_quant.score.scoring import open_labelled
 from swin_quant.verbs.evaluate import score_model
 
 
@@ -157,25 +156,6 @@ def test_a_changed_policy_is_another_result(evaluate, flags, precision, policy):
         assert changed["sqnr_db"] > base["sqnr_db"]
 
 
-def test_per_tensor_weights(evaluate):
-    results = by_engine(evaluate("--policy", "qdq", "--quant-per-tensor"))
-    rows = by_engine(evaluate("--policy", "qdq"))
-    assert results["int8", "qdq per-tensor"]["sqnr_db"] != rows["int8", "qdq"]["sqnr_db"]
-
-
-def test_quantizing_nothing_is_the_float_model(evaluate, own):
-    before = own.read_bytes()
-    assert [r["precision"] for r in evaluate("--policy", "float")["results"]] == ["float32", "int8"]
-    assert own.read_bytes() == before
-
-
-def test_a_user_s_policy(evaluate, tmp_path):
-    path = tmp_path / "mine.yaml"
-    path.write_text("name: mine\nrules:\n  - enable: role:gemm_weight\n    bits: 2\n  - enable: role:gemm_input\n")
-    result = by_engine(evaluate("--policy", path))["W2A8", "mine"]
-    assert 0 < result["sqnr_db"] < 25 or result["sqnr_db"] < 0
-
-
 def test_preprocessing_is_that_of_the_card(run, scoring_flags, own, card_of):
     done = run("evaluate", *scoring_flags, "--checkpoint", own, "--opts", "DATA.INTERPOLATION", "nearest")
     assert done.code == 0 and "preprocessing is that of the run card" in done.err
@@ -202,13 +182,6 @@ def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_fl
     assert "is given twice, by its rules" in run(*go, path, tmp_path / "copy.yaml").error(2)
 
 
-def test_what_was_measured_before_is_shown_by_report(own, run, scoring_flags):
-    go = ["evaluate", *scoring_flags, "--checkpoint", own, "--policy"]
-    assert run(*go, "qdq").code == 0
-    now, whole = run(*go, "cpu").out, run("report", own.with_suffix(".json")).out
-    assert "cpu" in now and "qdq" not in now and "qdq" in whole
-
-
 CPU = torch.device("cpu")
 MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "float"))
 
@@ -220,11 +193,6 @@ def done(cfg, weights, tmp_path_factory):
     model = sq.calibrate(ModelFile(weights, str(folder / "digits.yaml")), sq.pictures("digits", count=8), MODE1)
     model.save_in(folder, World())
     return model
-
-
-def test_a_float_checkpoint_has_no_policy(cfg, weights):
-    model, policies = load_for_scoring(cfg, weights)
-    assert policies == [] and model.card_file is None and model.card.source["file"] == "weights.pth"
 
 
 def test_a_calibrated_one_has_that_of_its_card_unless_asked_otherwise(cfg, done):
@@ -293,13 +261,6 @@ def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
     assert int8.delta_acc1 == pytest.approx(int8.acc1 - float32.acc1) and float32.delta_acc1 is None
     assert int8.dataset == {"name": "digits", "split": "val", "pictures": 355, "sha256": float32.dataset["sha256"]}
     assert dataclasses.replace(card, results=[]) == done.card
-
-
-def test_labelled_pictures_have_the_model_s_number_of_classes(cfg):
-    eleven = load_config(find_config("swin_digits"), overrides={"DATA.DATA_PATH": "digits", "MODEL.NUM_CLASSES": 11})
-    assert len(open_labelled(cfg, "val", World())) == 355
-    with pytest.raises(SwinQuantError, match="10 classes, but MODEL.NUM_CLASSES is 11"):
-        open_labelled(eleven, "val", World())
 
 
 def test_figures_are_those_of_the_command(model, train, val, tmp_path, run, scoring_flags):

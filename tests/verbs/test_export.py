@@ -7,18 +7,15 @@ import onnx.numpy_helper
 import pytest
 import torch
 from cards_of_results import TRAINING
-from draws import drawn
 from safetensors import safe_open
 
 import swin_quant as sq
-from swin_quant.backends import saturation
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
-from swin_quant.exported import labels_in
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.export_target import policy_for
 
@@ -26,13 +23,6 @@ from swin_quant.verbs.export_target import policy_for
 def exported(done):
     """The artifact whose path is the only output of a successful export."""
     return open_artifact(done.ok().out.strip())
-
-
-@pytest.mark.slow
-def test_a_half_body_is_checked_by_the_limit_that_verify_has_for_it(run, calibrated, tmp_path):
-    words = ("--policy", "qdq", "--for", "tensorrt", "--float-type", "float16", "--check", "--output", tmp_path)
-    done = run("export", "--checkpoint", calibrated, *words)
-    assert exported(done).record["options"]["float_type"] == "float16" and "(limit 0.05)" in done.err
 
 
 @pytest.mark.slow
@@ -48,36 +38,6 @@ def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_
     assert open_onnx(artifact.file).quantizers > 0
     assert "check: " in done.err and "mean |Δlogit|" in done.err
     assert f"next: swin-quant bench {artifact.file} --checkpoint {calibrated}" in done.err
-
-
-@pytest.mark.slow
-def test_float_is_the_baseline_of_the_same_checkpoint(run, calibrated, tmp_path):
-    words = ("--for", "onnxruntime", "--precision", "float", "--opset", 17, "--batch", 2, "--output", tmp_path)
-    artifact = exported(run("export", "--checkpoint", calibrated, *words))
-    file = open_onnx(artifact.file)
-    assert (file.quantizers, file.opset, file.batch) == (0, 17, 2)
-    assert artifact.record["precision"] == "float32" and artifact.card.policy is None
-
-
-@pytest.mark.slow
-def test_names_of_classes_travel_in_the_file(run, calibrated, tmp_path):
-    (tmp_path / "names.txt").write_text("cat\ndog\nfox\n")
-    words = ("--checkpoint", calibrated, "--for", "onnx", "--precision", "float", "--output", tmp_path / "named")
-    artifact = exported(run("export", *words, "--labels", tmp_path / "names.txt"))
-    assert labels_in(artifact) == ["cat", "dog", "fox"]
-    (tmp_path / "names.txt").write_text("cat\n")
-    assert "--labels: 1 labels for 3 classes" in run("export", *words, "--labels", tmp_path / "names.txt").error(2)
-
-
-@pytest.mark.slow
-def test_a_policy_of_the_user_s_wins(run, calibrated, tmp_path):
-    rules = "rules:\n  - enable: ['*.fc1._input_quantizer', '*.fc1._weight_*']\n"
-    (tmp_path / "mine.yaml").write_text(f"name: mine\n{rules}")
-    words = ("--for", "onnx", "--policy", tmp_path / "mine.yaml", "--output", tmp_path)
-    artifact = exported(run("export", "--checkpoint", calibrated, *words))
-    assert artifact.card.policy["name"] == "mine"
-    quantized = [node.name for node in onnx.load(artifact.file).graph.node if node.op_type == "QuantizeLinear"]
-    assert len(quantized) == 3 and all("fc1" in name for name in quantized)  # 3 blocks
 
 
 WEIGHTS = "role:gemm_weight"
@@ -124,39 +84,11 @@ def test_fastertransformer_takes_the_mode_of_the_card(run, with_card, calibrated
     assert "check: " in done.err
 
 
-def test_fastertransformer_float_is_float16(run, calibrated, tmp_path):
-    words = ("--for", "fastertransformer", "--precision", "float", "--output", tmp_path)
-    assert exported(run("export", "--checkpoint", calibrated, *words)).record["precision"] == "float16"
-
-
-def test_a_checkpoint_without_card_can_have_a_config(run, own, micro, tmp_path):
-    own.with_suffix(".json").unlink()
-    words = ("--cfg", micro / "swin.yaml", "--for", "torchscript", "--output", tmp_path / "new")
-    artifact = exported(run("export", "--checkpoint", own, *words))
-    assert artifact.card.checkpoint["file"] == own.name
-
-
 def test_a_float_checkpoint_is_refused(run, micro, tmp_path):
     words = ("--cfg", micro / "swin.yaml", "--for", "onnxruntime", "--output", tmp_path / "new")
     refused = run("export", "--checkpoint", micro / "swin.pth", *words)
     assert "was never calibrated; run `swin-quant calibrate`" in refused.error(1)
     assert "zero points" not in refused.err
-
-
-def test_a_range_of_zero_names_its_node(run, own, micro, tmp_path):
-    state = torch.load(own, weights_only=True)
-    state["layers.0.blocks.0.mlp.fc1._input_quantizer._amax"] = torch.tensor(0.0)
-    torch.save(state, own)
-    own.with_suffix(".json").unlink()
-    words = ("--cfg", micro / "swin.yaml", "--for", "onnx", "--output", tmp_path / "new")
-    error = run("export", "--checkpoint", own, *words).error(1)
-    assert "1 zero: layers.0.blocks.0.mlp.fc1._input_quantizer" in error and "calibrate" in error
-
-
-def test_a_replaced_checkpoint_is_refused(run, own, tmp_path):
-    own.write_bytes(own.read_bytes() + b"x")
-    error = run("export", "--checkpoint", own, "--for", "onnx", "--output", tmp_path / "new").error(1)
-    assert "is not the checkpoint of its run card" in error
 
 
 @pytest.mark.parametrize(
@@ -286,37 +218,11 @@ def test_a_changed_mode_is_not_fastertransformer_s_whatever_its_name(run, with_c
 
 
 @pytest.mark.slow
-def test_saturation_safe_weights_have_7_bits_and_say_so(run, calibrated, tmp_path):
-    words = ("--checkpoint", calibrated, "--for", "openvino", "--saturation-safe", "--check", "--output", tmp_path)
-    artifact = exported(run("export", *words))
-    assert artifact.record["options"]["saturation_safe"] == ["onnxruntime", "openvino"]
-    assert artifact.card.policy["name"] == "cpu saturation-safe"
-    tensors = onnx.load(artifact.file).graph.initializer
-    weights = [onnx.numpy_helper.to_array(t) for t in tensors if t.name.endswith("_weight_quantizer.values")]
-    weights = [weight for weight in weights if weight.dtype == "int8"]
-    assert weights and min(w.min() for w in weights) >= -64 and max(w.max() for w in weights) == 63
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", drawn(["onnxruntime", "onnx"], 2))
-def test_an_export_on_a_cpu_that_would_saturate_names_the_remedy(run, calibrated, tmp_path, monkeypatch, backend):
-    monkeypatch.setattr(saturation, "saturates", lambda engine: True)
-    policy = "onnxruntime" if backend == "onnxruntime" else "cpu"
-    words = ("export", "--checkpoint", calibrated, "--for", backend, "--policy", policy, "--quiet", "--output")
-    plain, safe = run(*words, tmp_path / "plain"), run(*words, tmp_path / "safe", "--saturation-safe")
-    engines = ["onnxruntime", "openvino"] if backend == "onnx" else [backend]
-    assert [line.split(":")[1].strip() for line in plain.err.splitlines()] == engines
-    assert all(f"--for {engine} --saturation-safe" in plain.err for engine in engines) and not safe.err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", drawn([None, "cpu"], 2))
-def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, calibrated, tmp_path, policy):
+def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, calibrated, tmp_path):
     model = sq.load(calibrated)
     before = model.nodes()
-    made = sq.export(model, "onnxruntime", tmp_path / "memory", policy)
-    words = ("--policy", policy) if policy else ()
-    done = run("export", calibrated, "--for", "onnxruntime", *words, "--output", tmp_path / "file")
+    made = sq.export(model, "onnxruntime", tmp_path / "memory")
+    done = run("export", calibrated, "--for", "onnxruntime", "--output", tmp_path / "file")
     assert made.artifact.record["sha256"] == exported(done).record["sha256"]
     assert made.card.checkpoint == exported(done).card.checkpoint
     assert model.nodes() == before
@@ -363,14 +269,6 @@ def test_a_file_of_the_user_s_own_is_not_written_over(model, train, tmp_path):
     with pytest.raises(sq.UsageError, match="swin_micro_calib.pth: was not written by `save` of swin_micro"):
         sq.export(model, "onnx", tmp_path)
     assert own.read_bytes() == b"mine"
-
-
-@pytest.mark.slow
-def test_an_engine_is_given_libraries_with_operators(model, tmp_path):
-    pytest.importorskip("openvino")
-    exported = sq.export(model, "openvino", tmp_path, precision="float")
-    with pytest.raises(UsageError, match="libnone.so: no such file"):
-        exported.load(extensions=[tmp_path / "libnone.so"])
 
 
 @pytest.mark.slow

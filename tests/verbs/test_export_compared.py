@@ -123,13 +123,6 @@ def test_without_an_engine_a_line_says_that_it_was_not_compared(model, tmp_path,
     assert made.file.exists() and not made.card.verification
 
 
-@pytest.mark.slow
-def test_a_float_file_is_beside_float(model, tmp_path, said):
-    pytest.importorskip("openvino")
-    made = sq.export(model, "openvino", tmp_path, precision="float")
-    assert "float32 60.0 dB" in said()[0] and made.card.verification[0]["reference"] == "torch"
-
-
 def test_a_likeness_leaves_what_chance_does():
     exact = torch.ones(100, 8)  # sampling error of 800 values: 10 log10(1 + 2 sqrt(2 / 800)) = 0.41 dB
     for error, spare in ((0.1, 3.41), (0.1 * 10 ** (3.3 / 20), 0.11), (0.1 * 10 ** (3.5 / 20), -0.09)):

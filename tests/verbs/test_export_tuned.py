@@ -41,11 +41,6 @@ def test_no_file_as_exact_is_faster(rows):
     assert all(row["sqnr_db"] < most - 0.3 or prod(row["ms"].values()) >= prod(best["ms"].values()) for row in rows)
 
 
-def test_without_a_file_that_ran_nothing_is_chosen():
-    with pytest.raises(SwinQuantError, match="no file could be timed"):
-        fastest([])
-
-
 @pytest.mark.slow
 def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibrated, tmp_path, quick):
     pytest.importorskip("openvino")
@@ -118,29 +113,3 @@ def test_quantize_tunes_once_and_again_on_another_cpu(run, micro, pictures, tmp_
     assert run(*untuned, "--dry-run").out.count("# done") == 1  # the calibration
     monkeypatch.setattr(quantization, "cpu_kind", lambda: {"cores": 96, "features": []})
     assert run(*words, "--dry-run").out.count("# done") == 1
-
-
-@pytest.mark.parametrize("words", [("--policy", "qdq"), ("--float-type", "float32"), ("--int4-weights",)])
-def test_quantize_refuses_choices_that_tune_makes(run, micro, pictures, tmp_path, words):
-    done = run(*words_of_quantize(micro, pictures, tmp_path / "out"), *words)
-    assert "--tune chooses the policy" in done.error(2) and not (tmp_path / "out").exists()
-
-
-def test_quantize_refuses_to_tune_for_a_backend_without_operators_before_any_work(run, micro, pictures, tmp_path):
-    done = run(*words_of_quantize(micro, pictures, tmp_path / "out"), "--for", "onnxruntime")
-    assert "--tune: means nothing to --for onnxruntime" in done.error(2) and not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_a_model_in_memory_is_tuned_as_well(model, pictures, tmp_path, quick):
-    pytest.importorskip("openvino")
-    made = sq.quantize(model, pictures, "openvino", tmp_path, tune=True)
-    assert made.artifact.artifact.record["tuned"]["files"] and made.evaluation.quantized
-    with pytest.raises(UsageError, match="chooses the policy"):
-        sq.quantize(model, pictures, "openvino", tmp_path / "named", "qdq", tune=True)
-
-
-def test_a_module_that_no_config_builds_is_not_tuned(model, pictures, tmp_path):
-    for call in (sq.export, lambda *how, **words: sq.quantize(how[0], pictures, *how[1:], **words)):
-        with pytest.raises(UsageError, match="a module that only Python builds"):
-            call(model.module, "openvino", tmp_path, tune=True)

@@ -117,17 +117,6 @@ def test_its_lines_of_accuracy(main_py, scoring_flags, own, tmp_path, given):
     assert [line.partition(" INFO ")[2] for line in log[-2:]] == lines
 
 
-def test_something_to_do(main_py, flags):
-    assert "--calib, --train, --eval or --throughput" in main_py(*flags).error(2)
-    assert "--cfg" in main_py("--calib").error(2)
-
-
-def test_help_has_examples(run):
-    done = run("main.py", "-h")
-    assert done.code == 0 and "python -m torch.distributed.launch --nproc_per_node 1" in done.out
-    assert all(flag in done.out for flag in ("--calib", "--eval", "--throughput", "--int8-mode", "--cache-mode"))
-
-
 def test_calib_writes_fastertransformer_s_files(main_py, flags, card_of, tmp_path):
     main_py("--calib", *flags, "--tag", "t1", "--output", tmp_path / "o", "--seed", 3).ok()
     assert card_of(tmp_path / "calib" / "swin_micro_calib.pth")["calibration"]["seed"] == 3
@@ -165,11 +154,6 @@ def test_eval_scores_the_calibrated_checkpoint(main_py, scoring_flags, own):
     assert [(r["policy"], r["batch_size"]) for r in results] == [(None, 4), ("ft-mode1", 4), ("ft-mode2", 4)]
 
 
-def test_calib_and_eval_together_are_one_calibration_that_is_scored(main_py, flags, card_of, tmp_path):
-    assert main_py("--calib", "--eval", *flags).code == 0
-    assert len(card_of(tmp_path / "calib" / "swin_micro_calib.pth")["results"]) == 2
-
-
 def test_pretrained_is_loaded_and_not_only_stored(main_py, flags, micro, tmp_path):
     place = flags.index("--resume")
     without = flags[:place] + flags[place + 2 :]
@@ -193,13 +177,6 @@ def test_throughput_times_what_would_be_scored_and_stops(main_py, scoring_flags,
     done = main_py("--throughput", "--eval", *flags)
     assert done.code == 0 and calls == [("float32", (4, 3, 32, 32)), ("int8 ft-mode1", (4, 3, 32, 32))]
     assert done.out.splitlines()[1] == "batch_size 4 torch fake-quant int8 ft-mode1 throughput 123.0 images/s"
-
-
-def test_throughput_without_a_readable_picture(main_py, scoring_flags, micro, own_pictures):
-    for file in (own_pictures / "val").rglob("*.png"):
-        file.write_bytes(b"")
-    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--data-path", own_pictures]
-    assert "unreadable" in main_py("--throughput", *flags).error(1)
 
 
 FOR_TRAINING = "--schedule=constant --drop-path=0.1 --qat-lr=1e-5 --num-epochs=3 --distill --accumulation-steps=2"

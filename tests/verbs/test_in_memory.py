@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 
 import pytest
@@ -14,7 +14,7 @@ import swin_quant as sq
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.ranges import is_range
-from swin_quant.config import find_config, load_config
+from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
 from swin_quant.quant.layer import QuantLinear
@@ -52,27 +52,6 @@ def test_called_it_gives_what_is_deployed(model, train):
     sq.calibrate(model, train, "qdq")
     assert not torch.equal(model(images), plain) and torch.equal(model.module(images), plain)
     assert "policy qdq" in repr(model) and "8 pictures" in repr(model)
-
-
-@pytest.mark.slow
-def test_of_a_data_set_a_task_takes_the_split_that_its_command_takes(model, pictures):
-    place = sq.pictures(pictures, count=4)
-    record = sq.calibrate(model, place, "qdq").card.calibration
-    assert record["split"] == "train" and set(record["files"]) <= set(sq.pictures(pictures, "train").open().names)
-    costs = [sq.sensitivity(model, one).record["pictures_sha256"] for one in (place, replace(place, split="train"))]
-    assert costs[0] == costs[1]
-    (result, *_) = sq.evaluate(model, place, half="none").results
-    assert result.dataset["split"] == "val"
-
-
-@pytest.mark.slow
-def test_a_checkpoint_that_fits_several_configurations_asks_for_config_as_it_is_called_here(tmp_path):
-    cfg = load_config(find_config("swinv2_tiny_patch4_window8_256"))
-    state = {key: value for key, value in build_model(cfg).state_dict().items() if not key.endswith(("_amax", "index"))}
-    without = {key: value for key, value in state.items() if not key.endswith(("attn_mask", "coords_table"))}
-    torch.save(without, tmp_path / "mine.pth")
-    with pytest.raises(UsageError, match="give config NAME"):
-        sq.load(tmp_path / "mine.pth")
 
 
 @pytest.mark.slow
@@ -138,16 +117,6 @@ def test_a_policy_shows_all_that_its_rules_say():
     for field in fields(Rule):
         rule = Rule(**{field.name: {"block": 32, "bits": 4, "amax": 1.5}.get(field.name, ("shown",))})
         assert any(text in Policy("p", (rule,)).html() for text in ("shown", "32", "4", "1.5")), field.name
-
-
-def test_policies_are_built_from_others():
-    built = sq.policy("qdq").off("layers.1.*").bits("*.fc2._weight_quantizer", 4).on("layers.0.*.qkv._input_quantizer")
-    assert built.name == "qdq -layers.1.* *.fc2._weight_quantizer=4 +layers.0.*.qkv._input_quantizer"
-    assert [(rule.disable, rule.nodes, rule.bits, rule.enable) for rule in built.rules[-3:]] == [
-        (("layers.1.*",), (), None, ()),
-        ((), ("*.fc2._weight_quantizer",), 4, ()),
-        ((), (), None, ("layers.0.*.qkv._input_quantizer",)),
-    ]
 
 
 def test_what_is_wrong_is_one_sentence(model, train, val, pictures, tmp_path):
@@ -231,13 +200,3 @@ def test_only_the_first_call_of_a_model_looks_at_values(model, caplog):
     assert caplog.text.count("pixels / 255") == 1
     with pytest.raises(UsageError, match="uint8"):
         model(PIXELS)
-
-
-@pytest.mark.slow
-def test_an_engine_looks_as_well(model, tmp_path):
-    pytest.importorskip("onnxruntime")
-    sq.calibrate(model, [PREPROCESS.normalised(PIXELS.permute(0, 2, 3, 1))], "qdq", passes=[])
-    exported = sq.export(model, "onnxruntime", tmp_path)
-    for images in (PIXELS, PIXELS.float()):
-        with pytest.raises(UsageError, match="not normalised"):
-            exported.load()(images)

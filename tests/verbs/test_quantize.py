@@ -1,7 +1,6 @@
 """swin-quant quantize: all steps in one go, none done twice, and none lost when a run is cut off."""
 
 import json
-import re
 import shlex
 import shutil
 from dataclasses import replace
@@ -11,7 +10,6 @@ import pytest
 import torch
 from commands import command
 
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
@@ -19,12 +17,7 @@ from swin_quant.cli.command import Command
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.loading import load_for_scoring
-from swin_quant.models import build_model
-from swin_quant.score.options import EngineOptions
 from swin_quant.verbs import quantization
-from swin_quant.verbs import quantize as quantizing
-from swin_quant.verbs.search_costs import Timer
 
 
 def words_for(micro, pictures, folder):
@@ -136,15 +129,6 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
 CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-range", "--off", "layers.0.*", "*.attn.*"]
 
 
-def test_what_changes_a_policy_is_given_to_the_commands_that_take_one(run, words):
-    told = planned(run, *words, *CHANGED)
-    asked = Command("quantize").parse([*map(str, [*words, *CHANGED])])
-    flags = ("policy", "wprec", "aprec", "quant_per_tensor", "narrow_range", "off")
-    for _, given in told[:2]:
-        assert [given.get(flag) for flag in flags] == [asked.get(flag) for flag in flags]
-    assert not any(given.get("off") for _, given in told[2:])
-
-
 @pytest.mark.slow
 def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quick, tmp_path):
     assert run("quantize", *quick, *CHANGED).code == 0
@@ -157,69 +141,12 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quic
     assert run("quantize", *quick, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
 
 
-def test_a_policy_that_is_searched_for_has_nothing_to_change_yet(run, words):
-    refused = run("quantize", *words, "--policy", "auto", "--off", "layers.0.*").error(2)
-    assert "--policy auto: --off 'layers.0.*' is for a policy with a name" in refused
-
-
-def test_printed_commands_have_what_is_zero_what_has_blanks_and_all_digits(run, words, tmp_path):
-    recipe = tmp_path / "my fast.yaml"
-    recipe.write_text("name: mine\npasses: [equalize]\n")
-    asked = ["--max-unreadable", 0, "--workers", 0, "--passes", recipe, "--policy", "auto", "--max-ms", 12.34567]
-    told = dict(planned(run, *words, *asked))
-    calibrate, search = told["calibrate"], told["search"]
-    assert calibrate["passes"] == str(recipe) and calibrate["workers"] == calibrate["max_unreadable"] == 0
-    assert search["max_ms"] == 12.34567
-
-
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
                                     ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
                                     ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip
 def test_another_wish_is_another_calibration(run, words, made, change):
     planned = run("quantize", *words, *change, "--dry-run")
     assert planned.code == 0 and "# done" not in planned.out
-
-
-def test_calibrator_auto_knows_which_percentile_it_tried(run, write_config, pictures, tmp_path):
-    """The card records it even if no node got it. An older card does not have it and is accepted."""
-    config = write_config(tmp_path, "swin", DEPTHS=[1], NUM_HEADS=[2])
-    torch.save({"model": build_model(load_config(config)).state_dict()}, tmp_path / "swin.pth")
-    (tmp_path / "one.yaml").write_text("name: one\nrules:\n  - enable: ['*.qkv._input_quantizer']\n")
-    words = words_for(tmp_path, pictures, tmp_path / "out")
-    told = [*words, "--policy", tmp_path / "one.yaml", "--calibrator", "auto", "--percentile"]
-    calibrate = run("quantize", *told, 99.9, "--dry-run").out.splitlines()[0]
-    assert run(*shlex.split(calibrate)[1:]).code == 0
-    file = tmp_path / "out" / "swin_micro_calib.json"
-    card = json.loads(file.read_text())
-    for own in (card["calibration"]["percentile"], None):
-        card["calibration"]["percentile"] = own
-        file.write_text(json.dumps(card))
-        done = [run("quantize", *told, other, "--dry-run").out.count("# done") for other in (99.9, 99)]
-        assert done == [1, 0]
-    del card["calibration"]["tried_percentile"]
-    file.write_text(json.dumps(card))
-    assert run("quantize", *told, 99.9, "--dry-run").out.count("# done") == 1
-
-
-@pytest.mark.slow
-def test_the_floats_beside_int8_are_those_asked_for_at_every_step(run, words, made, monkeypatch):
-    """A verification in float32 does not count for bfloat16; the calibration and the file for OpenVINO are shared."""
-    openvino = pytest.importorskip("swin_quant.backends.openvino.engine")
-    monkeypatch.setattr(openvino, "float_types", lambda: ["float32", "bfloat16"])
-    told = ["--for", "openvino", "--policy", "onnxruntime"]
-    exported_otherwise(made.parent, *told)
-    file = made.parent / "swin_micro_int8_openvino.onnx"
-    data = words[words.index("--data-path") : words.index("--device")]
-    assert run("verify", file, "--engine", "openvino", *data).code == 0
-    dry = ["quantize", *words, *told, "--dry-run"]
-    planned = run(*dry).out.splitlines()
-    assert ["# done" in line for line in planned] == [True, True, True, False]
-    planned = run(*dry, "--float-type", "bfloat16").out.splitlines()
-    assert ["# done" in line for line in planned] == [True, True, False, False]
-    assert ["--float-type bfloat16" in line for line in planned] == [False, False, True, True]
-    found = ["--for", "openvino", "--policy", "auto", "--float-type", "bfloat16"]
-    search = run("quantize", *words, *found, "--dry-run").out.splitlines()[1]
-    assert "--float-type bfloat16" in search
 
 
 def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run, words, tmp_path):
@@ -229,54 +156,6 @@ def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run
     refused = run("quantize", *words, "--float-type", "float32")
     assert "--float-type float32: the CUDA engine has float16 and bfloat16" in refused.error(2)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.fixture(scope="module")
-def in_bfloat16(write_config, randomise, pictures, tmp_path_factory):
-    """The arguments of a finished run for the CUDA engine in bfloat16."""
-    folder = tmp_path_factory.mktemp("cuda")
-    config = write_config(folder, "swin", EMBED_DIM=32, DEPTHS=[1, 1])
-    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "swin.pth")
-    words = words_for(folder, pictures, folder / "out")
-    words[words.index("onnxruntime")] = "cuda"
-    command("quantize", *words, "--float-type", "bfloat16", "--quiet")
-    return [*words, "--float-type", "bfloat16"]
-
-
-def test_floats_that_an_engine_takes_from_its_file_are_those_of_the_export(run, in_bfloat16):
-    again = run("quantize", *in_bfloat16)
-    assert again.code == 0 and again.err.count("done before") == 4
-    planned = run("quantize", *in_bfloat16[:-2], "--dry-run").out.splitlines()
-    assert ["# done" in line for line in planned] == [True, False, False, False]
-
-
-@pytest.mark.parametrize("float_type", [None, "bfloat16"])
-def test_what_a_search_times_is_exported_in_the_floats_that_are_asked_for(in_bfloat16, tmp_path, float_type):
-    folder = Path(in_bfloat16[0]).parent
-    model, _ = load_for_scoring(load_config(folder / "swin.yaml"), folder / "out" / "swin_micro_calib.pth")
-    timer = Timer(model, "cuda", None, 1, EngineOptions(device="cuda", float_type=float_type))
-    assert open_artifact(timer.export(timer.base, tmp_path)).record["options"]["float_type"] == (
-        float_type or "float16"
-    )
-
-
-@pytest.mark.parametrize("engine, float_type", [("onnxruntime", "bfloat16"), ("torchscript", "float16"),
-                                                ("fastertransformer", "bfloat16")])  # fmt: skip
-def test_floats_that_nothing_has_are_refused_before_any_work(run, words, tmp_path, engine, float_type):
-    words[words.index("onnxruntime")] = engine
-    refused = run("quantize", *words, "--float-type", float_type).error(2)
-    assert f"--float-type {float_type}: {engine} runs what is not int8 in float" in refused
-    assert not (tmp_path / "out").exists()
-
-
-def test_torch_computes_on_the_device_that_is_asked_for(run, words, monkeypatch):
-    """The printed commands name it, and where it is missing no step begins."""
-    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
-        monkeypatch.setattr(looks, lambda: 0)
-    for line in run("quantize", *words, "--dry-run").out.splitlines():
-        assert ("--device cpu" in line) == (line.split()[1] != "export")
-    on_gpu = [word if word != "cpu" else "cuda" for word in words]
-    assert "device cuda" in run("quantize", *on_gpu).error(2)
 
 
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
@@ -290,20 +169,6 @@ def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, word
 
 
 @pytest.mark.slow
-def test_it_is_said_why_a_calibration_is_done_again(run, words, made):
-    again = run("quantize", *words, "--percentile", 99, "--opts", "DATA.INTERPOLATION", "bilinear")
-    assert again.code == 0 and again.err.count("done before") == 0
-    assert "done again, changed: the preprocessing, the percentile" in again.err
-
-
-@pytest.mark.slow
-def test_a_calibrated_checkpoint_is_quantized_like_a_float_one(run, words, made, tmp_path):
-    words[0], words[-1] = made.with_name("swin_micro_calib.pth"), tmp_path / "again"
-    assert run("quantize", *words).code == 0
-    assert run("quantize", *words, "--dry-run").out.count("# done") == 4
-
-
-@pytest.mark.slow
 def test_a_calibrated_checkpoint_is_not_calibrated_over_itself(run, words, made, snapshot):
     words[0] = made.with_name("swin_micro_calib.pth")
     assert run("quantize", *words, "--dry-run").out.count("# done") == 4
@@ -311,16 +176,6 @@ def test_a_calibrated_checkpoint_is_not_calibrated_over_itself(run, words, made,
     done = run("quantize", *words, "--passes", "fast")
     assert "differ (the passes), and the result would be written over it" in done.err and done.code == 2
     assert snapshot(made.parent) == before
-
-
-@pytest.mark.slow
-def test_passes_round_for_the_seven_bits_that_are_exported(run, words, tmp_path):
-    (tmp_path / "mine.yaml").write_text("passes: [gptq]\n")
-    words += ["--saturation-safe", "--passes", tmp_path / "mine.yaml"]
-    assert run("quantize", *words).code == 0
-    printed = run("quantize", *words, "--dry-run").out.splitlines()
-    assert all(line.endswith("# done") for line in printed)
-    assert all("--policy onnxruntime --saturation-safe" in line for line in printed[:2])
 
 
 @pytest.mark.slow
@@ -364,33 +219,6 @@ def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path)
     assert "swin_micro: " in done.out
 
 
-def test_an_engine_that_gives_up_on_one_does_not_stop_the_others(run, micro, pictures, tmp_path, monkeypatch):
-    one, two = (named(micro, kind, tmp_path) for kind in ("swin", "swinv2"))
-    finish = quantizing.finish
-
-    def some(job):
-        if job.cfg.MODEL.TYPE == "swinv2":
-            raise RuntimeError("no such kernel")
-        return finish(job)
-
-    monkeypatch.setattr(quantizing, "finish", some)
-    words = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "torchscript", "--half", "none"]
-    done = run("quantize", two, one, *words, "--output", tmp_path / "family")
-    assert "error: 1 of 2 checkpoints failed: swinv2_micro: RuntimeError: no such kernel" in done.err
-    assert done.code == 1 and "swin_micro: " in done.out
-
-
-@pytest.mark.slow
-def test_fewer_pictures_that_can_be_read_than_asked_for_are_all_there_are(run, quick, pictures, tmp_path):
-    data = shutil.copytree(pictures, tmp_path / "data")
-    count = len(train := sorted((data / "train").glob("*/*")))
-    train[0].write_bytes(b"no picture")
-    words = [data if word == pictures else word for word in quick]
-    words[words.index("--pictures") + 1] = count
-    assert run("quantize", *words, "--max-unreadable", 0.5).code == 0
-    assert run("quantize", *words, "--max-unreadable", 0.5, "--dry-run").out.count("# done") == 4
-
-
 def test_one_policy_is_deployed(run, words):
     assert "--policy qdq cpu: give one" in run("quantize", *words, "--policy", "qdq", "cpu").error(2)
 
@@ -417,11 +245,3 @@ def named(micro, kind, folder, fill=None):
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
     replace(card, checkpoint=CheckpointRecord(file=file.name, sha256=sha256_of(file))).write(file.with_suffix(".json"))
     return file
-
-
-def test_policies_are_listed_with_who_takes_them(run):
-    done = run("show", "policies")
-    assert done.code == 0 and re.search(r"^qdq  \(for .*onnxruntime", done.out, re.MULTILINE)
-    listed = json.loads(run("show", "policies", "--json").out)
-    assert {"ft-mode1", "ft-mode2", "qdq", "cpu", "float"} <= {policy["name"] for policy in listed}
-    assert all(policy["rules"] and policy["description"] for policy in listed)

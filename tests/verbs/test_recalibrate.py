@@ -99,29 +99,6 @@ def test_it_is_to_the_bit_what_calibrating_so_gives(cfg, weights, before, tmp_pa
         assert kept[0].read_bytes() == kept[1].read_bytes() == statistics.read_bytes()
 
 
-def test_the_float_checkpoint_will_do_as_well_as_the_calibrated_one(cfg, weights, before, tmp_path):
-    statistics = before / f"{NAME}_calib.stats.npz"
-    for folder, checkpoint in (("a", weights), ("b", None)):
-        recalibrate(cfg, statistics, checkpoint, policy(4), Method("percentile", 99.0), tmp_path / folder)
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-
-
-def test_a_calibration_may_be_replaced_by_its_own_statistics(cfg, weights, copy):
-    recalibrate(cfg, copy, None, policy(4), Method("max"), copy.parent)
-    again = recalibrate(cfg, copy, None, policy(8), Method(), copy.parent)
-    assert again.card.calibration["bits"] == 8
-
-
-def test_channels_that_stood_out_in_the_pictures_are_still_told_of(cfg, copy, tmp_path):
-    card, told = copy.with_name(f"{NAME}_calib.json"), {"kind": "outliers-uncured", "text": "x", "nodes": ["norm"]}
-    data = json.loads(card.read_text())
-    data["calibration"]["advice"] += [told, {**told, "kind": "clipped"}]  # clipping is judged again for other ranges
-    card.write_text(json.dumps(data))
-    again = recalibrate(cfg, copy, None, policy(4), Method("max"), tmp_path)
-    kept = [one for one in again.card.calibration["advice"] if one["text"] == "x"]
-    assert kept == [told]
-
-
 def test_bits_that_are_not_uniform_are_recorded_by_node(cfg, before, tmp_path):
     node = "layers.0.blocks.0.mlp.fc2._input_quantizer"
     mixed = policy(8).and_then(Rule(nodes=(node,), bits=4))
@@ -164,8 +141,3 @@ def test_calibrator_max_says_that_it_keeps_none(cfg, weights, tmp_path):
     file.write_bytes(b"left by an earlier one")
     with pytest.raises(SwinQuantError, match="records no statistics .calibrator max keeps none"):
         recalibrate(cfg, file, None, policy(8), Method("mse"), tmp_path)
-
-
-def test_statistics_of_another_model_are_refused(cfg, copy, tmp_path):
-    with pytest.raises(SwinQuantError):
-        recalibrate(config([1, 2]), copy, None, policy(8), Method("mse"), tmp_path / "out")

@@ -39,11 +39,6 @@ def test_the_table_is_printed(report, tmp_path):
     assert "swin_micro" in out and "other" in out and out.count("-0.46") == 2
 
 
-@pytest.mark.parametrize(("form", "start"), [("markdown", "**swin_micro: "), ("csv", "name,")])
-def test_a_format_is_printed(report, tmp_path, form, start):
-    assert report(write(tmp_path / "card.json", FLOAT, INT8), "--format", form).out.startswith(start)
-
-
 def test_a_folder_gets_the_table_in_every_form(report, tmp_path):
     card, folder = write(tmp_path / "card.json", FLOAT, INT8), tmp_path / "table"
     printed = report(card, "--output", folder, "--json", "-").out
@@ -54,11 +49,6 @@ def test_a_folder_gets_the_table_in_every_form(report, tmp_path):
         assert next(csv.DictReader(file))["quantized_acc1"] == "70.34"
 
 
-def test_json_in_a_file_comes_beside_the_table(report, tmp_path):
-    printed = report(write(tmp_path / "card.json", FLOAT, INT8), "--json", tmp_path / "t.json").out
-    assert json.loads((tmp_path / "t.json").read_text())["rows"] and "70.34" in printed
-
-
 def test_a_directory_gives_its_cards_and_nothing_else(report, tmp_path):
     write(tmp_path / "a.json", FLOAT, INT8)
     (tmp_path / "other.json").write_text('{"schema": "somebody/else"}')
@@ -67,11 +57,6 @@ def test_a_directory_gives_its_cards_and_nothing_else(report, tmp_path):
     (tmp_path / "deeper").mkdir()
     write(tmp_path / "deeper" / "b.json", FLOAT, INT8, name="deeper")
     assert [row["name"] for row in json.loads(report(tmp_path, "--json", "-").out)["rows"]] == ["swin_micro"]
-
-
-def test_a_card_given_twice_counts_once(report, tmp_path):
-    done = report(write(tmp_path / "a.json", FLOAT, INT8), tmp_path, "--json", "-")
-    assert len(json.loads(done.out)["rows"]) == 1
 
 
 def test_cards_without_results_are_left_out_and_named(report, refused, tmp_path):

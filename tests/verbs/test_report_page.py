@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from cards_of_results import TRAINING
 
 from swin_quant.cards.card import RunCard
 
@@ -108,21 +107,6 @@ def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkey
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     done = run("report", own.with_suffix(".json"), "--html", tmp_path / "page.html")
     assert "[report]" in done.error(2) and not (tmp_path / "page.html").exists()
-
-
-@pytest.mark.slow
-def test_curves_of_two_runs_stand_in_one_chart(page, own, tmp_path):
-    """Both have the same model and file name; the time tells them apart."""
-    card = json.loads(own.with_suffix(".json").read_text())
-    for number, day in enumerate(("2026-01-01", "2026-01-02")):
-        epochs = [{"epoch": at, "train_loss": 3.0 - at - number} for at in range(3)]
-        one = {**card, "created": f"{day}T00:00:00+00:00", "training": {**TRAINING, "epochs": epochs}}
-        (tmp_path / f"{number}.json").write_text(json.dumps(one))
-    facts = facts_of(page(tmp_path / "0.json", tmp_path / "1.json"))
-    drawn = facts["charts"]["training-chart"]["data"]["values"]
-    lines = {name: [one["value"] for one in drawn if one["run"] == name] for name in {one["run"] for one in drawn}}
-    assert sorted(lines.values()) == [[2.0, 1.0, 0.0], [3.0, 2.0, 1.0]]
-    assert all("2026-01-0" in name for name in lines)
 
 
 @pytest.mark.slow

@@ -34,13 +34,6 @@ def test_a_package_that_the_export_imports(quantize, monkeypatch, package):
     assert f"{package} cannot be imported" in line and "[onnx]" in line
 
 
-def test_what_the_page_is_drawn_with(run, calibrated, tmp_path, monkeypatch):
-    """The pictures are not even looked for."""
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    words = ["--html", tmp_path / "page.html", "--data-path", tmp_path / "nowhere"]
-    assert "[report]" in run("report", calibrated.with_suffix(".json"), *words).error(2)
-
-
 def test_what_a_plot_is_drawn_with(run, calibrated, scoring_flags, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = run("finetune", calibrated, *scoring_flags, "--plot", "svg", "--output", tmp_path / "out").error(2)

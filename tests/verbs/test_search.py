@@ -213,19 +213,6 @@ def test_a_budget_counts_the_drop_with_two_errors(limit, met):
     assert sq.Budget(min_agreement=98, min_sqnr=16, max_drop=limit).allows(loss) is met
 
 
-def test_losses_are_to_the_model_that_the_user_had(clock, calibrated, run, pictures, tmp_path):
-    """After passes that change what weights compute, the checkpoint without quantization is no float model."""
-    told = ["--cfg", calibrated / "swin.yaml", "--data-path", pictures, "--device", "cpu"]
-    told += ["--policy", "qdq", "--wprec", 2, "--passes", "fast", "--pictures", 8, "--output", tmp_path]
-    assert run("calibrate", calibrated / "x.pth", *told).code == 0
-    words = ["search", tmp_path / "swin_micro_calib.pth", "--engine", "onnxruntime", "--data-path", pictures]
-    words += [*TWO_GROUPS, "role:activation", "--wprec", 2, "--pictures", 12, "--min-sqnr", 60, "--device", "cpu"]
-    done = run(*words, "--output", tmp_path, "--json", tmp_path / "x.json")
-    rows = json.loads((tmp_path / "x.json").read_text())["candidates"]
-    assert done.code == 1 and "cannot be met (SQNR at least 60 dB)" in done.err, done
-    assert all(row["sqnr_db"] < 40 for row in rows if row["policy"] != "float")
-
-
 def test_wrong_input_is_one_line(words, run, calibrated):
     other = run(*words, "--max-drop", 1, "--float-type", "bfloat16").error(2)
     assert "--float-type bfloat16: onnxruntime runs what is not int8 in float32 here" in other

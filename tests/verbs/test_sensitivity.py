@@ -10,7 +10,6 @@ import torch
 import swin_quant as sq
 from swin_quant.cards.card import RunCard
 from swin_quant.data.sampling import digest
-from swin_quant.verbs import sensitivity
 from swin_quant.verbs.sensitivity import Costs
 
 
@@ -45,14 +44,6 @@ def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own):
 
 
 @pytest.mark.slow
-def test_only_the_kinds_that_are_asked_for(run, words):
-    out = run(*words, "--kind", "stage", "role", "--policy", "qdq").out
-    assert "role:gemm_weight" in out and "layers.0.blocks" not in out
-    rows = csv.DictReader(io.StringIO(run(*words, "--kind", "stage", "--format", "csv").out))
-    assert {row["kind"] for row in rows} == {"stage"}
-
-
-@pytest.mark.slow
 def test_the_error_through_the_depth_as_table_csv_and_in_python(run, words, own):
     rows = list(csv.DictReader(io.StringIO(run(*words, "--kind", "profile", "--format", "csv").out)))
     record = RunCard.read(own.with_suffix(".json")).sensitivity
@@ -77,25 +68,6 @@ def test_python_measures_what_the_command_measures(run, words, own, model, train
     assert (found["policy"], found["pictures"], found["pictures_sha256"]) == ("qdq", 2, None)
     again = sq.calibrate(model, train, "cpu")
     assert again.card.sensitivity is None and again.card.searches == []
-
-
-def test_flags_are_what_is_measured(run, own, pictures, monkeypatch):
-    told, policies, read = [], [], sensitivity.read_sample
-    monkeypatch.setattr(sensitivity, "DrawnBatches", lambda *asked, **_: told.append(asked) or 1 / 0)
-    monkeypatch.setattr(
-        sensitivity, "read_sample", lambda model, *how: policies.append(model.policy) or read(model, *how)
-    )
-    words = ["sensitivity", own, "--data-path", pictures, "--device", "cpu"]
-    run(*words, "--pictures", 5, "--split", "val", "--batch", 3, "--seed", 7, "--max-unreadable", 0.5)
-    run(*words, "--batch", 99)
-    (opened, _, *asked), (_, _, *plain) = told
-    assert len(opened) == 7 and len(policies) == 2
-    assert asked == [5, 8, 3, 0.5] and plain == [12, 1, 16, 0.01]  # all there are
-
-
-def test_ranks_are_refused(forked, words):
-    for done in forked(2, *words, "--quiet", code=2):
-        assert "sensitivity runs in one process" in done.err
 
 
 def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from draws import drawn
 from torch import nn
 
 import swin_quant as sq
@@ -55,11 +54,10 @@ def test_it_is_saved_and_loaded_into_a_module_of_its_structure(model, batch, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", drawn(["openvino", "onnxruntime"], 2))
-def test_it_runs_on_engines_by_the_names_of_its_inputs(engine, model, batch, tmp_path):
+def test_it_runs_on_engines_by_the_names_of_its_inputs(model, batch, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip(engine)
-    made = sq.export(model, engine, tmp_path)
+    pytest.importorskip("openvino")
+    made = sq.export(model, "openvino", tmp_path)
     assert sq.verify(made, [batch])
     run, wanted = made.load(), model(batch)
     for part in (batch, {key: one[:1].numpy() for key, one in batch.items()}):
@@ -71,7 +69,7 @@ def test_it_runs_on_engines_by_the_names_of_its_inputs(engine, model, batch, tmp
     with pytest.raises(sq.UsageError, match="inputs lack input_ids: give"):
         run({key: one for key, one in batch.items() if key != "input_ids"})
     again = sq.artifact(made.file, Grounded())
-    assert sq.verify(again, [batch]) and sq.export(again.origin, engine, tmp_path / "again")
+    assert sq.verify(again, [batch]) and sq.export(again.origin, "openvino", tmp_path / "again")
 
 
 def test_a_call_that_the_module_does_not_take_is_one_line(batch):

@@ -21,8 +21,6 @@ ENABLED = {
     ("swinv2", "float"): 0,
 }
 
-ONE_CHANNEL = ["--opts", "MODEL.SWIN.IN_CHANS", 1]
-
 
 @pytest.fixture
 def nodes(run, micro):
@@ -46,19 +44,9 @@ def test_counts_under_each_policy(nodes, kind, policy):
     assert {row["amax"] for row in rows.values()} == {None}
 
 
-def test_without_a_policy_all_are_off(nodes):
-    assert {row["state"] for row in nodes("swin").values()} == {"off"}
-
-
 def test_a_calibrated_checkpoint_brings_the_policy_of_its_card(nodes, calibrated):
     rows = nodes("swin", "--checkpoint", calibrated)
     assert sum(row["state"] == "on" for row in rows.values()) == ENABLED["swin", "ft-mode1"]
-
-
-def test_a_float_checkpoint_has_nodes_without_ranges(nodes, micro):
-    rows = nodes("swin", "--checkpoint", micro / "swin.pth", "--policy", "qdq")
-    assert sum(row["state"] == "on" for row in rows.values()) == ENABLED["swin", "qdq"]
-    assert {row["amax"] for row in rows.values()} == {None}
 
 
 def test_shapes_are_those_of_one_picture(nodes):
@@ -91,13 +79,6 @@ def test_the_table_has_every_node_on_one_line_and_counts(run, nodes, micro):
     assert lines[0].split() == [name for name in FIELDS if name not in ("low", "high")]
     assert [line.split()[0] for line in lines[1 : TOTAL["swin"] + 1]] == list(nodes("swin"))
     assert "51 of 72 nodes are on" in lines[-1]
-
-
-def test_ranges_of_a_calibrated_checkpoint(nodes, calibrated):
-    state = torch.load(calibrated, weights_only=True)
-    rows = nodes("swin", "--checkpoint", calibrated, "--policy", "ft-mode1")
-    for name, row in rows.items():
-        assert float(row["amax"]) == pytest.approx(state[f"{name}._amax"].item(), rel=1e-5)
 
 
 def test_zero_points_show_both_ends(nodes, calibrated, tmp_path):
@@ -151,15 +132,3 @@ def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
     assert "rulez" in run(*words).error(2)
     line = run(*words[:-1], "qdq", "ft-mode1").error(2)
     assert "--policy qdq ft-mode1: give one" in line
-
-
-def test_pictures_of_any_number_of_channels(nodes):
-    """A grey patch has a third of the values; the embedding is no node, so the shapes are the same."""
-    shapes = [{name: row["shape"] for name, row in nodes("swin", *more).items()} for more in ([], ONE_CHANNEL)]
-    assert len(shapes[0]) == TOTAL["swin"] and shapes[0] == shapes[1]
-
-
-def test_a_policy_in_float8_is_listed_with_its_fixed_ranges(nodes, calibrated):
-    rows = nodes("swin", "--checkpoint", calibrated, "--policy", "tensorrt-fp8")
-    assert {row["format"] for row in rows.values() if row["state"] == "on"} == {"fp8"}
-    assert {row["amax"] for name, row in rows.items() if name.endswith("matmul_a_input_quantizer")} == {1.0}

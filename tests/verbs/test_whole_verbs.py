@@ -2,7 +2,6 @@
 notebook."""
 
 import pytest
-import torch
 from torch import nn
 
 import swin_quant as sq
@@ -44,22 +43,6 @@ def test_quantize_is_the_command_and_goes_on_where_it_was_cut_off(file, pictures
 
 
 @pytest.mark.slow
-def test_what_a_set_of_pictures_says_is_found_in_the_card(file, pictures, tmp_path, write_config):
-    """Its seed is used although it is 0 and the config has another; so is the wish to turn pictures."""
-    checkpoint, _ = file
-    config = write_config(tmp_path, "swin")
-    config.write_text(config.read_text() + "SEED: 5\n")
-    for given, seed, upright in (
-        (sq.pictures(pictures, "train", 8, seed=0, upright=True), 0, True),
-        (sq.pictures(pictures, "train", 8, seed=3), 3, False),
-    ):
-        out = tmp_path / f"out{seed}"
-        sq.quantize(checkpoint, given, "onnxruntime", out, config=config)
-        (card,) = (RunCard.read(one) for one in out.glob("*_calib.json"))
-        assert card.calibration["seed"] == seed and card.preprocess.get("upright", False) is upright
-
-
-@pytest.mark.slow
 def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
     """A model, a policy and batches have no words on a command line."""
     policy = sq.policy("qdq").off("layers.1.*")
@@ -71,13 +54,6 @@ def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
     assert "not scored: no labelled pictures" in str(unscored)
     scored = sq.quantize(model, pictures, "onnxruntime", tmp_path / "place", policy, passes=[])
     assert is_said(scored) and scored.verdict.pictures == VAL
-
-
-@pytest.mark.slow
-def test_quantize_takes_a_module_of_the_user_s_own(tensors, tmp_path):
-    module = nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 15 * 15, 3)).eval()
-    made = sq.quantize(sq.wrap(module, 32), tensors("train"), "onnxruntime", tmp_path, scored_on=tensors("val"))
-    assert is_said(made) and made.evaluation.float32 and made.artifact.load()(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
 
 
 @pytest.mark.slow

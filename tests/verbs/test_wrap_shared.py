@@ -171,15 +171,6 @@ def test_after_other_weights_and_a_second_calibration_the_reference_is_theirs(x,
         torch.testing.assert_close(model.original(x), other(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_second_calibration_of_the_same_weights_keeps_the_reference(x):
-    module = Sorts(1).eval()
-    model = sq.wrap(module, 8)
-    for passes in (["bias_correction"], []):
-        sq.calibrate(model, [x], "qdq", passes=passes)
-    with torch.no_grad():
-        assert torch.equal(model.original(x), module(x))
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_an_interrupted_calibration_leaves_module_card_and_reference(x, error, calibrated):

@@ -1,6 +1,5 @@
 """`bench` and `align` of a wrapped module, which no file builds: artifacts beside each other, and beside the model."""
 
-import csv
 import json
 import math
 
@@ -50,14 +49,6 @@ def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(run, e
         found, exact = (torch.cat([part.flatten(1) for part in of(noise).values()], 1) for of in (model, plain.load()))
     sqnr = 10 * math.log10(float(exact.square().sum() / (found - exact).square().sum()))
     assert other["sqnr_db"] == pytest.approx(sqnr, abs=0.5) and other["agreement"] is None and other["p50_ms"] > 0
-
-
-@pytest.mark.slow
-def test_one_artifact_is_timed_alone_from_the_command_line(run, exported, tmp_path, engines_here):
-    _, quantized, _ = exported
-    run("bench", quantized.file, *QUICK, "--output", tmp_path).ok()
-    (row,) = csv.DictReader((tmp_path / "bench.csv").open())
-    assert row["candidate"].startswith("onnxruntime int8") and not row["baseline"] and float(row["p50_ms"]) > 0
 
 
 def test_the_checkpoint_of_a_wrapped_module_is_refused(run, images, tmp_path):

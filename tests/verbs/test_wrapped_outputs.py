@@ -79,22 +79,6 @@ def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, t
             assert right[:3].square().sum() > 300 * (part - right[:3]).square().sum()
 
 
-@pytest.mark.slow
-def test_one_output_is_a_tensor(images, tmp_path):
-    pytest.importorskip("openvino")
-    model = _wrapped(STRUCTURES["dict"][0], images, output="maps")
-    made = sq.export(model, "openvino", tmp_path).load()
-    assert model(images).shape == made(images).shape == (16, 8, 4, 6)
-    assert model.card.wrapped["outputs"] == ["maps"]
-
-
-def test_several_outputs_are_chosen_by_name_and_again_when_loaded(images, tmp_path):
-    model = _wrapped(STRUCTURES["dict"][0], images, output=["number", "maps"])
-    assert list(model(images)) == ["maps", "number"]
-    again = sq.load(model.save(tmp_path / "mine_calib.pth"), Net(STRUCTURES["dict"][0]))
-    assert all(torch.equal(one, again(images)[key]) for key, one in model(images).items())
-
-
 @pytest.mark.parametrize(
     ("give", "output", "error", "says"),
     [
@@ -119,15 +103,6 @@ def test_what_is_no_output_is_one_line(give, output, error, says):
     assert "\n" not in str(raised.value)
 
 
-def test_a_module_of_several_inputs_is_refused_in_a_line():
-    class Two(Net):
-        def forward(self, x, y):
-            return super().forward(x + y)
-
-    with pytest.raises(sq.SwinQuantError, match="mine: does not take .*missing 1 required positional argument: 'y'"):
-        sq.wrap(Two(None), (8, 10), name="mine")
-
-
 def test_outputs_without_classes_are_compared_with_float_together_and_each_by_its_name(images):
     """The figures equal those of whole forwards."""
     model = _wrapped(STRUCTURES["dict"][0], images)
@@ -146,15 +121,6 @@ def test_outputs_without_classes_are_compared_with_float_together_and_each_by_it
         sq.evaluate(model, [])
     with pytest.raises(sq.UsageError, match="sensitivity is about logits, and this model gives features"):
         sq.sensitivity(model, [images])
-
-
-def test_outputs_are_compared_on_pictures(pictures):
-    how = sq.Preprocess(32, False, "bicubic", (0.5,) * 3, (0.5,) * 3)
-    model = sq.calibrate(
-        sq.wrap(torch.nn.Conv2d(3, 4, 3), 32, preprocess=how), sq.pictures(pictures, "train", 4), "cpu"
-    )
-    scores = sq.evaluate(model, sq.pictures(pictures, "val")).outputs
-    assert [score.precision for score in scores] == ["bfloat16", "int8"] and {score.pictures for score in scores} == {7}
 
 
 def test_the_command_line_says_that_a_wrapped_module_is_for_python(images, run, tmp_path):

@@ -104,7 +104,7 @@ def test_all_shapes_of_a_model_compile(model, precision):
     assert_all_fine(model, precision, capable[turn % len(capable)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
     """One row: Triton makes the number of rows a constant."""
@@ -113,7 +113,7 @@ def test_the_head_of_one_picture_compiles(capability):
     assert_fine(call, capability)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("op", "sides", "again"),
     [
@@ -133,7 +133,7 @@ def test_no_two_warps_compute_the_same(op, sides, again):
     assert cross_compile(twice, 80).repeated == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
     """Rows of 49 halves start at any address: each value was one load, 25 a thread."""
@@ -159,7 +159,7 @@ def test_float8_runs_on_its_tensor_cores(of_float8, capability):
         assert_fine(call, capability)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
     """Hopper's tensor cores keep 14 bits of a sum. Float8 probabilities, and windows of several tiles of keys."""
@@ -217,7 +217,7 @@ def test_older_gpus_are_refused_by_name(of_float8):
         cross_compile(call, 86)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("model", "most"), [(MODELS[0], 4), ("swin_large_patch4_window12_384_22kto1k_finetune", 18)])
 def test_a_picture_is_pooled_in_few_steps(model, most):
     """Each step waits for the one before, in a program that has a multiprocessor to itself: there were 13 and 72."""

@@ -2,9 +2,7 @@
 
 import pytest
 import torch
-from compiled_kernels import cross_compile
 from crosscompile import recorded
-from nightly import share
 
 from swin_quant.backends.cuda.kernels.call import without_spills
 
@@ -41,16 +39,6 @@ def test_a_launch_is_recorded_once_for_all_that_the_compiler_is_not_told():
     )
     assert dict(first.constants) == dict(K=64, BM=64, BN=32) and dict(first.options) == {"num_warps": 4}
     assert "rows" in first.aligned and "rows" not in odd.aligned and dict(narrow.options) == {"num_warps": 2}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability, instruction", share([(90, "IGMMA"), (80, "IMMA"), (120, "IMMA")], 3))
-def test_int8_products_become_those_of_tensor_cores(capability, instruction):
-    with recorded() as calls:
-        launch(64)
-    made = cross_compile(calls[0], capability)
-    assert instruction in made.mma and made.int8 and made.spilled == 0 and made.warps == 4
-    assert 0 < made.registers <= 255 and made.programs > 4
 
 
 @pytest.mark.parametrize("own, all_registers, taken", [(0, 0, False), (4, 0, True), (4, 2, False)])

@@ -123,13 +123,6 @@ def test_calls_may_be_in_inference_mode_or_not(exported):
             assert torch.equal(engine(images), expected)
 
 
-def test_pictures_with_a_gradient_leave_nothing_behind(exported):
-    engine, images = load(exported()[0]), pictures(2)
-    expected = engine(images)
-    assert not engine(images.clone().requires_grad_()).requires_grad
-    assert torch.equal(engine(images), expected)
-
-
 @pytest.mark.parametrize(("channels", "heads"), [(32, [2, 4]), (96, [4, 8]), (64, [1, 2]), (96, [1, 2]), (128, [1, 2])])
 def test_heads_of_other_widths_and_positions(exported, channels, heads):
     """Heads of 16 and 24 channels are padded to 32, of 96 to 128; an absolute position embedding is added."""
@@ -148,11 +141,6 @@ def test_what_it_says_of_itself(exported):
     assert engine.max_batch == 256 and engine.device == "cpu"
     assert engine.details["int8_gemms"] == 3 * 5 + 1 and engine.details["all_gemms"] == 3 * 6 + 1 + 2
     assert "references" in engine.details["library"]
-
-
-def test_pictures_of_another_size(exported):
-    with pytest.raises(UsageError, match="takes pictures of 3 x 8 x 8, not 3 x 16 x 16"):
-        load(exported()[0])(pictures(1, 16))
 
 
 @pytest.mark.parametrize(
@@ -234,21 +222,6 @@ def test_a_run_card_without_a_batch(exported, batch):
         load(artifact)
 
 
-def test_a_batch_that_kernels_cannot_address(exported, h100):
-    """A card of another program: an export refuses it. The widest tensor has 16 x 128 values a picture."""
-    artifact = exported()[0]
-    artifact.record["options"]["batch"] = 2**20
-    with pytest.raises(UsageError, match="^batch 1048576: kernels address 2147483648 values .* at most 1048575 here$"):
-        load(artifact, EngineOptions(device="cuda"))
-
-
-def test_it_stays_on_the_gpu_that_was_current(exported, h100, monkeypatch):
-    """Another GPU may be current at the call."""
-    monkeypatch.setattr(f"{load.__module__}.GraphSession", lambda network, device, *_: SimpleNamespace(device=device))
-    loaded = load(exported()[0], EngineOptions(device="cuda"))
-    assert loaded.run.device == torch.device("cuda", 1)
-
-
 @pytest.mark.parametrize(
     ("gpu", "capability", "policy", "said"),
     [
@@ -260,13 +233,6 @@ def test_a_gpu_that_is_too_old(exported, gpu_is, gpu, capability, policy, said):
     gpu_is(gpu, capability)
     with pytest.raises(UsageError, match=f"^{gpu}: is of compute capability {said}"):
         load(exported(policy=policy)[0], EngineOptions(device="cuda"))
-
-
-def test_kernels_are_not_interpreted_on_a_gpu(exported, gpu_is, monkeypatch):
-    gpu_is("NVIDIA H100", 90)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    with pytest.raises(UsageError, match="TRITON_INTERPRET is set"):
-        load(exported()[0], EngineOptions(device="cuda"))
 
 
 KNOWN = [
@@ -301,10 +267,3 @@ def test_whose_fusions_a_gpu_takes(gpu_is, caplog, gpu, capability, sms, machine
         assert machine_here() == load_machine(machine)
     said = f"{gpu}: no file of configs/machines is for it; fusions are those of the nearest, {machine}"
     assert caplog.messages == ([said] if (gpu, capability, sms, machine) in OTHER else [])
-
-
-def test_an_artifact_of_another_backend(exported):
-    artifact = exported()[0]
-    artifact.card.artifact["backend"] = "onnx"
-    with pytest.raises(SwinQuantError, match="is an export of backend 'onnx'"):
-        load(artifact)

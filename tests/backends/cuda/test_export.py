@@ -77,12 +77,6 @@ def test_a_sum_beyond_float16_at_the_end_of_a_stage(tiny_model, tmp_path, caplog
     assert off[0] < 0.2 and not off[1] < 0.5  # also true for NaN
 
 
-def test_values_beyond_float16_in_front_of_a_merging_norm(calibrated, tmp_path):
-    found = card(beyond_half=["layers.0.downsample.reduction._aftergemm_quantizer"])
-    made = export(calibrated("swinv2"), found, tmp_path)
-    assert made.record["options"]["float_type"] == "bfloat16"
-
-
 @pytest.mark.parametrize("node", ["mlp.fc2._input_quantizer", "attn.matmul_v_input_quantizer", "attn.softmax_input"])
 def test_values_beyond_float16_where_bytes_saturate(calibrated, tmp_path, node):
     """Or where sums are float32."""

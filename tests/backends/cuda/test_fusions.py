@@ -170,13 +170,6 @@ def test_what_a_gpu_refused_is_not_chosen_and_the_rest_goes_by_its_times():
     assert TileTable(refused).tiles_for(next(candidates(launches)), 8) is None
 
 
-def test_times_of_two_batches_are_not_compared():
-    """A batch that was tuned in part, since time ran out, does not count: the complete one next to it does."""
-    launches = program_of(SPEC, 4).launches
-    whole = {shape_of(one): {1: (Tiles(16), 900.0), 8: (Tiles(16), 0.1)} for one in candidates(launches)}
-    assert len(by_times(timed(launches, 1.0, batch=1) | whole, 4)) == len(launches)
-
-
 def test_fastertransformers_arithmetic_and_odd_widths_are_left_alone(calibrated, tiny_config):
     for kind, policy in (("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")):
         assert not list(candidates(program_of(spec_for(calibrated(kind, policy)), 1).launches))

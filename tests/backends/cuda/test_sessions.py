@@ -200,13 +200,6 @@ def test_out_of_memory_in_a_call_names_the_batch_and_what_was_asked_for(sessions
     assert torch.equal(session(pixels), expected)
 
 
-def test_a_program_without_memory_is_told_of_once(sessions, monkeypatch):
-    """With the need of all of its buffers, not of the one that failed."""
-    monkeypatch.setattr(GraphSession, "_capture", full)
-    with pytest.raises(SwinQuantError, match=r"^out of GPU memory: a batch of 6 needs \d+ MB, 100 of"):
-        sessions.make()(pictures(5))
-
-
 class TritonError(Exception):
     """Named as Triton's own, which is recognised by name."""
 

@@ -1,14 +1,11 @@
 """Policies: the resulting spec, or one line that says what no kernel does."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import spec_of
-from swin_quant.backends.cuda.spec_from_policy import check_batch, check_geometry, spec_for
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.backends.cuda.spec_from_policy import check_batch, spec_for
+from swin_quant.base.errors import UsageError
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from tests.backends.conftest import MICRO
 from tests.backends.cuda.conftest import spec_of_model
@@ -58,11 +55,6 @@ def test_policies_that_it_does_not_run(calibrated, case):
     assert "\n" not in str(error.value)
 
 
-def test_fastertransformer_has_float16_alone(calibrated):
-    with pytest.raises(UsageError, match="float_type bfloat16: ft-mode1 is FasterTransformer's, in float16"):
-        spec_for(calibrated("swin", "ft-mode1"), float_type="bfloat16")
-
-
 def test_fastertransformer_has_no_factors_in_front_of_the_last_norm(calibrated):
     model = calibrated("swinv2", "ft-mode1")
     model.norm.factors.give(torch.ones(model.norm.factors.channels))
@@ -70,11 +62,6 @@ def test_fastertransformer_has_no_factors_in_front_of_the_last_norm(calibrated):
         spec_for(model)
     apply_policy(model, load_policy("cuda"))
     assert spec_for(model).exit_factors
-
-
-def test_ft_mode2_of_v2(calibrated):
-    with pytest.raises(UsageError, match="ignore it there; give ft-mode1"):
-        spec_for(calibrated("swinv2", "ft-mode2"))
 
 
 @pytest.mark.parametrize("keys", [{"OUTPUT_KIND": "embedding"}, {"OUTPUT_KIND": "features"}, None])
@@ -105,26 +92,6 @@ def test_norms_with_another_epsilon(calibrated):
 def test_geometries_that_it_does_not_run(calibrated, keys, message):
     with pytest.raises(UsageError, match=f"^the CUDA engine cannot run this model: {message}"):
         spec_for(calibrated("swin", **keys))
-
-
-def test_maps_in_parts(calibrated):
-    spec = spec_for(calibrated())
-    with pytest.raises(UsageError, match="cannot run this model: maps in parts .whole_windows.: those of classifiers"):
-        check_geometry(replace(spec, geometry=replace(spec.geometry, whole_windows=True)))
-
-
-def test_a_node_without_a_range(calibrated):
-    model = calibrated()
-    model.layers[0].blocks[1].mlp.fc1._input_quantizer.amax = None
-    with pytest.raises(SwinQuantError, match="node layers.0.blocks.1.mlp.fc1._input_quantizer has no range"):
-        pack(model, spec_for(model))
-
-
-def test_weights_beyond_float16(calibrated):
-    model = calibrated()
-    model.patch_embed.proj.weight.data[0] = 1e6
-    with pytest.raises(SwinQuantError, match="patch_embed.proj.weight: NaN, or beyond float16"):
-        pack(model, spec_for(model))
 
 
 @pytest.mark.parametrize(

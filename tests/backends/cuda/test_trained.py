@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from nightly import share
 
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.cards.card import RunCard
@@ -28,8 +27,8 @@ def digits(count):
     return torch.nn.functional.interpolate(grey, 32, mode="bilinear").repeat(1, 3, 1, 1) * 4 - 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", share(FORMS, 2))
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", FORMS)
 def test_trained_networks_by_interpreted_kernels(emulator_of, kind, tmp_path):
     model = build_model(load_config(FOLDER / f"{kind}_micro_cifar10.yaml"))
     load_float(model, FOLDER / f"{kind}_micro_cifar10.safetensors")

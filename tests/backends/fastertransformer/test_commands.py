@@ -58,13 +58,6 @@ def test_a_checkpoint_of_fastertransformer_s(theirs, calibrated, capsys, kind, w
     assert (load(artifact)(images) - expected).abs().mean() < 0.1 * expected.std()
 
 
-def test_the_mode_is_asked_for_where_no_card_says_it(theirs, capsys):
-    assert main(["export", "--for", "fastertransformer", *theirs()]) == 2
-    assert "there is no run card: give --policy" in capsys.readouterr().err
-    assert main(["export", "--for", "fastertransformer", *theirs(), "--policy", "qdq"]) == 2
-    assert "ft-mode1 and ft-mode2 only" in capsys.readouterr().err
-
-
 def test_a_float_export(theirs, capsys):
     assert (
         main(
@@ -98,26 +91,3 @@ def test_fix_gelu_bias(theirs, capsys, tmp_path):
     assert code == 0 and open_artifact(done.out.strip()).record["options"]["fix_gelu_bias"] is True
     code, done = run(*theirs(), backend="onnx")
     assert code == 2 and "--fix-gelu-bias: means nothing to --for onnx" in done.err
-
-
-def test_a_float_checkpoint_is_no_int8_export(theirs, tmp_path, capsys):
-    flags = theirs()
-    state = torch.load(tmp_path / "swin.pth", weights_only=True)
-    torch.save({key: value for key, value in state.items() if not key.endswith("_amax")}, tmp_path / "swin.pth")
-    assert main(["export", "--for", "fastertransformer", *flags, "--policy", "ft-mode1"]) == 1
-    assert "is a float checkpoint" in capsys.readouterr().err
-    assert main(["export", "--for", "fastertransformer", *flags]) == 2
-    assert "there is no run card: give --policy" in capsys.readouterr().err
-    assert (
-        main(["export", "--for", "fastertransformer", *flags, "--precision", "float", "--float-type", "float32"]) == 0
-    )
-
-
-def test_a_dead_range_of_their_calibration(theirs, tmp_path, capsys):
-    flags = theirs()
-    state = torch.load(tmp_path / "swin.pth", weights_only=True)
-    state["layers.0.blocks.1.mlp.fc2._input_quantizer._amax"].zero_()
-    torch.save(state, tmp_path / "swin.pth")
-    assert main(["export", "--for", "fastertransformer", *flags, "--policy", "ft-mode1"]) == 1
-    error = capsys.readouterr().err
-    assert "zero: layers.0.blocks.1.mlp.fc2._input_quantizer; calibrate the model again" in error

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.backends.fastertransformer.emulator import EXACT_PRODUCTS, Emulator, gelu_table, int8_gemm, look_up
-from swin_quant.backends.fastertransformer.engine import load
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.cards.card import RunCard
@@ -290,16 +289,6 @@ def test_a_picture_s_features_do_not_depend_on_its_batch(exported):
     terms = emulator.features(images[2:3]).float().abs() @ weight.abs().T + bias.abs()
     bound = (weight.shape[1] + 1) * torch.finfo(torch.float32).eps * terms
     assert torch.all((emulator(images)[2:3] - emulator(images[2:3])).abs() <= bound)
-
-
-def test_the_engine_says_what_it_emulates(exported):
-    for sm, runs in ((80, "fused"), (86, "fused"), (89, "unfused")):
-        engine = load(exported("swin", sm=sm)[0])
-        assert engine.details["attention"] == runs and engine.policy == "ft-mode1" and engine.precision == "int8"
-        assert engine.max_batch == 128
-    linears, products, rest = 3 * 4 + 1, 3 * 2, 2  # patch embedding and head are not int8
-    assert engine.details["int8_gemms"] == linears + products
-    assert engine.details["all_gemms"] == linears + products + rest
 
 
 @pytest.fixture(scope="module", params=["swin", "swinv2"])

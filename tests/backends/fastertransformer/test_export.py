@@ -212,39 +212,6 @@ def test_an_export_that_stops_in_the_middle_leaves_nothing(calibrated, card, tmp
     assert names(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_an_export_whose_card_is_missing_is_refused(calibrated, card, tmp_path, monkeypatch):
-    export(calibrated(), card(), tmp_path)
-    monkeypatch.setattr(module, "finish_artifact", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        export(calibrated(), card(2), tmp_path)
-    with pytest.raises(SwinQuantError, match="the export did not finish"):
-        open_artifact(tmp_path / "micro_int8_sm80.safetensors")
-
-
-def test_exporting_again_and_for_another_gpu(calibrated, card, tmp_path):
-    first = export(calibrated(), card(), tmp_path)
-    before = first.file.read_bytes()
-    export(calibrated(), card(), tmp_path)
-    export(calibrated(), card(), tmp_path, FasterTransformerOptions(sm=75))
-    assert first.file.read_bytes() == before
-    open_artifact(first.file)
-    changed = calibrated()
-    changed.norm.bias.data += 1
-    with pytest.raises(UsageError, match="micro_calib.pth: is another checkpoint"):
-        export(changed, card(), tmp_path, FasterTransformerOptions(sm=86))
-    export(changed, card(), tmp_path)  # an export may replace its own files
-    with pytest.raises(SwinQuantError, match="micro_calib.pth: is not the file of its run card"):
-        open_artifact(tmp_path / "micro_int8_sm75.safetensors")
-
-
-def test_a_checkpoint_of_the_user_s_is_never_replaced(calibrated, card, tmp_path):
-    (tmp_path / "micro_calib.pth").write_bytes(b"theirs")
-    with pytest.raises(UsageError, match="export into another folder"):
-        export(calibrated(), card(), tmp_path)
-    assert (tmp_path / "micro_calib.pth").read_bytes() == b"theirs" and names(tmp_path) == ["micro_calib.pth"]
-
-
 def vouched(artifact):
     """The artifact with a card for the files as they are now."""
     return finish_artifact(artifact.file, artifact.card, "fastertransformer", "int8", artifact.record["options"])

@@ -16,7 +16,6 @@ from swin_quant.backends.fastertransformer.layouts import (
     separate_heads,
     weight_layout,
 )
-from swin_quant.base.errors import UsageError
 
 # docs/reference, section 3.3, n = 96: (r, c) -> COL32_2R_4R4, COL4_4R2_8C
 VECTORS = {
@@ -46,12 +45,6 @@ def test_gather_undoes_scatter(offsets, rows, columns, seed):
 @pytest.mark.parametrize(("sm", "layout"), [(75, "COL4_4R2_8C"), (80, "COL32_2R_4R4"), (90, "COL32_2R_4R4")])
 def test_the_gpu_decides_the_layout(sm, layout):
     assert weight_layout(sm) == layout
-
-
-@pytest.mark.parametrize("shape", [(96, 24), (40, 96)])
-def test_tiles_that_are_not_whole(shape):
-    with pytest.raises(UsageError, match="32 x 32 tiles"):
-        scatter(torch.zeros(shape, dtype=torch.int8), col32_2r_4r4)
 
 
 def test_weights_are_rounded_half_to_even_after_float16_and_saturate_at_minus_128():

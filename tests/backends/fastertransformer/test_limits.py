@@ -105,11 +105,6 @@ def test_rows_that_are_lost_are_warned_of():
         "heads": (2, 4, 8, 16)}))) == []  # fmt: skip
 
 
-def test_a_bias_stored_for_the_kernel_is_warned_of():
-    (warning,) = warnings_of(case(geometry(LARGE), fix=True))
-    assert "the TensorRT plugin cuts those three off" in warning
-
-
 @pytest.mark.parametrize(
     ("policy", "says"),
     [("qdq", "policy qdq: .* ft-mode1 and ft-mode2 only"), ("float", "policy float"), (None, "needs a policy")],

@@ -9,7 +9,6 @@ from operator_nodes import (
     assert_near,
     attended,
     compiled,
-    in_bfloat16,
     linear,
     normalised,
     one_node,
@@ -111,14 +110,6 @@ def test_the_compiled_operator_is_brute_force(case, is_rounded, library):
         assert np.isfinite(found[::2]).all() and np.isnan(found[1]).any()
 
 
-def test_a_stream_in_bfloat16(library):
-    for case in list(CASES.values())[1:3]:
-        given = constants(*case)
-        x = in_bfloat16(given_to(given, 2))
-        wanted = in_bfloat16(brute_force(x, given, case[0], SCALES, False))
-        assert_is(compiled(library, file_of(given, case[0]), in_half=True)(x), wanted, x, given, 1e-4)
-
-
 @given_cases
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case):
     given, heads = constants(*case), case[0]
@@ -148,13 +139,6 @@ def test_constants_that_do_not_fit_are_refused(place, value, said, library):
     given[place] = value(given[place])
     with pytest.raises(RuntimeError, match=said):
         compiled(library, file_of(given, 2))
-
-
-def test_pictures_of_another_size_are_refused(library):
-    given = constants(2, 8, 3, 1, False)
-    model = compiled(library, file_of(given, 2), threads=2)  # with one OpenVINO keeps the error and gives [0, 0, 0]
-    with pytest.raises(RuntimeError, match="are not pictures of 36 tokens"):
-        model(given_to(given, 2)[:, :35])
 
 
 @pytest.mark.kernels

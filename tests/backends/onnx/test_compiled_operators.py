@@ -18,14 +18,12 @@ from operator_nodes import core_with
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.openvino import COMPILED, engine, operators
 from swin_quant.backends.saturation import caution
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.operators.plugins import self_test
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
@@ -114,10 +112,8 @@ MANY = (*BRANCH, *(f"{one}=swin_quant::{COMPILED[one]}" for one in ("mlp", "patc
 KEPT = ["cache", "cache for speed", "cache for size", "saved", "saved again", "exported", "saved as float16"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "plugins", share([(MANY,), (tuple(OPERATOR),), (BRANCH,)], 3), ids=["all", "attention", "branch"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("plugins", [MANY, tuple(OPERATOR), BRANCH], ids=["all", "attention", "branch"])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, calibrated_for, library, tmp_path):
     """Its caches, saved models and exports; float16, as `save_model` rounds where no Q/DQ pair is left, is refused."""
@@ -164,25 +160,6 @@ def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, cal
             np.testing.assert_array_equal(kept(how), wanted, how)
 
 
-@pytest.mark.slow
-def test_a_damaged_constant_of_attention_is_refused_before_anything_runs(calibrated_for, library, tmp_path):
-    """With one thread OpenVINO drops what an operator says while it runs."""
-    model, card = calibrated_for("swin", 4)
-    artifact = export(deepcopy(model), card, tmp_path, OnnxOptions(target="openvino", plugin=tuple(OPERATOR)))
-    damaged = onnx.load(artifact.file)
-    node = [node for node in damaged.graph.node if node.op_type == "Attention"][-1]
-    node.input[1] = "damaged"
-    core = core_with(str(library))
-    for shape in ((3, 16, 16), (1, 15, 15), (1, 16, 8), (16, 16), (0, 16, 16)):
-        constant = onnx.numpy_helper.from_array(np.zeros(shape, np.float32), "damaged")
-        damaged.graph.initializer.append(constant)
-        with pytest.raises(RuntimeError) as caught:
-            core.read_model(damaged.SerializeToString()).reshape([2, 3, 16, 16])
-        damaged.graph.initializer.pop()
-        found = first_line(caught.value)
-        assert found.startswith("Attention: [2,64,96] and a constant [") and found.endswith("are not those of 1 heads")
-
-
 @pytest.mark.parametrize("plugins", [None, MANY], ids=["plain", "operators"])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, calibrated_for, library, tmp_path):
@@ -200,11 +177,6 @@ def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, c
     with torch.no_grad():
         wanted = model(images)
     assert float((engine.load(artifact, EngineOptions())(images) - wanted).abs().mean()) < ONNX_TOLERANCES.quantized
-
-
-def test_no_pictures_give_no_logits(file, with_operators):
-    for threads in (1, 2):
-        assert engine.load(file, EngineOptions(threads=threads))(pictures(0, 28)).shape[0] == 0
 
 
 @pytest.mark.slow
@@ -301,23 +273,6 @@ def test_a_file_whose_products_all_run_in_operators_is_not_said_to_saturate(
     assert "saturate at 16 bits" in caution("openvino", file)
 
 
-def test_a_library_of_the_user_s_stands_in_for_ours(file, with_operators, tmp_path):
-    theirs = tmp_path / "theirs.so"
-    theirs.write_bytes(with_operators.read_bytes())
-    found = engine.load(file, EngineOptions(threads=1, extensions=(str(theirs),)))
-    assert list(found.details["extensions"]) == ["theirs.so"]
-
-
-def test_the_policy_is_the_operators_where_they_run(calibrated_for, with_operators):
-    _, card = calibrated_for()
-    fresh = replace(card, policy=None)
-    assert policy_for("openvino", fresh).name == "cpu-operators"
-    assert (
-        policy_for("openvino", fresh, plain=True).name == policy_for("onnx", fresh).name.replace("qdq", "cpu") == "cpu"
-    )
-    assert policy_for("openvino", replace(fresh, config={})).name == "cpu"
-
-
 @pytest.mark.parametrize(
     "cause, said",
     [
@@ -371,18 +326,6 @@ def test_operators_are_the_default_where_they_were_measured_to_be_faster(kind, k
         assert operators.are_default(config) is expected
 
 
-def test_what_was_measured_to_be_slower_is_no_default(tiny_config, monkeypatch):
-    monkeypatch.setattr(operators, "library", lambda: "there")
-    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
-    config = portable_config(tiny_config("swin"))
-    assert operators.are_default(config)
-    times = {"1": [2.0, 1.0], "8": [9.0, 10.0]}
-    monkeypatch.setattr(operators, "read_yaml", lambda *_: {"amx": {"attention": {"swin": times}}})
-    assert not operators.are_default(config)
-    assert not operators.are_faster_here("swin", "attention")
-    assert not operators.are_faster_here("swin", "mlp")  # not measured
-
-
 def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):
     pytest.importorskip("openvino")
     asked = []
@@ -392,20 +335,6 @@ def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatc
     assert operators._library.__wrapped__() == tmp_path
     version = operators.installed("openvino", "openvino").__version__
     assert asked == [{"OPENVINO": version, "ISA": "amx"}]
-
-
-def test_where_tiles_fail_the_library_has_vectors(monkeypatch, tmp_path):
-    pytest.importorskip("openvino")
-
-    def compiled(sources, what, built_for):
-        if built_for["ISA"] == "amx":
-            raise SwinQuantError("its self-test failed")
-        return tmp_path / built_for["ISA"]
-
-    monkeypatch.setattr(operators, "compiled", compiled)
-    monkeypatch.setattr(operators, "cpu_kind", lambda: "amx")
-    monkeypatch.delenv(operators.SWITCH)
-    assert operators._library.__wrapped__() == tmp_path / "avx512-vnni"
 
 
 @pytest.fixture(scope="module")
@@ -421,52 +350,8 @@ def tiles(library, tmp_path_factory):
     return built
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 4))
-def test_tiles_sum_the_same_products(kind, calibrated_for, library, tiles, tmp_path):
-    """Windows of 16 tokens and more, widths of 32 and 64: rows that are not whole tiles, for any batch."""
-    assert self_test(operators.sources(), tiles) is None
-    plugins = (*BRANCH, "mlp=swin_quant::Mlp", "patch_merging=swin_quant::PatchMerging")
-    for window in (4, 7):
-        model, card = calibrated_for(kind, window, DEPTHS=[2, 2], NUM_HEADS=[1, 2])
-        options = OnnxOptions(target="openvino", plugin=plugins)
-        artifact = export(deepcopy(model), card, tmp_path / str(window), options)
-        of = [engine.load(artifact, EngineOptions(threads=2, extensions=(str(one),))) for one in (library, tiles)]
-        for batch in (1, 3, 8):
-            images = pictures(batch, 4 * window, seed=batch)
-            np.testing.assert_array_equal(*(run(images) for run in of))
-
-
-def test_nothing_is_compiled_where_the_environment_says_so(monkeypatch):
-    monkeypatch.setenv(operators.SWITCH, "0")
-    monkeypatch.setattr(operators, "compiled", None)
-    operators._library.cache_clear()
-    with pytest.raises(SwinQuantError, match=f"{operators.SWITCH} is 0"):
-        operators.library()
-
-
 AVX2, VNNI_256 = {"avx2": True}, {"avx2": True, "avx_vnni": True}
 VNNI = VNNI_256 | {"avx512_vnni": True}
-
-
-@pytest.mark.parametrize(
-    "has, limit, wanted",
-    [
-        ({}, "", None),
-        (AVX2, "", "avx2"),
-        (VNNI_256, "", "avx-vnni"),
-        (VNNI, "", "avx512-vnni"),
-        (VNNI | {"amx_int8": True}, "", "amx"),
-        (VNNI | {"amx_int8": True}, "AVX512_CORE_VNNI", "avx512-vnni"),
-        (VNNI, "AVX2_VNNI", "avx-vnni"),
-        (VNNI, "avx512_core", "avx2"),
-        (VNNI, "AVX", None),
-    ],
-)
-def test_the_kind_of_a_cpu_is_within_the_limit_on_openvino(has, limit, wanted, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    assert operators.cpu_kind() == wanted
 
 
 @pytest.mark.slow

@@ -27,14 +27,6 @@ def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_
     np.testing.assert_allclose(logits, fake_quant(kind, images, policy)[0], rtol=0, atol=0.02)
 
 
-@pytest.mark.slow
-def test_opset_19_is_enough(exported, run, assert_quantized_alike, images):
-    """It is the first with float8, and with float16 scales."""
-    file = exported("swin", "tensorrt-fp8", opset=19, target="tensorrt").file
-    assert [(entry.domain, entry.version) for entry in onnx.load(file).opset_import] == [("", 19)]
-    assert_quantized_alike(run(file, images)["logits"], "swin", "tensorrt-fp8")
-
-
 @KINDS
 @pytest.mark.slow
 @pytest.mark.parametrize("options", share([{}, {"target": "tensorrt"}], 2))
@@ -95,13 +87,6 @@ def test_a_small_row_of_q_leaves_its_layer_float16(largest, calibrated, caplog):
     values, expected = stored.values.float() * stored.scale.float(), full._weight_quantizer()
     torch.testing.assert_close(values, expected, rtol=2.0**-7, atol=2.0**-23)  # the other rows have subnormal scales
     torch.testing.assert_close(values[:, 3], expected[:, 3], rtol=2.0**-11, atol=2.0**-23)
-
-
-@pytest.mark.slow
-def test_the_name_tells_it_from_int8(exported):
-    files = [exported("swin", policy, target="tensorrt").file.name for policy in ("tensorrt", "tensorrt-fp8")]
-    assert files == ["swin_tiny_int8_tensorrt.onnx", "swin_tiny_fp8_tensorrt.onnx"]
-    assert exported("swin", "tensorrt-fp8").record["precision"] == "fp8"
 
 
 @pytest.mark.parametrize(

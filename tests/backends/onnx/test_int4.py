@@ -89,23 +89,6 @@ def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, i
     assert np.isfinite(run(artifact.file, images)["logits"]).all()
 
 
-@pytest.mark.slow
-def test_a_policy_without_such_weights(assert_refused):
-    assert_refused("policy qdq has no weights of 4 bits", int4_weights=True)
-
-
-@pytest.mark.slow
-def test_a_file_of_int4_is_checked_like_any_other(exported, tmp_path):
-    from swin_quant.base.errors import SwinQuantError
-
-    proto = onnx.load(exported("swin", "w4a16", int4_weights=True).file)
-    short = next(tensor for tensor in proto.graph.initializer if tensor.data_type == onnx.TensorProto.INT4)
-    short.raw_data = short.raw_data[:-1]
-    onnx.save(proto, tmp_path / "short.onnx")
-    with pytest.raises(SwinQuantError, match="is not what it holds"):
-        open_onnx(tmp_path / "short.onnx")
-
-
 def test_blocks_of_a_row_have_scales_of_their_own(exported, calibrated):
     model, _ = calibrated("swin", BLOCKS)
     proto = onnx.load(exported("swin", BLOCKS, int4_weights=True).file)

@@ -8,7 +8,6 @@ from operator_nodes import (
     assert_near,
     attended,
     compiled,
-    in_bfloat16,
     linear,
     normalised,
     one_node,
@@ -114,14 +113,6 @@ def test_the_compiled_operator_is_brute_force_for_maps_of_any_size(case, library
         found = model(x)
         assert np.isfinite(found[0]).all() and np.isnan(found[1]).any()
         assert model(np.zeros((2, 0, 3, channels), np.float32)).shape == (2, 0, 3, channels)
-
-
-def test_a_stream_in_bfloat16(library):
-    case = CASES["7, shifted as in timm"]
-    given = constants(3, 32, (7, 7), False, None)
-    x = in_bfloat16(stream(2, 15, 9, 96))
-    wanted = in_bfloat16(brute_force(x, given, 3, SCALES, False, **cut_of(case)))
-    assert_near(compiled(library, file_of(given, case), in_half=True)(x), wanted, x, 1e-4)
 
 
 @pytest.mark.parametrize(

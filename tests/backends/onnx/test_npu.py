@@ -108,14 +108,6 @@ def test_other_bits_are_refused(calibrated, tmp_path, rule, said):
         export(model, replace(card, policy=load_policy("qdq").and_then(rule).to_dict()), tmp_path)
 
 
-def test_16_bits_are_not_for_tensorrt_and_not_for_older_opsets(calibrated, tmp_path):
-    model, card = calibrated("swin", "a16")
-    with pytest.raises(UsageError, match="tensorrt takes no"):
-        export(model, card, tmp_path, OnnxOptions(target="tensorrt"))
-    with pytest.raises(UsageError, match="opset 20: activations of 16 bits need 21"):
-        export(model, card, tmp_path, OnnxOptions(opset=20))
-
-
 @pytest.mark.parametrize("options", [{"batch": 2}, {"float_type": "float16"}])
 def test_the_form_for_npus_is_of_one_picture_in_float32(options):
     with pytest.raises(UsageError, match="npu: the file takes one picture at a time, in float32"):

@@ -1,15 +1,12 @@
 """Patch embedding as one operator: what it computes, on plain loops and vectors, and which files have it."""
 
 import numpy as np
-import onnx
 import pytest
 from operator_nodes import compiled, in_bfloat16, normalised, one_node, stream, without_library
 
 from swin_quant.backends.onnx.swin.patch_embedding import patch_embedding
 from swin_quant.backends.openvino import engine
-from swin_quant.score.options import EngineOptions
 
-EMBEDDING = ("patch_embedding=swin_quant::PatchEmbedding",)
 CASES = [(96, 3, 4), (64, 1, 5), (32, 4, 8), (20, 3, 4), (6, 2, 3)]  # width, channels, side of a patch
 ROWS, COLUMNS = 5, 7  # patches
 
@@ -101,16 +98,3 @@ def test_constants_that_do_not_fit_are_refused(place, value, said, library):
     given[place] = value(given[place])
     with pytest.raises(RuntimeError, match=said):
         compiled(library, file_of(given))
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("kind, options", [("swin", {}), ("swinv2", {"uint8_input": True})])
-def test_a_file_with_the_operator_is_the_plain_file(kind, options, exported, with_operators, images):
-    """Bytes are normalised in the operator's weights."""
-    plain, own = exported(kind, "cpu", **options), exported(kind, "cpu", plugin=EMBEDDING, **options)
-    (node,) = [node for node in onnx.load(own.file).graph.node if node.op_type == "PatchEmbedding"]
-    assert len(node.input) == 6
-    if options:
-        images = (images * 50 + 128).clamp(0, 255).byte().permute(0, 2, 3, 1).contiguous()
-    wanted, found = (engine.load(one, EngineOptions(threads=1))(images) for one in (plain, own))
-    assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-4

@@ -1,7 +1,6 @@
 """Patch merging as one operator: what it computes, on plain loops and vectors, and which files have it."""
 
 import numpy as np
-import onnx
 import pytest
 from operator_nodes import (
     assert_near,
@@ -17,7 +16,6 @@ from operator_nodes import (
 
 from swin_quant.backends.onnx.swin.int8_operators import patch_merging
 from swin_quant.backends.openvino import engine
-from swin_quant.score.options import EngineOptions
 
 MERGING = ("patch_merging=swin_quant::PatchMerging",)
 CASES = [(32, False, None), (64, True, 131), (6, False, 131), (6, True, None)]  # channels, norm last, zero point
@@ -94,18 +92,3 @@ def test_maps_are_merged_with_zeros_beyond_their_edges(case, size, library):
         assert_near(compiled(library, file, threads=2)(x[:batch]), wanted[:batch])
     for found in without_library(patch_merging, "PatchMerging", file, (x, *given), norm_last=int(norm_last)):
         assert_near(found, wanted)
-
-
-@pytest.mark.parametrize(
-    "kind, policy",
-    [
-        pytest.param("swin", "qdq", marks=pytest.mark.kernels),
-        pytest.param("swinv2", "cpu", marks=pytest.mark.slow),
-    ],
-)
-def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, with_operators, images):
-    plain, own = exported(kind, policy), exported(kind, policy, plugin=MERGING)
-    nodes = [node for node in onnx.load(own.file).graph.node if node.op_type == "PatchMerging"]
-    assert len(nodes) == 1 and len(nodes[0].input) == 9
-    wanted, found = (engine.load(one, EngineOptions(threads=1))(images) for one in (plain, own))
-    assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-4

@@ -13,12 +13,11 @@ from operator_nodes import core_with
 
 from swin_quant.backends.onnx.export import OnnxOptions
 from swin_quant.backends.onnx.swin.attention_operator import attention
-from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnx_reader.inside import modules_of
 from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import sha256_of
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.score.options import EngineOptions
@@ -61,22 +60,6 @@ def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, plugged, run
     checked = open_onnx(plugged.file)
     assert checked.functions and checked.batch is None
     assert list(plugged.record["options"]["plugin"]) == list(SPECS)
-
-
-@pytest.mark.slow
-def test_int8_beside_plugins(exported, run):
-    """Quantized layers stay quantized, with the same scales; answers differ only by the order of sums."""
-    plain, plugged = exported("swin"), exported("swin", plugin=SPECS[:1])
-    kinds = [node.op_type for node in onnx.load(plugged.file).graph.node]
-    assert kinds.count("Roll") == 2 and "QuantizeLinear" in kinds
-    assert np.abs(run(plugged.file, IMAGES)["logits"] - run(plain.file, IMAGES)["logits"]).mean() < 0.02
-
-
-@pytest.mark.slow
-def test_modules_of_a_file_are_found_behind_plugins(plain, plugged):
-    theirs, ours = (modules_of(onnx.load(one.file), ["images"]) for one in (plugged, plain))
-    assert theirs["patch_embed"] == theirs["patch_embed.norm"] == "patch_embed.norm.Norm"
-    assert {name for name in ours if "norm" in name} <= theirs.keys()
 
 
 def test_a_sum_inside_a_branch_s_operator_is_the_block_s():
@@ -130,27 +113,6 @@ def test_names_that_are_malformed_or_clash(options, said):
         OnnxOptions(**options)
 
 
-@pytest.mark.slow
-def test_a_plugin_without_a_node(assert_refused):
-    assert_refused("plugin relu: the model never calls it", precision="float", plugin=("relu=my::Relu",))
-
-
-@pytest.mark.slow
-def test_compiled_plugins_of_openvino(exported, library, run):
-    """The four steps: declared, computed, registered, used; and the file without the library, by its functions."""
-    artifact = exported("swinv2", precision="float", plugin=SPECS[:2])
-    wanted = run(artifact.file, IMAGES)["logits"]
-    with_library = openvino_engine.load(artifact, EngineOptions(threads=1, extensions=(str(library),)))
-    np.testing.assert_allclose(with_library(IMAGES).numpy(), wanted, atol=2e-5)
-    core = openvino_engine._core(os.getpid(), (str(library),))
-    kinds = {
-        (op.get_type_name(), op.get_type_info().version_id) for op in core.read_model(str(artifact.file)).get_ops()
-    }
-    assert {("Roll", "swin_quant"), ("Relu", "swin_quant")} <= kinds
-    without = openvino_engine.load(artifact, EngineOptions(threads=1))
-    np.testing.assert_allclose(without(IMAGES).numpy(), wanted, atol=2e-5)
-
-
 @pytest.mark.parametrize("library", ["openvino", "torch"])
 def test_what_builds_plugins_says_whose_library_it_misses(library, tmp_path):
     script = Path(__file__).parents[3] / "plugins" / library / "build.sh"
@@ -158,17 +120,6 @@ def test_what_builds_plugins_says_whose_library_it_misses(library, tmp_path):
     done = subprocess.run(["bash", script, folder], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and not folder.exists()
     assert done.stderr.startswith(f"build.sh: false imports no {library}: ") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_a_library_that_is_none(plugged, tmp_path):
-    pytest.importorskip("openvino")
-    file = tmp_path / "libnone.so"
-    with pytest.raises(UsageError, match="libnone.so: no such file"):
-        openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
-    file.write_bytes(b"no library")
-    with pytest.raises(SwinQuantError, match="libnone.so: openvino cannot load it as an extension: Cannot add"):
-        openvino_engine.load(plugged, EngineOptions(extensions=(str(file),)))
 
 
 ATTENDING = {  # -> the number of scales of the three attentions: one for the softmax if it is rounded
@@ -247,17 +198,6 @@ def attention_alone(levels, constant, heads, scales):
 
 
 @pytest.mark.slow
-def test_scales_that_a_library_does_not_know_are_refused_in_a_line(library):
-    """A library from before there were four scales refuses four."""
-    core = core_with(str(library))
-    for scales in ([0.1] * 3, [0.1] * 6):
-        file = attention_alone(torch.zeros(1, 16, 24, dtype=torch.int8), torch.zeros(1, 16, 16), 1, scales)
-        with pytest.raises(RuntimeError) as caught:
-            core.read_model(file)
-        assert first_line(caught.value) == "Attention: wants heads, and 4 or 5 scales"
-
-
-@pytest.mark.slow
 def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
     if saturates("openvino"):
         pytest.skip("linears saturate on this CPU")
@@ -286,15 +226,6 @@ def test_a_relu_in_place_is_one_behind_the_plugin(call):
     with Plugging(plugins_of(["relu=my::Relu"]), lambda plugin, node: node.inputs[0].clamp(min=0)) as mode:
         found = call(given.clone())
     assert mode.done["relu"] == 1 and all(map(torch.equal, found, wanted))
-
-
-@pytest.mark.slow
-def test_weights_alone_meet_floats_on_openvino(exported, run):
-    """By default OpenVINO rounds these floats to int8."""
-    file = exported("swin", "w4a16")
-    found = openvino_engine.load(file, EngineOptions(threads=1))(IMAGES).numpy()
-    wanted = run(file.file, IMAGES)["logits"]
-    assert 10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()) > 90
 
 
 INT4 = {"target": "openvino", "int4_weights": True}

@@ -1,7 +1,6 @@
 """The placement policy `tensorrt`, rule by rule, on the exported graph."""
 
 import numpy as np
-import onnx
 import onnx.numpy_helper
 import pytest
 from nightly import share
@@ -128,20 +127,6 @@ def test_behind_the_second_product_there_is_a_pair_reached_by_transposing_and_re
         assert steps[-1] == "QuantizeLinear" and node.name.rpartition(".")[0].endswith("attn.proj._input_quantizer")
 
 
-@KINDS
-@FORMATS
-def test_no_cast_stands_inside_a_pair_or_between_it_and_its_product(kind, policy, trt):
-    found = trt(kind, policy)
-    for node in found.of("DequantizeLinear"):
-        assert node.input[0] in found.tensors or found.maker(node.input[0]) == "QuantizeLinear"
-        assert {reader.op_type for reader in found.readers(node)} == {"MatMul"}
-    for node in found.of("QuantizeLinear"):  # a float32 norm's output is cast to the type of the scale
-        if found.maker(node.input[0]) == "Cast":
-            cast = found.makers[node.input[0]]
-            assert found.maker(cast.input[0]) in ("LayerNormalization", "Mul", "Add", "Transpose"), node.name
-            assert found.tensors[node.input[1]].dtype == np.float16
-
-
 @pytest.mark.slow
 @KINDS
 def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
@@ -159,21 +144,3 @@ def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
             assert scale == np.float16(1 / 127) != calibrated[name]
         else:
             assert np.array_equal(scale, calibrated[name])
-
-
-@KINDS
-@FORMATS
-def test_what_several_products_read_has_one_pair(kind, policy, trt):
-    """The output of a norm or an addition has one; q, k and v are one product here."""
-    readers = [node.input[0] for node in trt(kind, policy).of("QuantizeLinear")]
-    assert len(readers) == len(set(readers))
-
-
-def test_windows_of_a_shifted_block_count_as_heads(trt):
-    found = trt("swin")
-    shapes = {node.name: found.tensors[node.input[1]].shape for node in found.of("Add", ".attn")}
-    assert shapes["layers.0.blocks.0.attn.Add"] == (1, 16, 16)
-    assert shapes["layers.0.blocks.1.attn.Add"] == (16 * 1, 16, 16)
-    assert shapes["layers.1.blocks.0.attn.Add"] == (2, 16, 16)
-    masked = found.tensors["layers.0.blocks.1.attn.table"]
-    assert (masked < -90).any() and not (found.tensors["layers.0.blocks.0.attn.table"] < -90).any()

@@ -1,7 +1,5 @@
 """Zero points in ONNX: uint8 pairs with fake-quant's levels, on engines that support them, and refused for others."""
 
-from dataclasses import replace
-
 import numpy as np
 import onnx
 import pytest
@@ -85,24 +83,6 @@ def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alik
         exact_on(engine)
     loaded = engines()[engine].loader(exported(kind, POLICY, target=engine), EngineOptions(threads=1))
     assert_quantized_alike(loaded(images).numpy(), kind, POLICY)
-
-
-@pytest.mark.kernels
-def test_a_float16_body_has_uint8_pairs_too(graph):
-    found = graph("swin", POLICY, float_type="float16")
-    tensors = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in found.initializer}
-    zeros = {tensors[node.input[2]].dtype for node in found.node if node.op_type == "QuantizeLinear"}
-    assert zeros == {np.dtype(np.uint8), np.dtype(np.int8)}
-
-
-@pytest.mark.kernels
-def test_the_saturation_safe_way_holds(calibrated, tmp_path):
-    """7-bit weights with activations up to 255: 2 * 255 * 64 fits in 16 bits, whatever the zero point."""
-    model, card = calibrated("swin", "cpu")
-    rules = [*card.policy["rules"], {"nodes": "*.mlp.fc2._input_quantizer", "symmetric": False}]
-    rules.append({"nodes": "role:gemm_weight", "bits": 7})
-    made = export(model, replace(card, policy={"name": "safe", "rules": rules}), tmp_path)
-    assert made.record["options"]["saturation_safe"] == ["onnxruntime", "openvino"]
 
 
 def test_tensorrt_refuses_them_by_name(assert_refused):

@@ -6,8 +6,8 @@ import pytest
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from swin_quant.backends.onnx_reader.calls import counted, macs_of  # noqa: E402
-from swin_quant.base.errors import SwinQuantError, UsageError  # noqa: E402
+from swin_quant.backends.onnx_reader.calls import counted  # noqa: E402
+from swin_quant.base.errors import SwinQuantError  # noqa: E402
 from swin_quant.verbs.analyze import analyze_onnx  # noqa: E402
 
 
@@ -89,14 +89,3 @@ def test_files_that_cannot_be_counted_are_refused_in_a_line(network, change, fau
     with pytest.raises(SwinQuantError, match=fault) as refused:
         counted(network, 1)
     assert str(network) in str(refused.value)
-
-
-def test_a_product_with_a_scalar_is_none():
-    assert macs_of(node("Gemm", ["a", "b"], "c"), [(), (4, 4)], [(4,)]) == 0
-
-
-def test_a_fixed_batch_is_that_of_the_file(tmp_path):
-    file = file_of(tmp_path, [node("Relu", ["images"], "y")], {}, "y", batch=4)
-    with pytest.raises(UsageError, match="batches of 4"):
-        counted(file, 1)
-    assert counted(file, 4).images == (4, 3, 8, 8)

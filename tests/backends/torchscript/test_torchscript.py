@@ -16,7 +16,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
-from swin_quant.score.options import EngineOptions
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 SPECS = ("roll=testing::Roll", "relu=testing::Relu", "layer_norm=testing::Norm", "window_partition=testing::Windows")
@@ -64,14 +63,6 @@ def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, polic
 
 
 @pytest.mark.slow
-def test_bits_are_recorded_and_an_embedding_has_a_name_of_its_own(written):
-    artifact, _ = written(policy="w4a8")
-    assert artifact.record["precision"] == load(artifact).precision == "W4A8"
-    files = [written(precision="float", OUTPUT_KIND=kind)[0].file.name for kind in ("logits", "embedding")]
-    assert files == ["swin_fp32.torchscript.pt", "swin_embedding_fp32.torchscript.pt"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 3, 64, 64), (1, 3, 32, 64), (3, 1, 32, 32), (3, 32, 32, 3)])
 def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
     """The number of windows gives the batch: two pictures of 64 pixels would be answered as eight of 32."""
@@ -80,12 +71,6 @@ def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape
         load(artifact)(torch.zeros(shape))
     with pytest.raises(torch.jit.Error, match=r"each must be \[3, 32, 32\]"):
         torch.jit.load(str(artifact.file))(torch.zeros(shape))
-
-
-def test_float_has_no_nodes(written):
-    artifact, expected = written(precision="float")
-    torch.testing.assert_close(load(artifact)(IMAGES), expected, rtol=1e-4, atol=1e-5)
-    assert not any("fake_quantize" in kind for kind in operators(artifact))
 
 
 def test_operators_of_the_user_s_own_stand_in_the_graph_and_run_without_a_library(written):
@@ -155,10 +140,3 @@ def test_who_runs_a_file_is_told_that_it_is_code_but_of_one_s_own_just_written(w
     load(artifact)
     (line,) = caplog.messages
     assert line.startswith(f"{artifact.file}: is TorchScript, which is code") and "\n" not in line
-
-
-def test_an_extension_that_is_no_library_is_one_line(written, tmp_path):
-    artifact, _ = written(precision="float")
-    (tmp_path / "x.so").write_text("no library")
-    with pytest.raises(UsageError, match="torch cannot load it"):
-        load(artifact, EngineOptions(extensions=(str(tmp_path / "x.so"),)))

@@ -121,36 +121,3 @@ def test_two_writers(fork, train, nothing_lost, cases, tmp_path):
                 assert "another training (process " in done.error(1)
         assert not (out / LOCK).exists()
         nothing_lost("two writers", out)
-
-
-def test_a_folder_that_is_replaced(fork, train, commands, tried, undisturbed, cases, tmp_path):
-    """By an empty one, in which the run goes on, or by a file, which ends it. The moved folder is whole."""
-    if cases < 20:
-        pytest.skip("what a moved folder takes along depends on the moment: for make faults")
-    last = ["--set", "select=last"]  # the best weights may be in the moved folder
-    assert fork(train(tmp_path / "whole", *last)).wait(120).code == 0
-    expected = commands.results("train", tmp_path / "whole")
-    for number, share in enumerate(chances(cases, 2, seed=5)):
-        root = tmp_path / f"out{number}"
-        out, away = root, tmp_path / f"away{number}"
-        child = fork(train(root, *last))
-        while not list(out.glob("snapshots/step_*.pt")):
-            time.sleep(0.005)
-        time.sleep(share * undisturbed[1] / 2)
-        out.rename(away)
-        if number % 2:
-            with suppress(FileExistsError):
-                out.touch(exist_ok=False)
-        done = child.wait(120)
-        assert done.code == 0 or str(out) in done.error(1), done
-        parts = [commands.results("train", away), commands.results("train", root)]
-        if done.code:  # by the file, or between two steps of a save: the user repairs it and goes on
-            shutil.rmtree(out) if out.is_dir() else out.unlink(missing_ok=True)
-            away.rename(out)
-            assert fork(train(root, *last, "--continue")).wait(120).code == 0
-            parts = [commands.results("train", root)]
-        rows = [dict(value) for part in parts for key, value in part.items() if "row" in key]
-        found = {key: value for part in parts for key, value in part.items()}
-        lost = [key for key, value in expected.items() if (value not in rows if "row" in key else found[key] != value)]
-        tried("output folder replaced", len(lost))
-        assert not lost, (lost, found)

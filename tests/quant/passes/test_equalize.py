@@ -61,21 +61,6 @@ def test_factors_balance_both_sides_at_half_strength():
     assert torch.allclose(size / found, other * found, rtol=1e-2)
 
 
-def test_factors_at_full_strength_make_channels_equal():
-    size = torch.tensor([100.0, 1.0, 0.1, 1.0])
-    assert torch.allclose(size / factors(size, None, 1.0), torch.ones(4, dtype=torch.float64), rtol=1e-2)
-
-
-def test_a_channel_of_zeros_keeps_its_size():
-    assert factors(torch.tensor([0.0, 4.0, 4.0]), None, 1.0)[0] == 1
-    assert factors(torch.zeros(3), torch.ones(3), 0.5).tolist() == [1, 1, 1]
-
-
-def test_last_bits_of_a_measurement_do_not_matter():
-    size = torch.rand(64) + 0.1
-    assert torch.equal(factors(size, None, 0.7), factors(size * (1 + 2**-22), None, 0.7))
-
-
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
     model = shallow(kind)
@@ -212,29 +197,6 @@ def test_constant_pictures_and_one_picture_do_no_harm(pictures, shallow, make_co
     assert torch.allclose(logits(model, pictures), expected, atol=1e-3)
 
 
-def test_a_layer_without_a_bias_takes_no_offset(tiny_model):
-    model = tiny_model("swin", QKV_BIAS=False)
-    for exchange in exchanges_of(model):
-        assert not (exchange.offset and exchange.into and "norm1" in exchange.scaled.name)
-        assert exchange.before, "an exchange with nothing to change is left out"
-
-
-def test_a_norm_without_factors_of_its_own_is_no_place_and_the_others_are_evened_out(
-    shallow, images, make_context, use_policy
-):
-    model = plant(use_policy(shallow("swin"), "qdq"), "norms", 100)
-    block = model.layers[0].blocks[0]
-    block.norm1 = torch.nn.LayerNorm(block.norm1.normalized_shape, elementwise_affine=False)
-    expected = logits(model, images)
-    before, context = worth(model, images, expected), make_context(model, images)
-    assert "layers.0.blocks.0.norm1" not in {place.scaled.name for place in context.exchanges}
-    note = run(context, EqualizeOptions())
-    assert note.endswith("; 1 norm has no weights to take factors: layers.0.blocks.0.norm1")
-    assert "no weights" not in run(make_context(model, images), EqualizeOptions(only_outliers=True))
-    torch.testing.assert_close(logits(model, images), expected, rtol=1e-3, atol=1e-3)
-    assert worth(model, images, expected) > before + 3
-
-
 class Branches(nn.Module):
     """Two branches from the pictures to the head: there is one unit. Channel 0 of the first one is large."""
 
@@ -248,18 +210,6 @@ class Branches(nn.Module):
 
     def forward(self, x):
         return self.head((self.a(x) + self.b(x)).mean((2, 3)))
-
-
-def test_in_a_network_of_one_unit_only_channels_that_stand_out_cost_trials():
-    torch.manual_seed(0)
-    module, pictures = Branches(), torch.randn(8, 3, 12, 12)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    model = sq.calibrate(sq.wrap(module, 12, name="branches"), [pictures], "qdq")
-    after = model.module.state_dict()
-    assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == ["equalize"]
-    largest = after["a.0.weight"].abs().amax((1, 2, 3))
-    assert largest.max() < 8 * largest.median()
-    assert torch.equal(after["b.0.weight"], before["b.0.weight"])
 
 
 @pytest.mark.parametrize("order, gains", [([0, 4, 1, 5, 2, 6, 3, 7], True), ([0, 1, 2, 3, 4, 5, 6, 7], False)])

@@ -5,8 +5,7 @@ import torch
 from pass_contexts import sqnr
 
 from swin_quant.models.registry import exchanges_of, units_of
-from swin_quant.quant.auto_calibrator import choose_methods
-from swin_quant.quant.calibration import Method, calibrate, observe
+from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import PassContext, gptq, range_search, reconstruct
 from swin_quant.quant.passes.gptq import GptqOptions
@@ -55,10 +54,3 @@ def test_a_pass(run, options, rounds_weights, context):
             nearest = LEVELS[LEVELS.isfinite()].unique()
             assert (levels.detach()[..., None] - nearest).abs().amin(-1).max() < 1e-3, name
     assert bool(changed) == rounds_weights
-
-
-@pytest.mark.slow
-def test_choosing_methods_leaves_fixed_ranges_as_they_were_found(context):
-    ranges = fixed_ranges(context.model)
-    assert choose_methods(context, observe(context.model, IMAGES.split(8), Method("mse"))) is not None
-    assert fixed_ranges(context.model) == ranges

@@ -77,8 +77,3 @@ def test_a_file_is_checked(text, message, tmp_path):
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
         load_passes(str(file))
-
-
-def test_a_name_that_is_no_recipe_is_refused():
-    with pytest.raises(UsageError, match="fast"):
-        load_passes("fsat")

@@ -1,7 +1,5 @@
 """Block reconstruction: its gain, its traces, that it goes on after an interruption, and its soft rounding."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -64,23 +62,6 @@ def test_nothing_is_judged_by_the_mirror_image_of_what_taught(pictures, make_con
         taught, judged = ({row // 2 for row in each} for each in rows)  # a picture, then its mirror image
         assert len(rows[0]) + len(rows[1]) == 2 * pictures and taught and judged and not taught & judged
     assert seen
-
-
-def test_one_picture_teaches_nothing(make_context):
-    context = make_context(pictures=1)
-    before = {name: value.clone() for name, value in context.model.state_dict().items()}
-    assert run(context, SHORT) == "one picture: none is left to judge by"
-    assert same(context.model.state_dict(), before)
-
-
-def test_mirror_images_count_as_pictures(make_context):
-    few, many = (ReconstructOptions(pictures=count, iterations=2, batch=8) for count in (31, 32))
-    states = {}
-    for name, options in {"few": few, "plain": replace(few, mirror=False), "many": many}.items():
-        context = make_context(pictures=16)
-        run(context, options)
-        states[name] = context.model.state_dict()
-    assert same(states["few"], states["plain"]) and not same(states["many"], states["plain"])
 
 
 @pytest.mark.parametrize("policy", ["qdq", "ft-mode1", "cpu"])
@@ -157,13 +138,6 @@ def test_it_ends_on_the_grid_within_a_step_of_the_nearest_level(seed, bits, by_r
     assert torch.equal(quantize_dequantize(hard, amax, *ends), hard)
     nearest = quantize_dequantize(weight, amax, *ends)
     assert ((hard - nearest).abs() <= amax / ends[1] * (1 + 1e-5)).all()
-
-
-@given(SEEDS, BITS)
-def test_untouched_it_rounds_to_the_nearest_level(seed, bits):
-    weight = weight_of(seed)
-    amax, ends = weight.abs().max(), grid(bits)
-    assert torch.allclose(Rounding.of(weight, amax, *ends).hard(), quantize_dequantize(weight, amax, *ends), atol=1e-6)
 
 
 def test_the_pull_is_nothing_at_levels_and_reaches_farther_the_less_steep_it_is():

@@ -72,14 +72,6 @@ def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
     assert any(not torch.equal(value, before.get(name, value)) for name, value in model.named_parameters())
 
 
-def test_of_one_picture_it_is_said_that_none_is_left_to_judge_by(tiny_model, images, use_policy):
-    model = use_policy(tiny_model("swin", **SMALL), "qdq")
-    calibrate(model, images.split(8))
-    assert "one picture: none is left to judge" in run(
-        PassContext(model, [images[:1]], units=units_of(model)), RidgeOptions()
-    )
-
-
 def test_ranges_of_weights_follow_them_and_those_of_activations_stay(tiny_model, images, use_policy):
     model = use_policy(tiny_model("swin", **SMALL), "ft-mode1")
     calibrate(model, images.split(8))

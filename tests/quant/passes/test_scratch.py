@@ -19,14 +19,6 @@ def test_what_was_kept_comes_back_to_the_bit(tmp_path):
     assert not (tmp_path / "folder").exists()
 
 
-def test_clearing_leaves_what_others_put_there(tmp_path):
-    scratch = Scratch(tmp_path)
-    scratch.keep("key", {"weight": torch.ones(2)})
-    (tmp_path / "notes.txt").write_text("mine")
-    scratch.clear()
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
 def test_without_a_folder_nothing_is_kept_and_other_ranks_write_nothing(tmp_path):
     for scratch in (Scratch(), Scratch(tmp_path / "folder", writes=False)):
         scratch.keep("key", {"weight": torch.ones(2)})

@@ -64,14 +64,6 @@ def test_nothing_is_said_of(what):
     assert said(*UNSAID[what]) == []
 
 
-def test_the_latency_of_a_simulation_is_called_that():
-    simulated = with_(INT8, engine="torch fake-quant", ms_per_picture=45.0)
-    notes = said(card(FLOAT, simulated))
-    assert any("torch fake-quant" in note and "simulation, not of an INT8 engine" in note for note in notes)
-    assert not any("simulation" in note for note in said(card(FLOAT, with_(INT8, ms_per_picture=45.0))))
-    assert said(card(FLOAT, with_(simulated, ms_per_picture=None))) == []
-
-
 def test_unreadable_pictures_are_counted_and_named_and_other_notes_kept_on_one_bounded_line():
     two = {"unreadable": 2, "note": "unreadable: a.png, b.png"}
     left_out = "unreadable pictures of cifar10/val left out"
@@ -91,12 +83,6 @@ def test_a_footnote_of_some_rows_has_a_number_which_they_bear():
     assert [note[:5] for note in notes] == ["[1] 2", "[2] 1"] and marks == {1: "1", 2: "2"}
     assert "unreadable" in notes[0] and "dead" in notes[1]
     assert numbered(footnotes(rows[:1]), 1)[1] == {}, "what is said of all rows needs no number"
-
-
-def test_a_latency_that_is_not_there_is_explained():
-    timed = with_(FLOAT, ms_per_picture=1.5)
-    (note,) = [note for note in said(card(timed, INT8), untimed=True) if "not timed" in note]
-    assert f"int8 on {INT8.engine}" in note and "float32" not in note and "swin-quant bench" in note
 
 
 def test_a_verification_is_a_word_in_its_row_and_a_failure_is_told_with_its_figures():

@@ -17,9 +17,7 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report import table as tables
 from swin_quant.report.accuracy import BLOCK_COLUMNS, FORMATS, SCHEMA, AccuracyTable, as_html, render
-from swin_quant.report.table import print_text
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
 HALF = dataclasses.replace(FLOAT, precision="bfloat16", acc1=70.78, ms_per_picture=8.1234)
@@ -88,24 +86,11 @@ def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_
     assert text.count("float32") == 2 and "12.35" in text and "13.50" not in text, "one line, and in the legend"
 
 
-def test_a_simulation_has_no_latency(monkeypatch, capsys):
-    (line,) = [line for line in at(80, [card(FLOAT, INT8)], monkeypatch, capsys).splitlines() if "±0.11" in line]
-    assert line.split()[-1] == "sim." and "[" not in line, "what is said of every row needs no number"
-    beside = at(80, [card(FLOAT, INT8), card(FLOAT, name="other")], monkeypatch, capsys)
-    assert "sim." in beside and "* the latency of torch fake-quant" in beside, "its own cell is the mark"
-
-
 def test_a_notebook_and_the_page_have_a_table_for_each_block_and_one_list_of_remarks():
     html = as_html(realistic()[:2])
     assert html.count("<table>") == 2 and html.count("<ul>") == 1 and html.count("70.34") == 2
     for title in ("engine", "Δ acc@1", "agree", "ms"):
         assert html.count(f">{title}</th>") == 2
-
-
-def test_rich_markup_is_only_text_and_colour_only_where_asked():
-    assert "[red]x[/]" in render([card(FLOAT, dataclasses.replace(INT8, policy="[red]x[/]"))])
-    report = AccuracyTable.of(realistic(), ["all"]).report()
-    assert "\x1b[" in tables.terminal(report, 100, color=True) and "\x1b[" not in tables.terminal(report, 100)
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -161,11 +146,3 @@ def test_json_has_a_schema_unrounded_figures_and_null_for_what_was_not_measured(
     assert content["schema"] == SCHEMA and row["ms"] == 12.3456 and row["half_acc1"] is None
     assert row["delta_acc1"] == 70.34 - 70.8 and row["delta_acc1_se"] == 0.11
     assert all(note["rows"] == [0] for note in content["footnotes"]) and len(content["footnotes"]) == 3
-
-
-def test_printing_to_a_terminal_of_another_encoding_does_not_fail(monkeypatch):
-    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr("sys.stdout", narrow)
-    print_text("-0.460 ±0.110\n")
-    narrow.flush()
-    assert narrow.buffer.getvalue() == b"-0.460 ?0.110\n"

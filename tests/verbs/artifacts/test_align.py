@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from draws import drawn
 
 import swin_quant as sq
 from swin_quant.base.files import sha256_of
@@ -44,11 +43,10 @@ def test_every_tensor_of_an_int8_file_is_that_of_fake_quant(aligned, exports, en
     assert found["first"] is None and found["below_db"] == 30
 
 
-@pytest.mark.parametrize("kind", drawn(["swin", "swinv2"], 2))
 def test_a_float_file_agrees_to_the_last_bits_until_a_layer_of_it_is_changed(
-    aligned, run, randomise, write_config, kind, tmp_path
+    aligned, run, randomise, write_config, tmp_path
 ):
-    cfg = ("--cfg", write_config(tmp_path, kind, DEPTHS=[2, 1]))  # the exporter takes seconds a block
+    cfg = ("--cfg", write_config(tmp_path, "swin", DEPTHS=[2, 1]))  # the exporter takes seconds a block
     torch.save({"model": randomise(build_model(load_config(cfg[1]))).state_dict()}, tmp_path / "x.pth")
     words = ("--checkpoint", tmp_path / "x.pth", "--precision", "float", "--output", tmp_path)
     assert run("export", "--for", "openvino", *cfg, *words).code == 0

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -84,31 +83,3 @@ def infer(package, picture, engine, folder):
     assert done.returncode == 0, done.stderr
     done.out = np.load(folder / "out.npy")
     return done
-
-
-@pytest.mark.slow
-def test_where_there_is_no_compiler_the_same_command_writes_the_plain_file(
-    run, given, pictures, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.delenv(operators.SWITCH)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    operators._library.cache_clear()
-    operators._tell.cache_clear()
-    done = run(
-        "quantize",
-        *given,
-        "--data-path",
-        pictures,
-        "--for",
-        "openvino",
-        "--pictures",
-        "8",
-        "--output",
-        tmp_path / "out",
-    )
-    operators._library.cache_clear()
-    (file,) = (tmp_path / "out").glob("*.onnx")
-    assert done.code == 0 and not {"Attention", "AttentionBranch", "Mlp"} & kinds(file)
-    assert done.err.count("are not compiled: CXX is no-such-compiler") == 1
-    assert sq.artifact(Path(file)).card.policy["name"] == "cpu"

@@ -59,16 +59,6 @@ def test_answers_are_those_of_the_engine_and_scores_as_without_them(run, words, 
     assert plain[-1]["acc1"] == pytest.approx(100 * right / 5)
 
 
-def test_nothing_that_is_written_for_others_names_a_folder_of_this_machine(run, words, tmp_path):
-    done = run(*words, "--answers", tmp_path / "out", "--shard", 2)
-    assert done.code == 0, done
-    manifest, rows = read(tmp_path / "out")
-    assert list(rows[0])[-1:] == list(manifest["engines"]) == [f"{words[1].name} on onnxruntime"]
-    folders = [str(path).encode() for path in words[1].parents if len(path.parts) > 2]
-    for file in (tmp_path / "out").iterdir():
-        assert [folder for folder in folders if folder in file.read_bytes()] == [], file
-
-
 def test_files_of_one_name_are_told_apart_by_their_order():
     assert unique_names(["float32", "/a/x.onnx on openvino", "/b/x.onnx on openvino", "b/y.onnx on openvino"]) == {
         "float32": "float32", "/a/x.onnx on openvino": "x.onnx on openvino",

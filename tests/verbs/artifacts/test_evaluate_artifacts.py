@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 
 import pytest
 
@@ -33,19 +32,6 @@ def meanwhile(monkeypatch):
         monkeypatch.setattr(evaluate_artifacts, "score_engines", lambda *args: (act(), score(*args))[1])
 
     return arrange
-
-
-@pytest.mark.slow
-def test_what_another_process_measured_meanwhile_stays(evaluate, hand_made, meanwhile):
-    path = hand_made.with_suffix(".json")
-    assert evaluate(hand_made, "--engine", "onnxruntime").code == 0
-    card = RunCard.read(path)
-    theirs = dataclasses.replace(card, results=[{**card.results[0], "engine": "openvino"}])
-    dataclasses.replace(card, results=[]).write(path)
-    meanwhile(lambda: theirs.write(path))
-    done = evaluate(hand_made, "--engine", "onnxruntime")
-    assert done.code == 0 and "openvino" not in done.out
-    assert [engine for engine, *_ in measured(hand_made)] == ["openvino", "onnxruntime"]
 
 
 def test_a_file_that_was_exported_again_meanwhile_keeps_its_own_card(evaluate, hand_made, meanwhile):
@@ -94,32 +80,6 @@ def test_the_float_of_the_same_engine_is_scored_beside_int8(run, exports, pictur
     assert not list(exports.onnx.parent.glob("*fp32*")), "it is not kept"
 
 
-def test_a_card_that_cannot_be_written_is_said_before_a_picture_is_read(evaluate, hand_made, monkeypatch):
-    monkeypatch.setattr("os.access", lambda *_: False)
-    line = evaluate(hand_made, "--engine", "onnxruntime", "--data-path", "nowhere").error(1)
-    assert hand_made.with_suffix(".json").name in line and "cannot be written: Permission denied" in line
-
-
-@pytest.mark.slow
-def test_artifacts_of_one_name_in_two_folders_keep_their_own_results(evaluate, exports, tmp_path):
-    other = shutil.copytree(exports.onnx.parent, tmp_path / "other") / exports.onnx.name
-    card = json.loads(other.with_suffix(".json").read_text())
-    card["policy"]["name"] = "mine"
-    other.with_suffix(".json").write_text(json.dumps(card))
-    assert evaluate(exports.onnx, other, "--engine", "onnxruntime", "--checkpoint", exports.checkpoint).code == 0
-    assert [policy for _, _, policy in measured(exports.onnx)] == [None, "qdq"]
-    assert [policy for _, _, policy in measured(other)] == [None, "mine"]
-
-
-@pytest.mark.slow
-def test_results_of_other_pictures_stay_in_the_card(evaluate, exports):
-    assert evaluate(exports.onnx, "--engine", "onnxruntime").code == 0
-    assert evaluate(exports.onnx, "--engine", "onnxruntime", "--split", "train").code == 0
-    results = RunCard.read(exports.onnx.with_suffix(".json")).measured()
-    assert [(r.dataset["split"], r.engine) for r in results] == [
-        ("val", "torch"), ("val", "onnxruntime"), ("train", "torch"), ("train", "onnxruntime")]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports):
     exports.checkpoint.unlink()
@@ -144,14 +104,6 @@ def test_the_checkpoint_is_found_by_its_hash_not_its_name(evaluate, exports, tmp
     elsewhere.write_bytes(elsewhere.read_bytes() + b"0")
     line = evaluate(exports.onnx, "--checkpoint", elsewhere).error(1)
     assert "other_name.pth: is not the checkpoint that" in line
-
-
-def test_a_hand_made_classifier_against_arithmetic(evaluate, hand_made, pictures, arithmetic):
-    assert evaluate(hand_made, "--engine", "onnxruntime").code == 0
-    files = sorted((pictures / "val").rglob("*.png"))
-    right = [arithmetic(file).argmax() == ("cat", "dog", "fox").index(file.parent.name) for file in files]
-    (result,) = measured(hand_made).values()
-    assert result.precision == "float32" and result.acc1 == pytest.approx(100 * sum(right) / len(right))
 
 
 @pytest.mark.parametrize(

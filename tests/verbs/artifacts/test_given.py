@@ -113,12 +113,6 @@ def test_pictures_with_labels_need_no_tensors(exports, pictures):
     assert found.quantized.acc1 == sq.evaluate(model, pictures, half="none").quantized.acc1
 
 
-def test_one_policy_needs_no_list(exports, pictures):
-    model = sq.load(exports.checkpoint)
-    one, listed = (sq.evaluate(model, pictures, given, half="none") for given in ("qdq", ["qdq"]))
-    assert one.quantized.policy == listed.quantized.policy == "qdq" and len(one.results) == 2
-
-
 def test_every_other_model_is_one_line_with_the_call_that_is_meant(exports, pictures, tmp_path):
     state = {"head.weight": torch.zeros(3, 4)}
     engine = sq.artifact(exports.onnx).load()
@@ -204,19 +198,3 @@ def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_modu
     sq.calibrate(model, [x * 2], passes=[])
     with pytest.raises(sq.UsageError, match="mine was changed since it was exported"):
         sq.verify(made, [x])
-
-
-@pytest.mark.slow
-def test_the_command_scores_the_artifact_of_a_wrapped_module_at_its_size(tmp_path, pictures, run):
-    pytest.importorskip("onnxruntime")
-    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
-    how = sq.Preprocess(16, False, "bilinear", (0.5,) * 3, (0.5,) * 3)
-    model = sq.wrap(nn.Sequential(*layers), 16, name="mine", preprocess=how)
-    sq.calibrate(model, sq.pictures(pictures, "train", 4), passes=[])
-    made = sq.export(model, "onnxruntime", tmp_path)
-    expected = sq.evaluate(model, pictures, half="none").quantized.acc1
-    run("evaluate", made.file, "--data-path", pictures, "--engine", "onnxruntime")
-    (result,) = sq.artifact(made.file).card.results
-    assert result["pictures"] == 7 and result["acc1"] == pytest.approx(expected, abs=15)
-    assert "only Python builds" in run("verify", made.file, "--data-path", pictures).error(2)
-    run("predict", made.file, pictures / "val", "--engine", "onnxruntime")

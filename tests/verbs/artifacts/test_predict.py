@@ -52,13 +52,6 @@ def test_a_calibrated_checkpoint_runs_quantized_as_its_card_says_and_like_its_ex
     assert probabilities(answer) != probabilities(float_model)
 
 
-def test_a_float_checkpoint_runs_in_float(predict, exports, pictures):
-    weights = exports.checkpoint.with_name("micro.pth")
-    answer = predict(weights, pictures / "val", "--cfg", exports.config, "--top", 1)
-    assert (answer["engine"], answer["precision"]) == ("torch", "float32")
-    assert [len(one["classes"]) for one in answer["pictures"]] == [1] * 7
-
-
 def test_names_that_the_onnx_file_carries(run, predict, exports, pictures, tmp_path):
     import onnx
 
@@ -126,17 +119,6 @@ def test_a_checkpoint_whose_card_is_of_another_size(run, exports, card_of, with_
     assert "its run card resizes pictures to 64, the model takes 32" in line
 
 
-def test_a_checkpoint_that_is_not_there(run, pictures, exports):
-    line = run("predict", "gone.pth", pictures, "--cfg", exports.config).error(1)
-    assert "gone.pth: no such" in line
-
-
-def test_the_weights_stay_as_they_are(predict, exports, pictures, snapshot):
-    before = snapshot(exports.checkpoint.parent)
-    predict(exports.checkpoint, next(pictures.rglob("*.png")))
-    assert snapshot(exports.checkpoint.parent) == before
-
-
 def test_the_best_classes_against_numpy():
     logits = torch.randn(4, 9) * 3
     exponents = np.exp(logits.double().numpy())
@@ -146,11 +128,6 @@ def test_the_best_classes_against_numpy():
         assert [guess.index for guess in guesses] == order.tolist()
         assert [guess.name for guess in guesses] == [f"n{i}" for i in order]
         assert [guess.probability for guess in guesses] == pytest.approx(row[order].tolist())
-
-
-def test_large_logits_and_few_classes():
-    ((best, second),) = top_classes(torch.tensor([[500.0, -500.0]]), ["a", "b"])
-    assert (best.name, best.probability, second.probability) == ("a", 1.0, 0.0)
 
 
 def test_names_of_imagenet_by_the_number_of_classes():

@@ -2,33 +2,22 @@
 
 import json
 import os
-import re
-import shlex
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from commands import free_port
-from shown import ROOT
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
-from swin_quant.verbs.serve import _listening
 
 pytest.importorskip("uvicorn")
 pytest.importorskip("starlette")
 pytest.importorskip("prometheus_client")
-
-SHIPPING = ROOT / "docs" / "shipping.md"
 
 
 @pytest.fixture
@@ -51,11 +40,6 @@ def served(fork):
         pytest.fail("it never was ready")
 
     return start
-
-
-def own_process(words):
-    """A new process, not a fork: OpenVINO has run in this one, and a fork would lack its threads."""
-    return subprocess.Popen([sys.executable, "-m", "swin_quant", *map(str, words)], cwd=os.getcwd())
 
 
 def ask(url, body=None):
@@ -97,38 +81,6 @@ def test_a_service_from_start_to_end(served, hand_made, pictures, arithmetic):
     assert time.monotonic() - start < 3, "clients that hang do not keep it"
     silent.close(), late.close()
     assert done.code == 0 and "stopped" in done.err + done.out and "Traceback" not in done.err
-
-
-@pytest.mark.slow
-def test_the_way_that_the_documents_show(served, run, micro, pictures, tmp_path, monkeypatch):
-    """From a float checkpoint to answers in at most six commands."""
-    pytest.importorskip("openvino")
-    block = re.search(r"```bash\n(.*?)```.*?```\ncurl (.*?)```", SHIPPING.read_text(), re.DOTALL)
-    lines = [shlex.split(line)[1:] for line in block[1].splitlines()]
-    assert len(lines) + 1 <= 6 and lines[-1][0] == "serve"
-    monkeypatch.chdir(tmp_path)
-    shutil.copy(micro / "swin.pth", "my.pth")
-    config = yaml.safe_load((micro / "swin.yaml").read_text())
-    config["MODEL"]["NAME"] = "my"
-    Path("my.yaml").write_text(yaml.safe_dump(config))
-    Path("imagenet").symlink_to(pictures)
-    for command, *words in lines[:-1]:
-        run(command, *words, *(["--pictures", 8] if command == "calibrate" else [])).ok()
-    _, file, *words = lines[-1]
-    address, _, child = served(file, *words, "--max-batch", 2, begin=own_process)
-    picture = next((pictures / "val").rglob("*.png")).read_bytes()
-    status, answer = ask(f"{address}/predict", picture)
-    assert status == 200 and answer["model"] == "my" and len(answer["classes"]) == 3
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(60) == 0
-
-
-def test_answers_do_not_wait_for_acknowledgements():
-    """Connections inherit the listener's option."""
-    with _listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()[:2]):
-        connection, _ = listener.accept()
-        with connection:
-            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_addresses_that_cannot_be_had(run, hand_made):

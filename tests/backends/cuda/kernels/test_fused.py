@@ -29,7 +29,7 @@ from kernel_runs import (
 
 from swin_quant.backends.cuda.kernels.gemm import Epilogue
 from swin_quant.backends.cuda.kernels.tiles import Tiles, column_groups
-from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
+from swin_quant.backends.cuda.kernels.windows import Windows
 
 maps = st.sampled_from([(4, 2, 0), (4, 2, 1), (6, 3, 1), (5, 5, 0)])
 widths = st.sampled_from([32, 96])
@@ -249,56 +249,6 @@ def test_attention_with_its_projection_equals_them_apart(run, dtype, post):
         assert_as_apart(run, whole)
     else:
         near(run, "attention_norm", ["out", "out_quantized"], whole, 0.05)
-
-
-def test_they_equal_the_kernels_that_they_replace(run):
-    """To the bit for one part of channels: the order of sums is the same, except in a GPU's warps."""
-    draw, m, channels = Draw(0), (6, 3, 1), 32
-    rows, flat = m[0] ** 2, whole_map(m[0])
-
-    def after(operation, word, **arguments):
-        return run(operation, [word], arguments)[word]
-
-    one = prologue(draw, torch.int8, m, 1, channels, 96, "quantize", v2=False)
-    tokens = after(
-        "norm_quantize", "out", out=poisoned(torch.int8, rows, channels), windows=one["windows"], x=one["x"],
-        weight=one["norm_weight"], bias=one["norm_bias"], eps=one["eps"], levels=one["input_levels"],
-    )  # fmt: skip
-    linear_alone = {word: one[word] for word in ("w", "scale", "bias", "epilogue", "levels", "out")}
-    assert_equal(run, after("norm_gemm", "out", **one), after("gemm", "out", a=tokens, **linear_alone))
-
-    two = epilogue(draw, torch.int8, m, 1, channels, 64, post=False)
-    products = {word: two[word] for word in ("a", "w", "scale", "bias", "windows", "residual", "out")}
-    x = after("gemm", "out", epilogue=Epilogue("residual"), **products)
-    tokens = after(
-        "norm_quantize", "out", out=poisoned(torch.int8, rows, channels), windows=flat, x=x,
-        weight=two["norm_weight"], bias=two["norm_bias"], eps=two["eps"], levels=two["levels"],
-    )  # fmt: skip
-    found = run("gemm_norm", ["out", "out_quantized"], two)
-    assert_equal(run, found["out"], x)
-    assert_equal(run, found["out_quantized"], tokens)
-
-    post = epilogue(draw, torch.int8, m, 1, channels, 64, post=True)
-    products = {word: post[word] for word in ("a", "w", "scale", "bias")}
-    branch = after("gemm", "out", epilogue=Epilogue("half"), out=poisoned(torch.float16, rows, channels), **products)
-    norm = {word: post[word] for word in ("windows", "residual", "out", "eps", "levels", "out_quantized")}
-    alone = run(
-        "norm_residual", ["out", "out_quantized"],
-        norm | {"y": branch, "weight": post["norm_weight"], "bias": post["norm_bias"]},
-    )  # fmt: skip
-    found = run("gemm_norm", ["out", "out_quantized"], post)
-    for word in found:
-        assert_equal(run, found[word], alone[word])
-
-    whole = whole_mlp(draw, torch.int8, m[0], 1, 96, v2=False)  # no norm: any width
-    first = {"a": whole["a"], "w": whole["w1"], "scale": whole["scale1"], "bias": whole["bias1"]}
-    hidden = after(
-        "gemm", "out", epilogue=Epilogue("gelu"), levels=whole["hidden_levels"], out=poisoned(torch.int8, rows, 192),
-        **first,
-    )  # fmt: skip
-    products = {word: whole[word] for word in ("w", "scale", "bias", "residual", "out")}
-    x = after("gemm", "out", a=hidden, epilogue=Epilogue("residual"), windows=flat, **products)
-    assert_equal(run, after("mlp", "out", **whole), x)
 
 
 @pytest.mark.kernels
