@@ -40,7 +40,7 @@ class Convention:
         return any(re.search(self.seen, key) for key in keys) and not any(re.search(self.unseen, key) for key in keys)
 
 
-_INSERTED = re.compile(r"(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+INSERTED = re.compile(r"(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 WRAPPERS = tuple(  # in any order and depth
     Convention(name, rf"^{word}\.", rf"^{word}\.", "", unseen=rf"^(?!{word}\.)")
     for name, word in (
@@ -76,12 +76,6 @@ _PART = re.compile(r"(.*\.attn\.)[qkv]\.(weight|bias)")
 def below(entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
     """The entries under a prefix, by the rest of their keys."""
     return {key.removeprefix(prefix): value for key, value in entries.items() if key.startswith(prefix)}
-
-
-def without_inserted(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """`state` without the names that torch puts into keys where it wraps a part of a model."""
-    names = [_INSERTED.sub("", key) for key in state]
-    return dict(zip(names, state.values(), strict=True)) if len({*names}) == len(names) else state
 
 
 def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:

@@ -15,7 +15,7 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import card_of
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.names import to_microsoft, without_inserted
+from swin_quant.checkpoint.names import INSERTED, to_microsoft
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
 from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.roots import RAW, find_swin, satisfies
@@ -55,7 +55,8 @@ def read_weights(
 
 def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:
     """The tensors of a file under Microsoft's names, as `read_weights` returns them."""
-    raw = without_inserted(state)
+    names = [INSERTED.sub("", key) for key in state]
+    raw = dict(zip(names, state.values(), strict=True)) if len({*names}) == len(names) else state
     calibrated = is_calibrated(raw)
     ours = calibrated or card_path(source.path).exists()
     asked = "" if ours or (weights != RAW and satisfies(source.weights, weights)) else weights

@@ -69,7 +69,14 @@ class CifarPictures(Pictures):
         for file in files:
             if not file.is_file():
                 raise SwinQuantError(f"{file}: no such batch of CIFAR")
-            found, labels = _pickled(file, form) if form.keys else _records(file, form)
+            if form.keys:
+                found, labels = _pickled(file, form)
+            else:
+                data, size = read_bounded(file, "batch of CIFAR", _MAX_BYTES), form.labels + _PIXELS
+                if len(data) % size:
+                    raise SwinQuantError(f"{file}: {len(data)} bytes are not records of {size}: it is cut off")
+                records = np.frombuffer(data, np.uint8).reshape(-1, size)
+                found, labels = records[:, form.labels :], records[:, form.labels - 1].tolist()
             for number, label in enumerate(labels):
                 if not 0 <= label < form.classes:
                     raise SwinQuantError(f"{file}, record {number}: label {label} is outside 0 to {form.classes - 1}")
@@ -83,15 +90,6 @@ class CifarPictures(Pictures):
     def open(self, index: int) -> Image.Image:
         """Return one picture, 32 x 32, RGB."""
         return Image.fromarray(np.ascontiguousarray(self._pixels[index].transpose(1, 2, 0)))
-
-
-def _records(path: Path, form: CifarForm) -> tuple[NDArray[np.uint8], list[int]]:
-    """The pictures [N, 3072] and labels of a binary batch."""
-    data, size = read_bounded(path, "batch of CIFAR", _MAX_BYTES), form.labels + _PIXELS
-    if len(data) % size:
-        raise SwinQuantError(f"{path}: {len(data)} bytes are not records of {size}: it is cut off")
-    records = np.frombuffer(data, np.uint8).reshape(-1, size)
-    return records[:, form.labels :], records[:, form.labels - 1].tolist()
 
 
 def _pickled(path: Path, form: CifarForm) -> tuple[NDArray[np.uint8], list[int]]:

@@ -86,12 +86,6 @@ def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
     return found
 
 
-def _solution(path: Path, places: list[Path], order: list[str]) -> Labels:
-    """Kaggle's lines: the stem, a comma, the wnid and its box."""
-    rows = [line.replace(",", " ").split() for line in _lines(path)]
-    return {row[0]: row[1] for row in rows if len(row) > 1}
-
-
 def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
     """The devkit's lines: an ILSVRC2012_ID each."""
     wnids = _devkit_ids(path, places)
@@ -112,7 +106,9 @@ def _lines(path: Path) -> list[str]:
 
 _FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
     "val.txt": _numbered_names,
-    "LOC_val_solution.csv": _solution,
+    "LOC_val_solution.csv": lambda path, *_: {  # the stem, a comma, the wnid and its box
+        row[0]: row[1] for line in _lines(path) if len(row := line.replace(",", " ").split()) > 1
+    },
     "imagenet_2012_validation_synset_labels.txt": lambda path, places, order: _at(_lines(path)),
     "ILSVRC2012_validation_ground_truth.txt": _ground_truth,
 }

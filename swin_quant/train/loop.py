@@ -117,13 +117,18 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     ):
         run = _Run(job, request, ours, theirs)
         position = run.state.position
-        with run.saved_when_stopped(), bar(recipe.epochs * batches.steps, position.total) as show:
-            while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
-                run.network.train()
-                run.started = time.monotonic()  # the first step is timed from here, its pictures included
-                for step in batches.epoch(position.epoch, position.step):
-                    run.step(step, show)
-                run.end_epoch()
+        try:
+            with bar(recipe.epochs * batches.steps, position.total) as show:
+                while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
+                    run.network.train()
+                    run.started = time.monotonic()  # the first step is timed from here, its pictures included
+                    for step in batches.epoch(position.epoch, position.step):
+                        run.step(step, show)
+                    run.end_epoch()
+        except StopRequested:
+            run.save()
+            from_main(None)  # a rank that ends would end the others: wait until the main rank has saved
+            raise
     return position, run.finish()
 
 
@@ -157,7 +162,14 @@ class _Run:
         loss, norm = self._gradients(micros)
         due = self.snapshots is not None and time.monotonic() - self.saved > 60 * job.recipe.save_minutes
         loss, stops, due = _agree(loss, self.request.stops, due, job.world)
-        _check_finite(loss, norm, state)
+        what = "loss" if not math.isfinite(loss) else "gradient" if not math.isfinite(norm) else None
+        # Where a gradient alone overflows, the scaler skips the step and halves its scale
+        if what == "loss" or (what and not (state.scaler.is_enabled() and state.scaler.get_scale() >= 1)):
+            raise SwinQuantError(
+                f"the {what} is {loss if what == 'loss' else norm} at step {position.step + 1} of epoch "
+                f"{position.epoch + 1} (step {position.total + 1} in all): lower the learning rate; what was saved "
+                "before is kept"
+            )
         rates = {key: current_lr(state.optimizer, role) for key, role in (("lr", "weights"), ("lr_amax", "amax"))}
         state.scaler.step(state.optimizer)
         state.scaler.update()
@@ -270,16 +282,6 @@ class _Run:
                 self.snapshots.save(state.position.total, content)
         self.saved = time.monotonic()
 
-    @contextmanager
-    def saved_when_stopped(self) -> Iterator[None]:
-        """Inside the context, a request to stop saves a snapshot first."""
-        try:
-            yield
-        except StopRequested:
-            self.save()
-            from_main(None)  # a rank that ends would end the others: wait until the main rank has saved
-            raise
-
     def finish(self) -> dict[str, Tensor]:
         """Close the record and return the weights that the recipe selects, loaded into the model unless sharded."""
         job, state, position = self.job, self.state, self.state.position
@@ -311,18 +313,6 @@ def _agree(loss: float, stops: bool, due: bool, world: World) -> tuple[float, bo
 def _stop_if_requested(request: Interruption, world: World) -> None:
     if all_sum(torch.tensor([float(request.stops)]), world.device).item():
         raise StopRequested
-
-
-def _check_finite(loss: float, norm: float, state: TrainingState) -> None:
-    what = "loss" if not math.isfinite(loss) else "gradient" if not math.isfinite(norm) else None
-    scaler = state.scaler
-    if what is None or (what == "gradient" and scaler.is_enabled() and scaler.get_scale() >= 1):
-        return  # an overflow: the scaler skips the step and halves its scale
-    position = state.position
-    raise SwinQuantError(
-        f"the {what} is {loss if what == 'loss' else norm} at step {position.step + 1} of epoch {position.epoch + 1} "
-        f"(step {position.total + 1} in all): lower the learning rate; what was saved before is kept"
-    )
 
 
 @contextmanager
