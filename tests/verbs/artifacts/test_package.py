@@ -293,11 +293,8 @@ def test_only_onnx_and_programs_are_packaged(run, _exports, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_program_is_packaged_with_its_runner_and_the_lines_for_devices(run, _exports, pictures, tmp_path):
+def test_a_program_is_packaged_with_its_runner_and_the_lines_for_devices(run, program, pictures, tmp_path):
     """Three pictures through a program of two give our logits to the bit; no file of another engine is there."""
-    pytest.importorskip("executorch.runtime")
-    run("export", _exports.checkpoint, "--for", "executorch", "--batch", 2, "--output", tmp_path).ok()
-    (program,) = tmp_path.glob("*.pte")
     run("package", program, "--output", tmp_path / "package").ok()
     names = {"README.md", "card.json", "infer.py", "model.pte", "package.json", "preprocess.json", "preprocess.py"}
     found = {file.name for file in (tmp_path / "package").iterdir()} - {"labels.txt"}
