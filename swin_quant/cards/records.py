@@ -160,6 +160,7 @@ class InputRecord(TypedDict):
 class _Wrapped(TypedDict, total=False):
     classes: int
     inputs: list[InputRecord]
+    constants: dict[str, list[float]]
 
 
 class WrappedRecord(_Wrapped):
@@ -167,7 +168,8 @@ class WrappedRecord(_Wrapped):
     `inputs` by name, one row with all of them.
 
     `output`: None for several names, too. `outputs`: the names of the tensors that it gives. `classes`: how many its
-    logits are of, 0 where it gives something else; older cards lack it.
+    logits are of, 0 where it gives something else. `constants`: two sums over each tensor that the module computes with
+    and that no checkpoint holds. Older cards lack both.
     """
 
     shape: list[int]
