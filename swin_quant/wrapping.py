@@ -87,17 +87,13 @@ def wrap(
         network.eval()
         if not is_fold_exact(network, images):
             network.foldable, network.own_exchanges = {}, ()
-        reference = GivenModule(_copied(module).eval(), places, inputs)
-        for pictures in (images, images[[0, 1, 0]]):  # as many as were captured, and another number
-            results = network(pictures.clone()), reference(pictures.clone())  # modules may write into their input
-            found, expected = ([one] if isinstance(one, Tensor) else one for one in results)
-            for ours, theirs in zip(found, expected, strict=True):
-                if ours.shape != theirs.shape or (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
-                    raise SwinQuantError(
-                        f"{name}: computes something else when captured: its control flow depends on its input"
-                    )
+        reference = GivenModule(_copied(module).eval(), places, [one.dim() for one in wanted.values()], inputs)
+        for rows in ([0, 1], [0, 1, 0], [0]):  # as many as were captured, and other numbers
+            _check_captured(name, network, reference, images[rows])
     asked = output if isinstance(output, str) else None
     how = WrappedRecord(shape=list(input_shape), stem=stem, output=asked, outputs=list(wanted), classes=classes)
+    if constants := _constants(network):
+        how["constants"] = constants
     if inputs:
         how["inputs"] = inputs.records()
     made = preprocess.to_dict() if preprocess else {}
@@ -112,38 +108,72 @@ def _copied(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(value): value.detach().clone() for value in values if not value.is_leaf})
 
 
+def _check_captured(name: str, network: nn.Module, reference: nn.Module, images: Tensor) -> None:
+    """SwinQuantError where a captured network computes something else than the module."""
+    try:
+        results = network(images.clone()), reference(images.clone())  # modules may write into their input
+    except Exception as error:
+        raise SwinQuantError(f"{name}: does not take a batch of {len(images)}: {first_line(error)[:200]}") from error
+    found, expected = ([one] if isinstance(one, Tensor) else one for one in results)
+    for ours, theirs in zip(found, expected, strict=True):
+        if ours.shape != theirs.shape or (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
+            flow = "its control flow depends on its input, or on the number of pictures"
+            raise SwinQuantError(f"{name}: computes something else when captured, for a batch of {len(images)}: {flow}")
+
+
 class GivenModule(nn.Module):
     """A copy of the module as the user gave it, which every comparison refers to: [B, *input_shape] -> the outputs at
-    `places` in the tree of its output, a single one alone."""
+    `places` in the tree of its output, a single one alone. A single picture that loses its batch by a `squeeze` has it
+    again."""
 
-    def __init__(self, module: nn.Module, places: Sequence[int], inputs: Inputs | None) -> None:
+    def __init__(self, module: nn.Module, places: Sequence[int], dims: Sequence[int], inputs: Inputs | None) -> None:
         super().__init__()
-        self.module, self.places, self.inputs = module, tuple(places), inputs
+        self.module, self.places, self.dims, self.inputs = module, tuple(places), tuple(dims), inputs
 
     def forward(self, images: Tensor) -> Tensor | list[Tensor]:
         output = self.module(**self.inputs.unpack(images)) if self.inputs else self.module(images)
         leaves, _ = _pytree.tree_flatten(output)
         found = [leaves[place] for place in self.places]
+        if len(images) == 1:
+            found = [one if one.dim() == dim else one.unsqueeze(0) for one, dim in zip(found, self.dims, strict=True)]
         return found[0] if len(found) == 1 else found
 
 
 def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str = "cpu") -> Model:
     """The calibrated model in a checkpoint of a wrapped module; `module` is one of the same structure.
 
-    UsageError for a checkpoint whose run card is missing, or of no wrapped module.
+    UsageError for a checkpoint whose run card is missing, or of no wrapped module. SwinQuantError where a constant of
+    `module` that no checkpoint holds is another one.
     """
     card = checkpoint.card
     if card is None or card.wrapped is None:
         raise UsageError(f"{checkpoint}: has no run card of a wrapped module beside it: load it without a module")
     how = card.wrapped
     taken = Inputs.from_records(how["inputs"]) if "inputs" in how else how["shape"]
-    network = wrap(module, taken, stem=how["stem"], output=how["outputs"], name=card.name).module.to(device)
+    again = wrap(module, taken, stem=how["stem"], output=how["outputs"], name=card.name)
+    network, constants = again.module.to(device), (again.card.wrapped or how).get("constants", {})
+    for key, sums in how.get("constants", {}).items():
+        there = constants.get(key)
+        if there and max(abs(one - other) for one, other in zip(there, sums, strict=True)) > _CLOSE * sums[1]:
+            remedy = "give the module with its own, or make it a parameter or a buffer that its state_dict holds"
+            raise SwinQuantError(f"{checkpoint}: was calibrated with another {key}, which it does not hold: {remedy}")
     if card.policy:
         apply_policy(network, policy_from_dict(card.policy, f"the run card of {checkpoint}"))
         load_calibrated(network, checkpoint)
     else:
         load_float(network, checkpoint)
     return Model(network, card=card, file=checkpoint.file)
+
+
+def _constants(network: nn.Module) -> dict[str, list[float]]:
+    """Two sums over each buffer that no checkpoint holds, of its values and of their magnitudes, weighted by place."""
+    found, kept = {}, {*network.state_dict()}
+    for name, value in network.named_buffers():
+        if name not in kept:
+            flat = (torch.view_as_real(value) if value.is_complex() else value).double().nan_to_num(0, 1, -1).flatten()
+            parts = flat * torch.linspace(1, 2, len(flat), dtype=torch.float64, device=flat.device)
+            found[name] = [parts.sum().item(), parts.abs().sum().item()]
+    return found
 
 
 def _shape_of(size: int | Sequence[int], channels: int) -> tuple[int, ...]:

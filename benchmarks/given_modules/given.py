@@ -4,8 +4,8 @@
 
 DIR is CIFAR-10 as zip files and maps; 320 of its training and 500 of its validation pictures are put into folders of
 classes. Each case (benchmarks/given_modules/given_cases.py) runs in a process and a folder of its own, by the package
-of this checkout, and with `--before` by that of another one, of an older commit. Warnings count as said: a case shows
-the last.
+of this checkout, and with `--before` by that of another one, of an older commit; a row names both commits. Warnings
+count as said: a case shows the last. Rows of other cases stay as they are.
 """
 
 import json
@@ -17,9 +17,10 @@ import tempfile
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from pages import RESULTS, ROOT, cifar10, line_of, save, script_parser  # noqa: E402
+from pages import RESULTS, ROOT, cifar10, line_of, read_table, save, script_parser  # noqa: E402
 
 PAGE = RESULTS / "given.md"
+HEAD = ["kind", "case", "before", "after", "commits"]
 CASES = ROOT / "benchmarks" / "given_modules" / "given_cases.py"
 COUNTS = {"train": 320, "val": 500}
 
@@ -28,20 +29,21 @@ def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
     parser.add_argument("--before", type=Path, help="a checkout of an older commit")
-    parser.add_argument("--case", nargs="+", help="these alone; nothing is written")
+    parser.add_argument("--case", nargs="+", help="these alone")
     parser.add_argument("--work", type=Path, default=Path("out/given"))
     args = parser.parse_args()
     from given_cases import CASES as known
 
     pictures = folders_of(args.data_path, args.work / "pictures")
     trees = [tree for tree in (args.before, ROOT) if tree]
-    rows = []
+    commits = " to ".join(map(commit, trees))
+    rows = {row["case"]: [row[key].replace("|", "\\|") for key in HEAD] for row in read_table(PAGE.with_suffix(".csv"))}
     for name in args.case or known:
         kind, text, _ = known[name]
-        rows.append([kind, text, *(outcome(name, tree.resolve(), pictures) for tree in trees)])
-        print(" | ".join(rows[-1]), flush=True)
-    if not args.case:
-        save(PAGE, page(rows, trees))
+        found = [outcome(name, tree.resolve(), pictures) for tree in trees]
+        rows[text] = [kind, text, *[""] * (2 - len(found)), *found, commits]
+        print(" | ".join(rows[text]), flush=True)
+    save(PAGE, page([rows[text] for _, text, _ in known.values() if text in rows]))
 
 
 def folders_of(data: Path, target: Path) -> Path:
@@ -80,17 +82,13 @@ def shortened(text: str, most: int = 240) -> str:
     return text if len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} ..."
 
 
-def page(rows: list[list[str]], trees: list[Path]) -> str:
-    columns = ["before", "after"][-len(trees) :]
-    commits = [commit(tree) for tree in trees]
-    head = ["kind", "case", *(f"{column} ({commit})" for column, commit in zip(columns, commits, strict=True))]
-    table = [head, ["---"] * len(head), *rows]
-    text = "\n".join(line_of(row) for row in table)
+def page(rows: list[list[str]]) -> str:
+    text = "\n".join(line_of(row) for row in [HEAD, ["---"] * len(HEAD), *rows])
     return f"""# What the tool is given
 
 Files, pictures and folders as people have them, and how the tool answers. The model is the example `swin_micro_cifar10`
 (V2 where the case says it), the pictures 500 of CIFAR-10's validation in folders of classes. A refusal is shown as it
-is printed, a warning behind the result.
+is printed, a warning behind the result. `commits`: before, and after.
 
 {text}
 

@@ -136,7 +136,8 @@ class WrappedRecord(TypedDict):
     `inputs` by name, one row with all of them.
 
     `output`: None for several names, too. `outputs`: the names of the tensors that it gives. `classes`: how many its
-    logits are of, 0 where it gives something else; older cards lack it.
+    logits are of, 0 where it gives something else. `constants`: two sums over each tensor that the module computes with
+    and that no checkpoint holds. Older cards lack both.
     """
 
     shape: list[int]
@@ -145,6 +146,7 @@ class WrappedRecord(TypedDict):
     outputs: list[str]
     classes: NotRequired[int]
     inputs: NotRequired[list[InputRecord]]
+    constants: NotRequired[dict[str, list[float]]]
 
 
 class CoverageRecord(TypedDict):

@@ -13,15 +13,15 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
-from swin_quant.base.errors import SwinQuantError, first_line
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import silence
+from swin_quant.models.obstacles import fixed_at, last_of_users, reason
 from swin_quant.models.symbolic_int import symbolic_int
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
@@ -62,13 +62,13 @@ def capture(
             if decompose:
                 program = program.run_decompositions({})
         except Exception as error:  # a forward pass may raise anything on fake tensors
-            place = _last_of_users(traceback.extract_tb(error.__traceback__))
-            raise SwinQuantError(f"{what}: cannot be captured{place}: {_reason(error)}") from error
+            place = last_of_users(traceback.extract_tb(error.__traceback__))
+            raise SwinQuantError(f"{what}: cannot be captured{place}: {reason(error)}") from error
     graph = _on_attributes(program, module, what, outputs, named)
     for value in (node.meta["val"] for node in graph.nodes if node.op == "placeholder"):
         if is_concrete_int(value.shape[0]):
             remedy = "take the batch from `x.shape[0]`, as a whole number, and loop over no batch"
-            fixed = f"its forward pass fits batches of {len(value)} alone{_fixed_at(value)}"
+            fixed = f"its forward pass fits batches of {len(value)} alone{fixed_at(value)}"
             raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)
     graph.owning_module = module  # type: ignore[assignment] # it expects modules only
@@ -135,28 +135,6 @@ def _attention_opened() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _fixed_at(value: Tensor) -> str:
-    """The line of the user's code that fixed an open size, if torch kept it."""
-    places = getattr(getattr(value, "fake_mode", None), "shape_env", None)
-    kept = [one.framework_loc for one in getattr(places, "replacements_slocs", {}).values()]
-    return _last_of_users([one for one in kept if isinstance(one, traceback.FrameSummary)])
-
-
-def _last_of_users(frames: Sequence[traceback.FrameSummary]) -> str:
-    """The last frame of the user's code, as ` at FILE:LINE `CODE``; "" if there is none."""
-    others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-    own = [frame for frame in frames if not frame.filename.startswith(others)]
-    return f" at {Path(own[-1].filename).name}:{own[-1].lineno} `{own[-1].line}`" if own else ""
-
-
-def _reason(error: BaseException) -> str:
-    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
-        return "what it computes depends on the values of its input"
-    if "UnsupportedOperator" in type(error).__name__:
-        return f"operator {first_line(error)} has no form without data: write one, torch.library.register_fake"
-    return first_line(error)
-
-
 def _on_attributes(
     program: Any, module: nn.Module, what: str, outputs: Sequence[int] | None, inputs: Iterable[str]
 ) -> fx.Graph:
@@ -168,13 +146,16 @@ def _on_attributes(
         if kind in ("PARAMETER", "BUFFER"):
             attributes[spec.arg.name] = str(spec.target)
         elif kind == "CONSTANT_TENSOR":
-            attributes[spec.arg.name] = name = f"{CONSTANT}_{number}"
+            own = str(spec.target).replace(".", "_")
+            attributes[spec.arg.name] = name = f"{CONSTANT}_{number}_{own}"
             module.register_buffer(name, program.constants[spec.target].detach().clone(), persistent=False)
         elif kind != "USER_INPUT":
             raise SwinQuantError(f"{what}: reads {spec.target or spec.arg.name}, which is no tensor: not supported")
     kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
     if not {*kinds} <= {"USER_OUTPUT", "USER_INPUT_MUTATION"}:
-        raise SwinQuantError(f"{what}: its forward pass changes buffers in evaluation: a state is not supported")
+        changed = [str(spec.target) for spec in program.graph_signature.output_specs if "INPUT" not in spec.kind.name]
+        changed = [name for name in changed if name != "None"]
+        raise SwinQuantError(f"{what}: its forward pass changes {listed(changed)}: a state is not supported")
     graph, copies = fx.Graph(), {}
     names = iter(inputs)
     for node in program.graph.nodes:
@@ -184,7 +165,7 @@ def _on_attributes(
         elif node.op == "placeholder" and node.name not in attributes:
             copies[node] = graph.placeholder(next(names, node.name))
             copies[node].meta = dict(node.meta)
-    flat = _copy(program.graph_module, graph, copies)
+    flat = _copy(program.graph_module, graph, copies, what)
     flat = [one for one, kind in zip(flat, kinds, strict=True) if kind == "USER_OUTPUT"]  # pictures stay as they are
     wanted = list(flat) if outputs is None else [flat[place] for place in outputs]
     alone = len(wanted) == 1 and (outputs is not None or program.call_spec.out_spec.is_leaf())
@@ -192,21 +173,28 @@ def _on_attributes(
     return graph
 
 
-def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any]) -> Any:
+def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any], what: str) -> Any:
     """Append the operations of `module`, with those of its inner graphs, to `graph`; returns its outputs.
 
-    An inner graph is what runs under another mode of gradients or of autocast.
+    An inner graph is what runs under another mode of gradients, or without autocast.
     """
     for node in module.graph.nodes:
         inner = [one for one in node.args if isinstance(one, fx.Node) and isinstance(_graph_of(one), fx.GraphModule)]
         if inner:
+            mode = str(getattr(node.target, "name", lambda: "")())
+            if mode == "wrap_with_autocast" and node.args[2]:
+                remedy = "leave torch.autocast out of the forward pass"
+                raise SwinQuantError(f"{what}: computes in {node.args[1] or 'float16'} by torch.autocast: {remedy}")
+            if not mode.startswith("wrap"):
+                remedy = "write it by torch.where, or as a loop of a fixed length"
+                raise SwinQuantError(f"{what}: calls torch's {mode}, which is not supported: {remedy}")
             operands = node.args[node.args.index(inner[0]) + 1 :]
             part = _graph_of(inner[0])
             places = [one for one in part.graph.nodes if one.op == "placeholder"]
             named = {
                 one: copies[own] if isinstance(own, fx.Node) else own for one, own in zip(places, operands, strict=True)
             }
-            copies[node] = _copy(part, graph, named)
+            copies[node] = _copy(part, graph, named, what)
         elif node.op == "output":
             return fx.map_arg(node.args[0], copies.__getitem__)
         elif node.target is operator.getitem and not isinstance(copies[node.args[0]], fx.Node):
@@ -350,6 +338,8 @@ def _is_torchs(module: nn.Module) -> bool:
 def _is_whole(module: nn.Module) -> bool:
     """Whether a module stays one call: it is torch's, a layer norm, or acts only in training, without children, and
     without hooks: those of `nn.utils.weight_norm`, `spectral_norm` and `prune` compute a weight, others an output."""
+    if "forward" in vars(module):  # another one than its class has
+        return False
     known = isinstance(module, _WHOLE) or _NOISE.search(type(module).__name__) or _is_torchs(module)
     return bool(known) and not list(module.children()) and not (module._forward_pre_hooks or module._forward_hooks)
 

@@ -28,7 +28,8 @@ from swin_quant.quant.passes.places import Exchange, Part, of_norm
 from swin_quant.quant.quantizer import Quantizer
 
 _EXAMPLES = 2  # pictures to capture with: a batch of one may be taken for a constant
-_BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+_BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}  # the place of eps
+_NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 # Modules and functions that give k y for k x, channel by channel, for every k above zero.
 HOMOGENEOUS = frozenset(
     "identity dropout dropout2d droppath contiguous clone relu leakyrelu maxpool2d maxpool2dsame avgpool2d "
@@ -221,7 +222,10 @@ def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
             continue
         name = str(mean.target).rpartition(".")[0]
         norm = root.get_submodule(name)
-        if not isinstance(norm, nn.BatchNorm2d):
+        if not isinstance(norm, nn.BatchNorm2d) or node.args[_BATCH_NORMS[packet(node)]] != norm.eps:
+            continue
+        own = [f"{name}.{key}" if getattr(norm, key) is not None else None for key in _NORM_PARTS]
+        if [getattr(one, "target", one) for one in node.args[1:5]] != own:  # of another norm
             continue
         if type(norm) is not nn.BatchNorm2d:
             plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)

@@ -131,8 +131,9 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
         names = str(node.target), str(layer.target)
         alone = layer.op == "call_module" and len(layer.users) == 1 and all(calls.count(name) == 1 for name in names)
         alone = alone and read.isdisjoint(names)
+        last = word_of(layer, root).endswith("linear") and layer.meta["val"].dim() > 2  # its channels are no norm's
         tracked = getattr(root.get_submodule(names[0]), "running_var", None) is not None
-        if alone and tracked and word_of(layer, root) in LAYERS:
+        if alone and tracked and not last and word_of(layer, root) in LAYERS:
             found[names[0]] = names[1]
     return found
 
@@ -205,8 +206,14 @@ def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
 
 
 def _is_activation(node: fx.Node) -> bool:
-    """Whether a node is computed from the values of the pictures, and is not the pictures themselves."""
-    return bool(node.meta["depends"]) and node.op != "placeholder"
+    """Whether a node is computed from the values of the pictures, for each one, and is not the pictures themselves."""
+    return bool(node.meta["depends"]) and node.op != "placeholder" and has_batch(node)
+
+
+def has_batch(node: fx.Node) -> bool:
+    """Whether a dimension of a node's output, one tensor, depends on the number of pictures."""
+    value = node.meta.get("val")
+    return not isinstance(value, Tensor) or any(isinstance(extent, torch.SymInt) for extent in value.shape)
 
 
 def owner_of(node: fx.Node) -> str:
@@ -251,10 +258,12 @@ def coverage(products: Sequence[Multiplication], enabled: Collection[str]) -> Co
     return Coverage(len(done), len(products), sum(one.multiplications for one in done) / max(total, 1), dict(left))
 
 
-def _reason(kind: str, reads_pictures: bool = False, weight_depends: bool = False) -> str:
+def _reason(node: fx.Node, kind: str, reads_pictures: bool = False, weight_depends: bool = False) -> str:
     """Why a product has no nodes."""
     if kind not in _INT8:
         return "no int8 kind of it"
+    if not all(has_batch(one) for one in node.all_input_nodes if one.meta["depends"]):
+        return "mixes the pictures of a batch"
     if reads_pictures:
         return "reads the pictures, left float"
     if kind in _MATMULS:
@@ -275,18 +284,18 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
             nodes = tuple(f"{node.target}.{part}" for part in ("_input_quantizer", "_weight_quantizer"))
             yield Multiplication(kind, _of_layer(kind, node, module.weight, pictures), nodes)
         elif isinstance(module, _MODULES):
-            reason = _reason(kind, reads_pictures=True)
+            reason = _reason(node, kind, reads_pictures=True)
             yield Multiplication(kind, _of_layer(kind, node, next(module.parameters()), pictures), reason=reason)
         elif kind in _LAYERS:
             weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
             reads = source_of(cast(fx.Node, node.args[0]), root).op == "placeholder"
-            reason = _reason(kind, reads, bool(weight.get("depends")))
+            reason = _reason(node, kind, reads, bool(weight.get("depends")))
             count = _of_layer(kind, node, weight.get("val"), pictures)
             yield Multiplication(kind, _of_recurrent(node, pictures) if kind in _RECURRENT else count, reason=reason)
         elif kind in _MATMULS:
             nodes = tuple(str(one.target) for one in _inputs(node) if _is_quantizer(one, root))
             whole = len(nodes) == 2
-            reason = "" if whole else _reason(kind)
+            reason = "" if whole else _reason(node, kind)
             count = _of_einsum(node, pictures) if kind == "einsum" else _of_matmul(node, pictures)
             yield Multiplication(kind, count, nodes if whole else (), reason)
 

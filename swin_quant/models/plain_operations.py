@@ -1,8 +1,8 @@
 """Write operations that nodes or engines do not take by plain ones.
 
 A product with a parameter becomes a linear; any other `einsum` and `baddbmm` become a matrix product with reshapes, so
-that their factors get nodes. An average with a window
-larger than its map, which OpenVINO does not load, becomes a mean. Sizes and devices come from a nearby tensor.
+that their factors get nodes. An average with a window larger than its map, which OpenVINO does not load, becomes a
+mean. A squeeze leaves the batch, also of one picture. Sizes and devices come from a nearby tensor.
 """
 
 import string
@@ -162,6 +162,20 @@ def _average(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
         return _call(graph, node, _ATEN.mean.dim, given, [-2, -1], True)
 
 
+def _squeeze(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+    """Without dimensions whose extent is open, which it would drop from a batch of one alone."""
+    given = cast(fx.Node, node.args[0])
+    extents = given.meta["val"].shape
+    asked = node.args[1] if len(node.args) > 1 else range(len(extents))
+    dims = [dim % len(extents) for dim in ([asked] if isinstance(asked, int) else cast(Sequence[int], asked))]
+    fixed = [dim for dim in dims if isinstance(extents[dim], int) and extents[dim] == 1]
+    if fixed == dims:
+        return None
+    with graph.inserting_before(node):
+        plain = (_ATEN.squeeze.dims, given, fixed) if fixed else (_ATEN.clone.default, given)
+        return _call(graph, node, *plain)
+
+
 def _module(graph: fx.Graph, node: fx.Node) -> nn.Module | None:
     root = cast(nn.Module, graph.owning_module)
     return root.get_submodule(str(node.target)) if node.op == "call_module" else None
@@ -207,6 +221,7 @@ _REWRITES = {
     "avg_pool2d": _average,
     "baddbmm": _baddbmm,
     "einsum": _einsum,
+    "squeeze": _squeeze,
     **dict.fromkeys(("matmul", "mm", "addmm"), _product),
 }
 

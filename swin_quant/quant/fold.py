@@ -67,7 +67,7 @@ def _own_now(model: nn.Module, layer: Borrowed, own: str, source: Lender) -> Len
 
 def _parameter(model: nn.Module, key: str) -> Any:
     owner, _, own = key.rpartition(".")
-    return getattr(model.get_submodule(owner), own)
+    return getattr(model.get_submodule(owner), own, None)  # a folded norm has none
 
 
 @torch.no_grad()

@@ -1,0 +1,180 @@
+"""Neighbours of the modules in `test_legal_modules`: parameters in calls of functions, layers that are changed on the
+instance, values without a batch, batches of one, and constants that no checkpoint holds."""
+
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import swin_quant as sq
+from tests.models.test_legal_modules import _conv, _module, _tokens, _tokens_linear
+
+
+def _norm(kind=nn.BatchNorm2d, channels=8):
+    """A batch norm that has seen something."""
+
+    def made():
+        norm = kind(channels)
+        for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            tensor.data.uniform_(0.3, 2)
+        return norm
+
+    return made
+
+
+def _normed(net, x, **other):
+    """`net.n` as a function, with other arguments than its own."""
+    own = {"running_mean": net.n.running_mean, "running_var": net.n.running_var, "weight": net.n.weight}
+    return F.batch_norm(net.a(x), **(own | {"bias": net.n.bias} | other))
+
+
+def _with_norm(run):
+    parts = {"a": _conv(), "n": _norm(), "m": _norm(), "p": lambda: nn.Parameter(torch.randn(8))}
+    return lambda: _module(run, **parts)
+
+
+def _two(run):
+    """`run` of two convolutions, whose second has a kernel of one pixel."""
+    return lambda: _module(run, a=_conv(), b=lambda: nn.Conv2d(8, 5, 1))
+
+
+def _same_bias():
+    net = _with_norm(lambda net, x: net.n(net.a(x)))()
+    net.a.bias = net.n.bias
+    return net
+
+
+def _patched(forward):
+    """A convolution with another forward pass, on the instance."""
+
+    def made():
+        net = _two(lambda net, x: net.b(net.a(x)))()
+        net.a.forward = types.MethodType(forward, net.a)
+        return net
+
+    return made
+
+
+def _tokens_normed(count):
+    def run(net, x):
+        return net.n(net.a(_tokens(x)[:, :count]))
+
+    return lambda: _module(run, a=_tokens_linear, n=_norm(nn.BatchNorm1d, count))
+
+
+def _doubled(net, x):
+    return torch.func.functional_call(net.a, {"weight": net.a.weight * 2}, (x,)) + net.a(x)
+
+
+def _kernels(net, x):
+    """A convolution whose kernel is computed from the whole batch."""
+    return F.conv2d(net.a(x), net.c(x.mean((0, 2, 3))).view(4, 8, 1, 1))
+
+
+MODULES = {
+    "another epsilon": _with_norm(lambda net, x: _normed(net, x, eps=0.5)),
+    "another variance": _with_norm(lambda net, x: _normed(net, x, running_var=net.m.running_var)),
+    "another factor": _with_norm(lambda net, x: _normed(net, x, weight=net.p)),
+    "bias of the norm": _same_bias,
+    "norm of tokens": _tokens_normed(12),
+    "norm of as many tokens as channels": _tokens_normed(8),
+    "called with another weight": _two(lambda net, x: net.b(_doubled(net, x))),
+    "another forward": _patched(lambda layer, x: F.conv2d(x, layer.weight * 2, layer.bias)),
+    "mean of the batch": _two(lambda net, x: net.b(net.a(x)) + x.mean() * net.a(x)[:, :5].mean()),
+    "kernel of the batch": lambda: _module(_kernels, a=_conv(), c=lambda: nn.Linear(3, 32)),
+    "squeeze": _two(lambda net, x: net.b(net.a(x).mean((2, 3), keepdim=True)).squeeze()),
+    "squeeze of the batch": _two(lambda net, x: net.b(net.a(x).squeeze(0))),
+    "autocast that is off": _two(lambda net, x: net.b(torch.autocast("cpu", enabled=False)(net.a)(x))),
+}
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_it_computes_what_the_module_does_in_float_in_int8_loaded_and_on_an_engine(kind, tmp_path):
+    pytest.importorskip("onnxruntime")
+    given, module, fresh = (torch.manual_seed(0) and MODULES[kind]().eval() for _ in range(3))
+    x = torch.randn(6, 3, 8, 8)
+    model = sq.wrap(given, 8, name="mine")
+    with torch.no_grad():
+        for batch in (1, 3, 5):
+            wanted = module(x[:batch])
+            found = model.module(x[:batch])
+            torch.testing.assert_close(found, wanted.reshape(found.shape), rtol=1e-4, atol=1e-5)
+            assert len(found) == batch, "it drops the batch"
+        wanted = module(x)
+    sq.calibrate(model, [x[:3], x[3:]], "qdq", passes=["equalize"])
+    loaded, engine = sq.load(model.save(tmp_path / "mine.pth"), fresh), sq.export(model, "onnxruntime", tmp_path).load()
+    for found in (model(x), loaded(x), engine(x)):
+        assert wanted.square().sum() > 1000 * (found - wanted).square().sum()
+    assert torch.equal(loaded(x), model(x)) and len(engine(x[:1])) == 1
+
+
+def _autocast(net, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return net.a(x).float()
+
+
+def _counting(net, x):
+    net.count += 1
+    return net.a(x)
+
+
+def _clamping(net, x):
+    with torch.no_grad():
+        net.a.weight.clamp_(-0.1, 0.1)
+    return net.a(x)
+
+
+def _with_count():
+    net = _two(_counting)()
+    net.register_buffer("count", torch.zeros(()))
+    return net
+
+
+REFUSED = {
+    "autocast": (_two(_autocast), "computes in torch.bfloat16 by torch.autocast: leave torch.autocast out"),
+    "cond": (
+        _two(lambda net, x: torch.cond(x.mean() > 0, lambda t: net.a(t), lambda t: net.a(2 * t), (x,))),
+        "calls torch's cond, which is not supported: write it by torch.where",
+    ),
+    "buffer": (_with_count, "its forward pass changes count: a state is not supported"),
+    "parameter": (_two(_clamping), "its forward pass changes a.weight: a state is not supported"),
+    "data": (_two(lambda net, x: F.conv2d(x, net.a.weight.data / 2)), "it sets or reads `.data` of a parameter"),
+    "batch of one": (
+        _two(lambda net, x: net.a(x) * (1 if x.shape[0] > 1 else 2)),
+        "computes something else when captured, for a batch of 1: its control flow depends on",
+    ),
+    "not one": (
+        _two(lambda net, x: net.a(x).mean((2, 3), keepdim=True).squeeze().flatten(1)),
+        "does not take a batch of 1: Dimension out of range",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_module_that_cannot_be_captured_is_one_true_line(kind):
+    make, why = REFUSED[kind]
+    with pytest.raises(sq.SwinQuantError) as caught:
+        sq.wrap(make().eval(), 8, name="x")
+    assert str(caught.value).startswith("x: ") and why in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", ["attribute", "buffer"])
+def test_a_file_is_not_loaded_into_a_module_with_other_constants_than_it_was_calibrated_with(kept, tmp_path):
+    def made():
+        net = _two(lambda net, x: net.b(net.a(x) * net.scale))()
+        if kept == "buffer":
+            net.register_buffer("scale", torch.rand(6), persistent=False)
+        else:
+            net.scale = torch.rand(6)
+        return net.eval()
+
+    first, x = made(), torch.randn(4, 3, 8, 8)
+    second, third = made(), made()
+    second.scale = first.scale.clone()
+    model = sq.calibrate(sq.wrap(first, 8), [x], "qdq", passes=[])
+    file = model.save(tmp_path / "mine.pth")
+    assert torch.equal(sq.load(file, second)(x), model(x))
+    with pytest.raises(sq.SwinQuantError, match=r"mine.pth: was calibrated with another \w*scale, which it does not"):
+        sq.load(file, third)
