@@ -148,13 +148,23 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
 def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[str, float]) -> None:
     """Equalize unit after unit, and add each one's gain in dB to `gains`."""
     own = [exchange for exchange in open_exchanges(context) if not exchange.stream]
-    for step in context.walk(options.pictures):
+    wanted = set(context.units)
+    if options.only_outliers:  # no other unit is run: its exchanges move nothing of theirs
+        found = _spreads(context.model, context.model, own, context.first(options.pictures))
+        names = {spread.place.scaled.name for spread in found if spread.stands_out}
+        wanted = {unit for unit in context.units if any(inside(name, unit) for name in names)}
+    for step in context.walk(options.pictures) if wanted else ():
+        if step.name not in wanted:
+            continue
+        wanted.remove(step.name)
         places = [exchange for exchange in own if inside(exchange.scaled.name, step.name)]
         spreads = _spreads(context.model, step.unit, places, step.inputs)
         if options.only_outliers and len(context.units) == 1:  # each trial runs the whole network: minutes, not seconds
             spreads = [spread for spread in spreads if spread.stands_out]
         if any(spread.stands_out or not options.only_outliers for spread in spreads):
             gains[step.name] = gains.get(step.name, 0.0) + _equalize(context, step, spreads, options)
+        if not wanted:
+            break
 
 
 def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:

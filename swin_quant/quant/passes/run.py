@@ -38,16 +38,17 @@ CORRECTED = steps_of([{"name": "bias_correction"}])  # gains 4 to 5 dB on Effici
 class Gain:
     """The result of a pass: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after.
 
-    `kept`: it was not taken back. `observed`: ranges were observed again after it. `keeps_function`: float's logits
-    stay; `keeps_features`: so do the float outputs of units, and of padded maps.
+    Both are empty if the pass changed nothing. `kept`: it was not taken back. `observed`: ranges were observed again
+    after it. `keeps_function`: float's logits stay; `keeps_features`: so do the float outputs of units, and of padded
+    maps.
     """
 
     step: PassStep
     note: str
     seconds: float
-    sqnr_db: tuple[float, float]
-    agreement: tuple[float, float]
-    kept: bool
+    sqnr_db: tuple[float, ...] = ()
+    agreement: tuple[float, ...] = ()
+    kept: bool = True
     observed: bool = False
     keeps_function: bool = True
     keeps_features: bool = True
@@ -59,14 +60,22 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
     UsageError if there is nothing to work on.
     """
     _check(context, steps)
-    images = context.first(PICTURES)
-    expected = logits_of(context.model, images)
-    before, gains = compare(context.model, images, expected), []
+    images, gains = context.first(PICTURES), list[Gain]()
+    expected: Tensor | None = None
     for step in steps:
         kept, start = state_of(context.model), time.perf_counter()
         note = step.kind.run(context, step.options)
         left = state_of(context.model)
-        renewed = step.kind.observes_again and not _same(left, kept)
+        if _same(left, kept):
+            gains.append(Gain(step, note, time.perf_counter() - start))
+            _say(gains[-1])
+            continue
+        if expected is None:  # the network is still the one that was calibrated
+            give_state(context.model, kept)
+            expected = logits_of(context.model, images)
+            before = compare(context.model, images, expected)
+            give_state(context.model, left)
+        renewed = step.kind.observes_again
         keeps = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
         alike = not renewed or _features_alike(context)
         if renewed:
@@ -109,6 +118,9 @@ def _check(context: PassContext, steps: Sequence[PassStep]) -> None:
 
 
 def _say(gain: Gain) -> None:
+    if not gain.sqnr_db:
+        log.info("%s: changed nothing, %.0f s (%s)", gain.step.name, gain.seconds, gain.note)
+        return
     (agreed, agrees), (was, now) = gain.agreement, gain.sqnr_db
     log.info(
         "%s: SQNR of the logits %.1f -> %.1f dB, agreement %.1f -> %.1f %%, %.0f s (%s)%s",
