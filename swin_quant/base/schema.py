@@ -113,8 +113,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@functools.cache
-def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
+def _read_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """The keys that a record has in plain data, with their types, and those of them that may be absent.
 
     A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
@@ -131,6 +130,9 @@ def fields_of(kind: Any) -> tuple[dict[str, Any], set[str]]:
     made = {f.name for f in fields if f.default_factory in (list, dict) or _is_record(f.default_factory)}
     constant = made | {field.name for field in fields if field.default is not absent}
     return {field.name: hints[field.name] for field in fields}, constant
+
+
+fields_of: Callable[[Any], tuple[dict[str, Any], set[str]]] = functools.cache(_read_fields)
 
 
 def _is_record(kind: Any) -> bool:

@@ -166,7 +166,7 @@ class RunCard:
         with its own weights unquantized, which are not its original: these comparisons are left out.
         """
         results = [Result.of(record) for record in self.results]
-        none = dict.fromkeys(("agreement", "sqnr_db", "delta_acc1", "delta_acc1_se"))
+        none: dict[str, Any] = dict.fromkeys(("agreement", "sqnr_db", "delta_acc1", "delta_acc1_se"))
         results = [
             dataclasses.replace(result, weights=QAT, **none) if self.is_qat and result.weights is None else result
             for result in results

@@ -75,8 +75,8 @@ class CheckRecord(TypedDict):
 class PassRecord(TypedDict):
     """A pass after the calibration: the logits' SQNR in dB and top-1 agreement in percent with float, [before, after].
 
-    Both are empty for a pass that changed nothing. `kept`: it was not taken back. `keeps_function`: the float network computes the same as before the pass;
-    `keeps_features`: so do the maps of its stages, at any picture size.
+    Both are empty for a pass that changed nothing. `kept`: it was not taken back. `keeps_function`: the float network
+    computes the same as before the pass; `keeps_features`: so do the maps of its stages, at any picture size.
     """
 
     name: str
