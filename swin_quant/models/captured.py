@@ -7,6 +7,7 @@ own modules stay modules, which train as before (`capture`). The graph shows whe
 """
 
 import copy
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -213,6 +214,12 @@ def _size(argument: Any) -> Any:
     return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
 
+def _value(argument: Any, root: nn.Module) -> Any:
+    """The parameter or buffer that an argument reads, shared or not; any other argument itself."""
+    is_read = isinstance(argument, fx.Node) and argument.op == "get_attr"
+    return operator.attrgetter(str(argument.target))(root) if is_read else argument
+
+
 def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
     """Call batch norms that hold dropout and activation as plain ones with the same name, followed by their
     children."""
@@ -224,8 +231,8 @@ def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
         norm = root.get_submodule(name)
         if not isinstance(norm, nn.BatchNorm2d) or node.args[_BATCH_NORMS[packet(node)]] != norm.eps:
             continue
-        own = [f"{name}.{key}" if getattr(norm, key) is not None else None for key in _NORM_PARTS]
-        if [getattr(one, "target", one) for one in node.args[1:5]] != own:  # of another norm
+        given = [_value(one, root) for one in node.args[1:5]]
+        if any(one is not getattr(norm, key) for one, key in zip(given, _NORM_PARTS, strict=True)):  # of another norm
             continue
         if type(norm) is not nn.BatchNorm2d:
             plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)

@@ -12,6 +12,7 @@ from swin_quant.quant.policy import Policy
 
 DIR = "DIR"  # a folder of pictures, where none is known
 BENCH = "swin-quant bench {file}"
+_BENCH_ON = "swin-quant bench {file} --engine {engine}"
 EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float --output {folder}"
 EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
 SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
@@ -46,7 +47,7 @@ def fill(template: str, **words: object) -> str:
 
 def after_scoring(card: RunCard, file: Path, engine: str) -> str:
     """The command behind a file that is good to deploy: serve it where pictures can be prepared for it."""
-    return fill(_SERVE if Abilities.of(card).takes_pictures else BENCH + " --engine {engine}", file=file, engine=engine)
+    return fill(_SERVE if Abilities.of(card).takes_pictures else _BENCH_ON, file=file, engine=engine)
 
 
 def to_export_float(card: RunCard, checkpoint: Path, target: str, folder: Path) -> str:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from swin_quant.cli.command import Command
 
-_NEXT = re.compile(r"^next: +(.*(?:\\\n +.*)*)$", re.MULTILINE)
+_NEXT = re.compile(r"^next: +(.*?(?:\\\n +.*?)*)$", re.MULTILINE)
 FOLDER = "DIR"  # the pictures of a user whom nobody asked for them
 
 
 def next_commands(printed):
     """The words of each command; one of several lines is joined as a shell would."""
-    return [shlex.split(found) for found in _NEXT.findall(printed)]
+    return [shlex.split(found.replace("\\\n", "")) for found in _NEXT.findall(printed)]
 
 
 def check_next_lines(printed):

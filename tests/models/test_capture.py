@@ -343,7 +343,7 @@ class Wrong(nn.Module):
     [
         ("nan", r"x: gives NaN or infinity \(output\) for a picture of random values"),
         ("text", "x: gives no tensor of float numbers"),
-        ("state", "x: its forward pass changes buffers in evaluation"),
+        ("state", "x: its forward pass changes seen: a state is not supported"),
         ("random", "x: gives another output when it is called again: it keeps a state, or draws random numbers"),
         ("last", "x: gives another output when it is called again: it keeps a state, or draws random numbers"),
         (

@@ -172,7 +172,7 @@ def test_channels_that_stand_out_are_evened_out_unasked_and_said(
     [
         (["--policy", "ft-mode1"], "[{name: equalize, pictures: 8}, {name: range_search, pictures: 6}, "
          "{name: ridge, pictures: 8}, {name: reconstruct, iterations: 2, batch: 3}]"),
-        (["--policy", "ft-mode1"], "[{name: range_search, pictures: 6, together: true}, gptq, "
+        (["--policy", "ft-mode1"], "[{name: range_search, pictures: 6, weighted: true}, gptq, "
          "{name: distill, iterations: 2, batch: 3}]"),
         (["--policy", "qdq", "--calibrator", "auto"], ""),
     ],

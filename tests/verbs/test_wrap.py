@@ -143,7 +143,7 @@ def test_what_cannot_be_wrapped_is_one_line(module):
         (Custom(), 8, r"captured at test_wrap.py:\d+ `return .*`: operator .*swins.double.*register_fake"),
         (Cache(), 8, "mine: no linear and no convolution depends on its input: if it keeps results"),
         (nn.Sequential(OrderedDict(classes=Net())), 8, "classes: no part of a network may have this name"),
-        (Stateful(), 8, "mine: its forward pass changes buffers in evaluation: a state is not supported"),
+        (Stateful(), 8, "mine: its forward pass changes calls: a state is not supported"),
     ):
         with pytest.raises(sq.SwinQuantError, match=says) as raised:
             sq.wrap(made, size, name="mine")

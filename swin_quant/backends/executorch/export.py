@@ -158,6 +158,10 @@ def lowered(model: Classifier, images: Tensor, about: str) -> Any:
 def spell_out(model: nn.Module, plain: Collection[str]) -> None:
     """Replace the model's nodes by int8 pairs, in place; the weights of the layers `plain` stay float."""
     layers, nodes = weighted_layers(model), named_nodes(model)
+    for layer in layers.values():
+        if (bias := layer.effective_bias()) is not None and bias is not layer.bias:  # XNNPACK takes stored ones alone
+            layer.register_buffer("whole_bias", bias.detach())
+            layer.effective_bias = lambda own=layer: own.whole_bias  # type: ignore[method-assign, misc]
     for name, node in nodes.items():  # a layer's input comes before its weight
         if name not in layers or not node.setting.enabled:
             model.set_submodule(name, fixed(node) if node.setting.enabled else Node())

@@ -111,11 +111,11 @@ def test_on_a_phone_each_row_is_a_card_and_nothing_that_decides_is_scrolled_for(
         })"""
     )
     assert all(0 <= left < right <= PHONE["width"] for _, _, left, right in cells)
-    seen = {title: text for title, text, *_ in cells}
+    seen = {title: text for title, text, *_ in reversed(cells)}  # the first table's
     assert (
         seen["deploy"] == FILE and "2.0 times as fast" in seen["result"] and seen["next"].startswith("swin-quant serve")
     )
-    assert {"top-1", "ms"} < seen.keys() and any("Δ" in title for title in seen)
+    assert {"acc@1", "ms"} < seen.keys() and any("Δ" in title for title in seen)
     assert phone.evaluate(
         """() => [...document.querySelectorAll(".cards")].every(place => place.scrollWidth <= place.clientWidth)"""
     )
@@ -132,6 +132,8 @@ def test_the_keyboard_s_focus_is_seen_wherever_it_goes(phone):
                 return [name, style.outlineStyle, parseFloat(style.outlineWidth)];
             }"""
         )
+        if name.startswith("swin_large: INT8"):  # the page as a whole, behind its last stop
+            break
         assert style != "none" and width >= 1, name
         stops.add(name)
     assert {"search", "nodes", "Deploy", "Accuracy"} <= stops

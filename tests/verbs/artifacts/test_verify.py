@@ -59,10 +59,11 @@ def test_an_executorch_program_is_verified_scored_and_asked(run, verify, program
     are."""
     assert "FAIL" not in verify(program).ok().out
     simulated, _ = records(program)
-    assert simulated["engine"] == "executorch" and simulated["passed"] and simulated["policy"] == "executorch"
+    assert simulated["engine"] == "ExecuTorch" and simulated["passed"] and simulated["policy"] == "executorch"
     run("evaluate", program, "--data-path", pictures, "--device", "cpu").ok()
-    (result,) = (each for each in RunCard.read(program.with_suffix(".json")).results if "ExecuTorch" in each["engine"])
-    assert result["precision"] == "W8A16" and result["dataset"]["pictures"] == 7
+    results = [each for each in RunCard.read(program.with_suffix(".json")).results if "ExecuTorch" in each["engine"]]
+    (result,) = (each for each in results if each["policy"])
+    assert result["precision"] == "int8" and result["dataset"]["pictures"] == 7
     run("predict", program, "--data-path", pictures, "--logits", tmp_path / "out").ok()
     (written,) = (tmp_path / "out").glob("*_logits.npz")
     assert np.load(written)["logits"].shape == (7, 3)
