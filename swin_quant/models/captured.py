@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.inputs import Inputs
 from swin_quant.models.capture import CONSTANT, capture, packet
-from swin_quant.models.captured_layers import batch_dim, call_instead, quantized_layers
+from swin_quant.models.captured_layers import batch_dim, call_instead, mark_shared, quantized_layers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.placement import SIZES, Place, foldable, output_role, places, products, word_of
@@ -57,6 +57,7 @@ class CapturedNetwork(Classifier):
         self.parameters_read = frozenset(str(node.target) for node in graph.nodes if node.op == "get_attr")
         self._used = {str(node.target) for node in graph.nodes if node.op == "call_module"} | self.parameters_read
         self._used |= {key for part in root.modules() if isinstance(part, Borrowed) for key in part.lenders}
+        mark_shared(graph, root)
         self.own_exchanges = tuple(exchanges(graph, root, foldable))
         self.own_units = _taken_apart(graph, root)
         _take_over(self, root)

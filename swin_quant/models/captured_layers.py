@@ -1,6 +1,7 @@
 """Replace the linears and convolutions of a captured graph by ours, which take over their parameters."""
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,6 +66,20 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
             call_instead(graph, node, name)
     graph.eliminate_dead_code()
     return found
+
+
+def mark_shared(graph: fx.Graph, root: nn.Module) -> None:
+    """Give each module the names of its parameters that `graph`, which calls our layers, reads more than once."""
+    reads: Counter[int] = Counter()
+    for node in graph.nodes:
+        if node.op == "call_module":
+            reads.update(map(id, root.get_submodule(str(node.target))._parameters.values()))
+        elif node.op == "get_attr":
+            reads[id(_attribute(root, str(node.target)))] += 1
+    for module in root.modules():
+        own = {name: one for name, one in module._parameters.items() if one is not None}
+        if shared := frozenset(name for name, one in own.items() if reads[id(one)] > 1):
+            module.shared_parameters = shared  # type: ignore[assignment]  # an attribute of any module
 
 
 def batch_dim(node: fx.Node) -> int:

@@ -16,18 +16,21 @@ from torch import Tensor, nn
 from swin_quant.quant.quantizer import Quantizer, Role, State
 
 WEIGHT_NODE = "_weight_quantizer"
+NODES = ("_input_quantizer", WEIGHT_NODE, "_aftergemm_quantizer")
 
 
 class QuantizedLayer(nn.Module):
     """y = Q_aftergemm(product(Q_input(x), Q_weight(W))) + bias.
 
     A mixin for torch's own class, which defines the product, as in `class QuantLinear(QuantizedLayer, nn.Linear)`.
-    `weight` is [out, ...], `bias` [out] or None.
+    `weight` is [out, ...], `bias` [out] or None. `shared_parameters`: those of both that are read elsewhere too, and
+    that passes leave as they are.
     """
 
     channel_dim = -1  # of inputs and outputs
     output_has_bias = False  # whether _aftergemm quantizes the product with its bias
     stored_dim = 0  # the dimension of outputs in the weight that files hold
+    shared_parameters: frozenset[str] = frozenset()
     weight: Tensor
     bias: Any  # a parameter or None; each of torch's classes declares it
 
@@ -62,15 +65,20 @@ class QuantizedLayer(nn.Module):
 
     @torch.no_grad()
     def shift_bias(self, shift: Tensor) -> Tensor:
-        """Add `shift` [out] to the bias in place, and return the part that was added: 0 for outputs without a bias."""
-        if self.bias is None:
+        """Add `shift` [out] to the bias in place, and return the part that was added: 0 for outputs without a bias of
+        their own."""
+        if not self._has_own_bias:
             return torch.zeros_like(shift)
         self.bias.add_(shift)
         return shift
 
     def shiftable(self) -> Tensor:
         """Whether `shift_bias` reaches each output, bool [out]."""
-        return torch.full((len(self.weight),), self.bias is not None, device=self.weight.device)
+        return torch.full((len(self.weight),), self._has_own_bias, device=self.weight.device)
+
+    @property
+    def _has_own_bias(self) -> bool:
+        return self.bias is not None and "bias" not in self.shared_parameters
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.effective_bias()

@@ -9,7 +9,7 @@ from torch import nn
 
 from swin_quant.arguments import checked
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.registry import target_named
+from swin_quant.backends.registry import engine_named, target_named
 from swin_quant.base.arguments import Fields, Parameter, as_command
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError, called_in_python, memory_errors_named, one_line
@@ -31,7 +31,7 @@ from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import Evaluation, evaluate
 from swin_quant.verbs.export import export
-from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for
+from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization
 from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
@@ -196,8 +196,7 @@ def quantize(
         each = model.each()
         jobs = []
         for file in each:
-            if isinstance(pictures, PictureSet) and pictures.upright is not None:
-                file = replace(file, opts=(*file.opts, "DATA.UPRIGHT", str(pictures.upright)))
+            file = _turning(file, pictures)
             cfg = file.config()
             file.need_checkpoint().forget()
             place = Path(folder or "output") / cfg.MODEL.NAME if len(each) > 1 or folder is None else Path(folder)
@@ -209,12 +208,31 @@ def quantize(
             wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
             jobs.append(Quantization(file, cfg, place, target, settled, asked, *wanted, float_type, threads, half))
         return _quantize_files(jobs, dry_run)
-    single = model.each()[0] if isinstance(model, ModelFiles) else None
+    if dry_run:
+        raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")
+    if isinstance(model, ModelFiles):
+        single, *others = model.each()
+        if others:
+            raise UsageError("several checkpoints: give options that have names, or quantize them one by one")
+        subject = _turning(single, pictures).load()
+    elif config:
+        raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
+    else:
+        subject = model_of(model)
+    timing, told = {"threads": threads, "float_type": float_type}, {"int4_weights": int4_weights, "tune": tune}
+    engine = engine_for(target)
+    told |= float_type_options(target, engine_named(engine) if engine else None, float_type)
     return _quantize_in_memory(
-        single.load() if single else model_of(model), source, target, folder or "output", policy, scored_on,
-        {"method": method, "percentile": percentile, "exact": exact, "passes": passes},
-        {"int4_weights": int4_weights, "tune": tune}, budget,
+        subject, source, target, folder or "output", policy, scored_on,
+        {"method": method, "percentile": percentile, "exact": exact, "passes": passes}, told, budget, timing, half,
     )  # fmt: skip
+
+
+def _turning(file: ModelFile, pictures: Any) -> ModelFile:
+    """A checkpoint whose preprocessing turns pictures as a set says, if it says so."""
+    if not isinstance(pictures, PictureSet) or pictures.upright is None:
+        return file
+    return replace(file, opts=(*file.opts, "DATA.UPRIGHT", str(pictures.upright)))
 
 
 def _check_choice(choice: PolicyChoice) -> None:
@@ -288,10 +306,12 @@ def _quantize_in_memory(
     ranges: dict[str, Any],
     exporting: dict[str, Any],
     budget: Budget,
+    timing: dict[str, Any],
+    half: Any,
 ) -> Quantized:
     place = source if isinstance(source, PictureSet) else None
-    if place and scored_on is None and place_has(place.path, "val"):
-        scored_on = place.path
+    if place and scored_on is None and place_has(place.path, "val", bool(place.zip_mode)):
+        scored_on = replace(place, split=None, count=None, seed=None)
     target.exporting.check_packages()
     ensure_writable_dir(folder)
     best = target.exporting.policies_for(model.card.config)[0]
@@ -304,12 +324,14 @@ def _quantize_in_memory(
     calibrate(model, source, named, **ranges, folder=folder)
     if policy == AUTO:
         searched_on = replace(place, count=None) if place else source
-        refuse_useless(search(model, searched_on, target.name, folder, budget=budget), target, model.checkpoint)
+        found = search(model, searched_on, target.name, folder, budget=budget, **timing)
+        refuse_useless(found, target, model.checkpoint)
     exported = export(model, target.name, folder, **exporting)
     scored = Evaluation((), exported.card)
     if engine := engine_for(target):
-        verify(exported, source if scored_on is None else scored_on, engine).check()
-        scored = scored if scored_on is None else evaluate(exported, scored_on, engine=engine)
+        verify(exported, source if scored_on is None else scored_on, engine, **timing).check()
+        if scored_on is not None:
+            scored = evaluate(exported, scored_on, engine=engine, half=half, **timing)
     data = place.path if place else "DIR"
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
     verdict = scored.verdict or verdict_on(exported.artifact, target, model.checkpoint, data, unscored)

@@ -1,12 +1,15 @@
 """`sq.quantize` and `sq.finetune` do what the commands do: the same files, table and verdict, in a shell and a
 notebook."""
 
+import inspect
+
 import pytest
 from torch import nn
 
 import swin_quant as sq
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
+from swin_quant.verbs import quantize
 
 pytest.importorskip("onnxruntime")
 SMALL = {"epochs": 1, "batch_size": 4}
@@ -57,6 +60,41 @@ def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
 
 
 @pytest.mark.slow
+def test_quantize_in_memory_does_all_that_it_is_asked_for(model, tensors, pictures, tmp_path, monkeypatch):
+    """Each argument reaches the step that it is for; a new one has to be named here."""
+    given = {}
+
+    def heard(name):
+        verb = getattr(quantize, name)
+
+        def call(*arguments, **options):
+            given.setdefault(name, {}).update(options)
+            return verb(*arguments, **options)
+
+        monkeypatch.setattr(quantize, name, call)
+
+    for name in ("calibrate", "export", "verify", "evaluate"):
+        heard(name)
+    asked = {"method": "percentile", "percentile": 99.5, "exact": True, "passes": ["bias_correction"]}
+    timing = {"threads": 1, "float_type": "float32"}
+    place = sq.pictures(pictures, "train", 8, seed=3, upright=False)
+    made = sq.quantize(model, place, "onnxruntime", tmp_path, sq.policy("qdq"), half="none", **asked, **timing)
+    assert asked.items() <= given["calibrate"].items() and timing.items() <= given["verify"].items()
+    assert (timing | {"half": "none"}).items() <= given["evaluate"].items()
+    record = made.artifact.card.calibration
+    assert (record["percentile"], record["exact"], record["seed"], record["split"]) == (99.5, True, 3, "train")
+    assert {result.precision for result in made.evaluation.results} == {"float32", "int8"}
+    known = {"model", "pictures", "backend", "folder", "policy", "scored_on", "half", *asked, *timing}
+    refused = {"config", "dry_run"}
+    to_others = {
+        "budget",
+        "int4_weights",
+        "tune",
+    }  # their own tests: test_search.py, test_bits.py, test_export_tuned.py
+    assert {*inspect.signature(sq.quantize).parameters} == known | refused | to_others
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
     sq.calibrate(model, train, "ft-mode1")
@@ -75,6 +113,8 @@ def test_both_refuse_before_any_work_in_one_line(model, file, train, tensors, tm
     changed, budget = {"changes": {"optimizer.rl": 1}, "config": config}, sq.Budget(max_drop=0.1)
     for says, call in (
         ("a budget needs .*auto", lambda: sq.quantize(model, batches, "onnxruntime", tmp_path, budget=budget)),
+        ("dry_run prints commands", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, dry_run=True)),
+        ("config is for a checkpoint", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, config=config)),
         ("onnxruntim.*onnxruntime", lambda: sq.quantize(model, train, "onnxruntim", tmp_path)),
         ("is a float model: sq.calibrate it first", lambda: sq.finetune(model, place, tmp_path)),
         ("train and val of a place on disk", lambda: sq.finetune(model, train, tmp_path)),

@@ -14,7 +14,7 @@ from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.quant.calibration import LARGEST_HALF
 from swin_quant.quant.fake_quant import FP8, round_to_grid_
-from swin_quant.quant.layer import QuantizedLayer, Reading
+from swin_quant.quant.layer import NODES, QuantizedLayer, Reading
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.watch import watching
 
@@ -203,18 +203,25 @@ def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -
     parameters that the forward pass reads without their module; a float linear of these stays as it is, as does one
     that holds borrowing layers.
     """
-    for prefix, parent in list(model.named_modules()):
+    for prefix, parent in reversed(list(model.named_modules())):  # a layer keeps other modules that stand in it
         for name, child in list(parent.named_children()):
             own = f"{prefix}.{name}.".lstrip(".")
             stays = any(key.startswith(own) for key in read) or any(child.children())
+            made: nn.Module
             if isinstance(child, nn.Linear) and (isinstance(child, QuantizedLayer) or not stays):
-                parent.add_module(name, Linear(child, centred))
+                made = Linear(child, centred)
             elif isinstance(child, QuantizedLayer):
-                parent.add_module(name, Product(child))
-            elif isinstance(child, Quantizer) and not isinstance(parent, QuantizedLayer):
-                parent.add_module(name, lowered(child))
+                made = Product(child)
+            elif isinstance(child, Quantizer) and not (isinstance(parent, QuantizedLayer) and name in NODES):
+                made = lowered(child)
+            else:
+                continue
+            for below, inner in child.named_children():
+                if not hasattr(made, below):
+                    made.add_module(below, inner)
+            parent.add_module(name, made)
             if isinstance(reading := getattr(child, "read_by_others", None), Reading):
-                parent.get_submodule(name).add_module("read_by_others", reading.copies())
+                made.add_module("read_by_others", reading.copies())
 
 
 def fits_half(scale: Tensor) -> bool:

@@ -68,7 +68,7 @@ Solve = Callable[[Problem], Tensor]
 
 def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
     """Replace quantized weights, unit by unit, by those of `solve`, and shift biases by the mean error; returns a note.
-    Convolutions of several groups keep their weights."""
+    Convolutions of several groups keep their weights, and so do layers whose weight is read elsewhere too."""
     gains: dict[str, float] = {}
     skipped: list[str] = []
     inputs: list[Tensor] = []
@@ -98,11 +98,13 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
 
 
 def _running(unit: nn.Module, batches: Sequence[Tensor]) -> list[str]:
-    """The layers of a unit with quantized weights, in running order, without convolutions of several groups."""
+    """The layers of a unit with quantized weights of their own, in running order, without convolutions of several
+    groups."""
     order: dict[str, None] = {}
 
     def look(name: str, layer: nn.Module, inputs: tuple[Any, ...], y: Any) -> None:
-        if cast(QuantizedLayer, layer).columns(inputs[0]) is not None:
+        layer = cast(QuantizedLayer, layer)
+        if "weight" not in layer.shared_parameters and layer.columns(inputs[0]) is not None:
             order[name] = None
 
     with watching(quantized_layers(unit), look):

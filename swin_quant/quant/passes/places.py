@@ -79,12 +79,15 @@ def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchang
         before = tuple(part for part in one.before if part.name in parameters)
         after = tuple(part for part in one.after if part.name in parameters)
         offset = one.offset if one.offset and one.offset.name in parameters else None
-        if not all(
-            isinstance(layer, QuantizedLayer) and layer.bias is not None for layer in map(modules.get, one.into)
-        ):
+        if not all(map(_takes_offset, map(modules.get, one.into))):
             offset = None
         if before or offset:
             yield replace(one, before=before, after=after, offset=offset)
+
+
+def _takes_offset(layer: nn.Module | None) -> bool:
+    """Whether a layer has a bias, which nothing else reads."""
+    return isinstance(layer, QuantizedLayer) and layer.bias is not None and "bias" not in layer.shared_parameters
 
 
 def without_weights(exchanges: tuple[Exchange, ...], model: nn.Module) -> list[str]:

@@ -78,7 +78,9 @@ def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, nu
     before = state_of(unit)
     generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
     error, after = targets.cost(unit, targets.judging), math.inf
-    if 0 < error < math.inf and train_unit(unit, targets, options, generator):
+    fixed = [layer for layer in quantized_layers(unit).values() if "weight" in layer.shared_parameters]
+    trains = len(enabled_in(unit)) > len(fixed) and 0 < error < math.inf
+    if trains and train_unit(unit, targets, options, generator):
         after = targets.cost(unit, targets.judging)
     if after < error:
         return {**state_of(unit), "gain": torch.tensor(gain_db(error, after))}
@@ -187,15 +189,24 @@ def train_unit(unit: nn.Module, targets: Targets, options: ReconstructOptions, g
     return True
 
 
+def _own_parameters(unit: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a unit without those that another unit, or a further module of this one, reads too."""
+    shared = {id(getattr(part, name)) for part in unit.modules() for name in getattr(part, "shared_parameters", ())}
+    return [one for one in unit.parameters() if id(one) not in shared]
+
+
 class _Trained:
-    """A unit and its trained parameters."""
+    """A unit and its trained parameters; its layers whose weight is read elsewhere too are rounded to nearest."""
 
     def __init__(self, unit: nn.Module) -> None:
         activations = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
         self.nodes = [node for node in activations if node.setting.amax is None]
-        self.roundings = {layer: rounding_of(layer) for layer in quantized_layers(unit).values()}
-        floating = [parameter for parameter in unit.parameters() if parameter.dim() == 1 and parameter.requires_grad]
-        for node in activations:
+        layers = quantized_layers(unit).values()
+        rounded = [layer for layer in layers if "weight" not in layer.shared_parameters]
+        self.roundings = {layer: rounding_of(layer) for layer in rounded}
+        floating = [one for one in _own_parameters(unit) if one.dim() == 1 and one.requires_grad]
+        self.quantized = activations + [layer._weight_quantizer for layer in layers if layer not in self.roundings]
+        for node in self.quantized:
             node.state = State.QUANTIZE
         self.least = [least_learned(node) for node in self.nodes]
         for node in self.nodes:
@@ -241,6 +252,7 @@ class _Trained:
         """Turn ranges into buffers again, and nodes off."""
         for node in self.nodes:
             node.freeze_range()
+        for node in self.quantized:
             node.state = State.OFF
         for group in self.optimizer.param_groups:
             for each in group["params"]:
