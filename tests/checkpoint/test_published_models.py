@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nightly import share
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
@@ -171,8 +172,10 @@ V1, V2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["timm", "Microsoft", "Lightning"])
-@pytest.mark.parametrize("name", [V1, V2])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    share([(V1, "timm"), (V1, "Microsoft"), (V2, "Microsoft"), (V2, "timm"), (V1, "Lightning"), (V2, "Lightning")], 2),
+)
 def test_a_classifier_gives_its_publisher_s_logits(kind, name, tmp_path):
     model = randomised(timm.create_model(name, num_classes=37))
     state = model.state_dict() if kind == "timm" else published.microsoft_names(model.state_dict())
@@ -201,7 +204,7 @@ def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["swin_s3_tiny_224", "swinv2_cr_tiny_ns_224"])
+@pytest.mark.parametrize("name", share(["swinv2_cr_tiny_ns_224", "swin_s3_tiny_224"], 2))
 def test_timm_s_own_kinds_give_their_logits(name, tmp_path):
     model = randomised(timm.create_model(name, num_classes=37))
     torch.save({"state_dict": under("module.")(model.state_dict())}, tmp_path / "x.pth")

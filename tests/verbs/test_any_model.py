@@ -63,7 +63,7 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
     assert trained.training and {"float32", "int8"} <= {result["precision"] for result in trained.results}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path):
     """Norm statistics are averaged over both ranks, each of which has seen its own pictures."""
 

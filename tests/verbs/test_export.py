@@ -143,7 +143,7 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target, caplog):
     assert (f"is in float8: the file gets {built_in.name}" in caplog.text) == (float8 == built_in)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranges_of_before_zero_points_get_the_best_policy_without(run, own, tmp_path):
     state = torch.load(own, weights_only=True)
     torch.save({key: value for key, value in state.items() if not key.endswith("_bounds")}, own)

@@ -100,7 +100,7 @@ def words_of_quantize(micro, pictures, folder):
     return ["quantize", *model, "--for", "openvino", "--tune", "--half", "none", "--output", folder]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quantize_tunes_once_and_again_on_another_cpu(run, micro, pictures, tmp_path, quick, monkeypatch):
     pytest.importorskip("openvino")
     words = words_of_quantize(micro, pictures, tmp_path)

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from nightly import share
 from torch import nn
 from torch.utils import _pytree
 
@@ -60,7 +61,7 @@ def _wrapped(give, images, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", STRUCTURES)
+@pytest.mark.parametrize("kind", share(STRUCTURES, 2))
 def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, tmp_path):
     pytest.importorskip("openvino")
     pytest.importorskip("onnxruntime")

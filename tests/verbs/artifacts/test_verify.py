@@ -132,7 +132,7 @@ def test_too_many_unreadable_pictures(run, exports, own_pictures):
     assert records(exports.ft)[0]["pictures"] == 6 and np.isfinite(records(exports.ft)[0]["mean"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_float8_is_run_by_the_engines_that_take_it(run, exports, pictures, tmp_path):
     for words in (["--for", "onnx"], ["--for", "tensorrt"]):
         told = ["--checkpoint", exports.checkpoint, "--policy", "tensorrt-fp8", "--output", tmp_path, *words]
