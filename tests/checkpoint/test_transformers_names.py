@@ -29,10 +29,7 @@ BLOCK = {
     "output.dense.bias": (16,),
 }
 ATTENTION = {
-    "swin": {
-        "attention.self.key.bias": (16,),
-        "attention.self.relative_position_bias_table": (49, 1),
-    },
+    "swin": {"attention.self.key.bias": (16,), "attention.self.relative_position_bias_table": (49, 1)},
     "swinv2": {
         "attention.self.logit_scale": (1, 1, 1),
         "attention.self.continuous_position_bias_mlp.0.weight": (512, 2),

@@ -175,10 +175,7 @@ def test_weights_fit_folded_or_not(images, tmp_path):
 
 def test_weights_of_another_model_are_one_line(tmp_path):
     save_float(family("resnet18"), tmp_path / "float.pth")
-    for name, says in (
-        ("resnet50", "does not fit the model: "),
-        ("deit_tiny_patch16_224", "does not fit the model: "),
-    ):
+    for name, says in (("resnet50", "does not fit the model: "), ("deit_tiny_patch16_224", "does not fit the model: ")):
         with pytest.raises(SwinQuantError, match=says) as raised:
             load_float(family(name), tmp_path / "float.pth")
         assert "\n" not in str(raised.value)

@@ -192,11 +192,7 @@ def test_two_ranks_find_what_one_finds(run, forked, float_flags, flags, passes, 
 
 
 @pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--passes", "slow"], "fast"),
-        (["--passes", "fast", "--policy", "float"], "quantizes nothing"),
-    ],
+    "flags, message", [(["--passes", "slow"], "fast"), (["--passes", "fast", "--policy", "float"], "quantizes nothing")]
 )
 def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
     done = run("calibrate", *float_flags, "--output", tmp_path, *flags)

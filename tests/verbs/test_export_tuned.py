@@ -16,10 +16,7 @@ from swin_quant.verbs import export_tuned, quantization, search_costs
 from swin_quant.verbs.export_tuned import fastest
 
 ROW = st.fixed_dictionaries(
-    {
-        "sqnr_db": st.floats(0, 60),
-        "ms": st.fixed_dictionaries({"1": st.floats(0.1, 100), "8": st.floats(0.1, 1000)}),
-    }
+    {"sqnr_db": st.floats(0, 60), "ms": st.fixed_dictionaries({"1": st.floats(0.1, 100), "8": st.floats(0.1, 1000)})}
 )
 
 

@@ -5,16 +5,7 @@ from itertools import product
 import numpy as np
 import onnx
 import pytest
-from operator_nodes import (
-    assert_near,
-    attended,
-    compiled,
-    linear,
-    normalised,
-    one_node,
-    stream,
-    without_library,
-)
+from operator_nodes import assert_near, attended, compiled, linear, normalised, one_node, stream, without_library
 from operator_nodes import product as int8_product
 
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch
