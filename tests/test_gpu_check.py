@@ -84,6 +84,7 @@ def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device
 FAILS = 'case "$*" in *" export "*) case "$*" in *bfloat16*) exit 3 ;; esac ;; esac'
 
 
+@pytest.mark.nightly
 def test_it_goes_on_where_an_earlier_run_ended(script, check, tmp_path, monkeypatch):
     found = check(does=FAILS)
     assert found.code == 1 and "| export_bfloat16 | 0 | failed: exit code 3 |" in found.summary

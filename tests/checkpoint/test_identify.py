@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import share
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import OpenedCheckpoint, Source, Weights, load_float, save_calibrated, save_float
@@ -66,7 +67,7 @@ def same_model(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", share(SHIPPED, 4))
 def test_every_shipped_configuration_is_found_again(name, weights):
     cfg, state = shipped(name)
     for file in (f"{name}.pth", f"{name}_calib.pth", "renamed.pth"):

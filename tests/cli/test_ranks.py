@@ -201,7 +201,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_path):
     """In separate processes without torchrun: torch's C++ side must not print its stack traces either."""
     common = meeting(2)

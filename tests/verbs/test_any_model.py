@@ -97,7 +97,7 @@ def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run,
     assert "does not fit the model" in says
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resnet, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu", "--half", "none")
     kind = ("--cfg", resnet / "resnet.yaml", "--output-kind", "features", "--policy", "cpu", "--output", tmp_path)

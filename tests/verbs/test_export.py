@@ -7,6 +7,7 @@ import onnx.numpy_helper
 import pytest
 import torch
 from cards_of_results import TRAINING
+from nightly import share
 from safetensors import safe_open
 
 import swin_quant as sq
@@ -54,7 +55,7 @@ CHANGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", share(CHANGES, 2))
 def test_a_policy_is_changed_in_place_as_python_changes_it(run, calibrated, tmp_path, change):
     flags, changed = CHANGES[change]
     words = ("--for", "onnx", "--policy", "qdq", *flags, "--output", tmp_path)

@@ -130,7 +130,7 @@ def test_the_command_line_says_that_a_wrapped_module_is_for_python(images, run, 
         assert "holds a wrapped module, which only Python builds: `sq.load(FILE, module)`" in run(*words).error(2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_encoder_of_transformers_goes_the_whole_way(tmp_path):
     pytest.importorskip("openvino")
     import_timm()  # allows torchvision beside a CPU-only torch

@@ -23,7 +23,7 @@ SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2]
 KINDS = [("swin", "cpu", "timm"), ("swinv2", "qdq", "detection")]
 
 
-@pytest.fixture(scope="session", params=KINDS, ids=lambda given: given[0])
+@pytest.fixture(scope="session", params=share([(kind,) for kind in KINDS], 2), ids=lambda given: given[0])
 def backbone(request, calibrated):
     kind, policy, windows = request.param
     return calibrated(kind, policy, **SHAPE, WINDOWS=windows)
