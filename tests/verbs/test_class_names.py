@@ -61,7 +61,7 @@ def test_other_names_are_refused_before_work(run, permuted, micro, float_flags, 
     assert not list((tmp_path / "out").glob("*.pth"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flags, card_of, scored, tmp_path):
     """Calibrated, trained, exported and asked, a model always has the names of its head, in its order."""
     flags, out = ["--data-path", pictures, "--device", "cpu"], tmp_path / "out"
