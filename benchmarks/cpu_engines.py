@@ -55,7 +55,7 @@ from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import QuantConv2d, weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.report.engines import bench_markdown, bench_table
+from swin_quant.report.engines import BENCH_FILES, bench_table
 from swin_quant.report.table import print_table
 from swin_quant.score.bench import BenchPlan, BenchReport, measure, noise
 from swin_quant.score.candidate import BenchCandidate
@@ -156,7 +156,7 @@ def main() -> None:
     print_table(bench_table(report))
     if args.output:
         title = f"Latency of {args.model} on {cpu()}{', without AMX' if args.without_amx else ''}"
-        place(args.output, HEADING, title, f"{bench_markdown(report)}\n* Written by `{command(args)}`.")
+        place(args.output, HEADING, title, f"{BENCH_FILES['bench.md'](report)}\n* Written by `{command(args)}`.")
     if args.record:
         record(run_of(args, report))
 

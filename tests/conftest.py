@@ -43,7 +43,7 @@ from swin_quant.config import defaults, load_config
 from swin_quant.models import build_model
 from swin_quant.models import registry as architectures
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.score import candidate
+from swin_quant.score import candidate, jobs
 
 reproducible()  # as the command line, before any matrix product
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -329,15 +329,17 @@ class _HereContext:
 
     @staticmethod
     def Process(target, args, daemon):
-        pipe, load, threads = args
+        pipe, work = args
         own = Connection(os.dup(pipe.fileno()))  # the starter closes the other, as it can beside a process
-        return threading.Thread(target=target, args=(own, pickle.loads(pickle.dumps(load)), threads), daemon=daemon)
+        thread = threading.Thread(target=target, args=(own, pickle.loads(pickle.dumps(work))), daemon=daemon)
+        thread.kill = lambda: None  # it ends with its pipe
+        return thread
 
 
 @pytest.fixture
 def engines_here(monkeypatch):
     """Candidates of a bench or a search run in this process: one of their own imports torch for 3 seconds, each."""
-    monkeypatch.setattr(candidate, "multiprocessing", SimpleNamespace(get_context=lambda how: _HereContext))
+    monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda how: _HereContext))
     monkeypatch.setattr(candidate.log, "handlers", list(candidate.log.handlers))
 
 

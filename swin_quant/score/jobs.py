@@ -71,9 +71,9 @@ class JobProcess:
     def close(self) -> None:
         """End the process, if there is one."""
         if self._process is not None:
+            self._pipe.close()
             self._process.kill()  # a process inside a driver ignores every other signal
             self._process.join(_JOIN_S)
-            self._pipe.close()
             self._process = None
 
 

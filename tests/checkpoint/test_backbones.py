@@ -282,3 +282,12 @@ def test_the_versions_in_a_state_dict_tell_the_library(version, windows, mmpretr
     torch.save({"state_dict": state, "meta": {}}, tmp_path / "mm.pth")
     cfg = config_for(tmp_path / "mm.pth", {"MODEL.OUTPUT_KIND": "features"})
     assert cfg.MODEL.FEATURES.WINDOWS == windows and "name a backbone alike" not in caplog.text
+
+
+@pytest.mark.parametrize(("beside", "windows"), [("decode_head.w", "detection"), ("neck.decoder.0.w", "mmpretrain")])
+def test_parts_beside_openmmlabs_names_tell_the_library(beside, windows, of_detection, tmp_path):
+    _, state = of_detection("swin", WINDOWS="detection", NORM="each")
+    inside = {f"backbone.{key}": value for key, value in openmmlab(state).items()}
+    torch.save({"state_dict": inside | {beside: torch.ones(2, 2)}}, tmp_path / "mm.pth")
+    cfg = config_for(tmp_path / "mm.pth", {"MODEL.OUTPUT_KIND": "features", "DATA.IMG_SIZE": 32})
+    assert cfg.MODEL.FEATURES.WINDOWS == windows

@@ -3,13 +3,12 @@
 import pytest
 import torch
 from nightly import share
-from pass_contexts import logits
+from pass_contexts import decibels, logits
 from torch import nn
 
 from swin_quant.models.registry import units_of
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, observe, set_ranges
-from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
@@ -21,7 +20,7 @@ SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 
 
 
 def sqnr(model, images):
-    return agreement_and_sqnr(logits(model, images), model(images).detach())[1]
+    return decibels(logits(model, images), model(images).detach())
 
 
 class Net(nn.Module):

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from swin_quant.report.engines import BENCH_FILES, bench_markdown, bench_table
+from swin_quant.report.engines import BENCH_FILES, bench_table
 from swin_quant.report.table import terminal
 from swin_quant.score.bench import BenchPlan, BenchReport, BenchRow
 
@@ -29,7 +29,7 @@ def report():
 
 
 def test_the_table_has_the_same_rows_in_every_form(report):
-    text, markdown = terminal(bench_table(report), 140), bench_markdown(report)
+    text, markdown = terminal(bench_table(report), 140), BENCH_FILES["bench.md"](report)
     for name in ("torch float32", "onnxruntime int8 | mine", "broken"):
         assert text.count(f" {name} ") >= 2 and markdown.count(f"| {name.replace('|', '&#124;')} |") == 2
     for figure in ("12.35", "3.21", "3.85", "512", "9/10", "31.4", "97.7"):
@@ -44,9 +44,9 @@ def test_the_table_has_the_same_rows_in_every_form(report):
 
 
 def test_accuracy_is_a_column_if_it_was_measured_and_a_narrow_terminal_cuts_nothing(report):
-    assert "acc@1" not in terminal(bench_table(report), 140) and "acc@1" not in bench_markdown(report)
+    assert "acc@1" not in terminal(bench_table(report), 140) and "acc@1" not in BENCH_FILES["bench.md"](report)
     labelled = [replace(row, acc1=81.25) for row in report.rows]
-    assert "81.25" in bench_markdown(replace(report, rows=labelled))
+    assert "81.25" in BENCH_FILES["bench.md"](replace(report, rows=labelled))
     shown = terminal(bench_table(report), width=80)
     assert all(word in shown for row in report.rows for word in row.candidate.split())
     assert " 12.35 " in shown and " 97.7\n" in shown

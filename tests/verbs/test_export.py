@@ -43,13 +43,13 @@ def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_
 
 WEIGHTS = "role:gemm_weight"
 CHANGES = {
-    "off and range": (
-        ["--off", "*.attn.*", "*mlp.fc2*", "--narrow-range"],
-        lambda policy: policy.narrow_range(WEIGHTS).off("*.attn.*", "*mlp.fc2*"),
-    ),
     "bits and granularity": (
         ["--wprec", 6, "--quant-per-tensor"],
         lambda policy: policy.and_then(Rule(nodes=(WEIGHTS,), bits=6, granularity="per-tensor")),
+    ),
+    "off and range": (
+        ["--off", "*.attn.*", "*mlp.fc2*", "--narrow-range"],
+        lambda policy: policy.narrow_range(WEIGHTS).off("*.attn.*", "*mlp.fc2*"),
     ),
 }
 

@@ -38,6 +38,7 @@ def test_a_file_for_tensorrt_is_symmetric_and_computes_what_zero_points_do(
 
 
 @pytest.mark.nightly
+@pytest.mark.kernels
 def test_a_float16_body_subtracts_in_float16(exported, run, images, assert_quantized_alike):
     artifact = exported("swin", POLICY, target="tensorrt")
     assert_quantized_alike(run(artifact.file, images)["logits"].astype(np.float32), "swin", POLICY)

@@ -10,12 +10,12 @@ from torch import nn
 import swin_quant as sq
 from swin_quant.models.registry import exchanges_of, norms_without_weights, units_of
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.check import agreement_and_sqnr
 from swin_quant.quant.layer import made_factors
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
 from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.policy import quantizing
+from tests.helpers.pass_contexts import decibels
 from tests.outliers import plant
 
 PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream")]
@@ -52,7 +52,7 @@ def logits(model, images):
 def worth(model, images, expected):
     calibrate(model, images.split(8))
     with quantizing(model):
-        return agreement_and_sqnr(logits(model, images), expected)[1]
+        return decibels(logits(model, images), expected)
 
 
 def test_factors_balance_both_sides_at_half_strength():
