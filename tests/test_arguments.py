@@ -19,7 +19,6 @@ CALLS = {
     "wrap(net)": (lambda model: sq.wrap(nn.ReLU()), "wrap: missing .*'size': call sq.wrap(module, size)"),
     "wrap(8, net)": (lambda model: sq.wrap(8, nn.ReLU()), "wrap: size is a model: call sq.wrap(module, size)"),
     "wrap(net, x)": (lambda model: sq.wrap(nn.ReLU(), X), "size is a tensor [2, 3, 8, 8]: give a side, .*"),
-    "wrap(net, 8.0)": (lambda model: sq.wrap(nn.ReLU(), 8.0), "size is 8.0: give a side, .*"),
     "wrap(model)": (lambda model: sq.wrap(model.module, 8), "model: is a model already: give it to sq.calibrate"),
     "calibrate(model)": (
         lambda model: sq.calibrate(model),
@@ -29,33 +28,17 @@ CALLS = {
         lambda model: sq.calibrate(model, "qdq", [X]),
         "calibrate: pictures is a policy, 'qdq': call sq.calibrate(model, pictures, policy='qdq')",
     ),
-    "calibrate(model, Policy, data)": (
-        lambda model: sq.calibrate(model, sq.policy("qdq"), [X]),
-        "calibrate: pictures is a policy: call sq.calibrate(model, pictures, policy=policy)",
-    ),
     "calibrate(data, model)": (
         lambda model: sq.calibrate([X], model, "qdq"),
         "calibrate: model is pictures: call sq.calibrate(model, pictures)",
-    ),
-    "evaluate(data, model)": (
-        lambda model: sq.evaluate([(X, X)], model),
-        "evaluate: model is pictures: call sq.evaluate(model, pictures)",
     ),
     "evaluate(model, policy, data)": (
         lambda model: sq.evaluate(model, "qdq", [X]),
         "evaluate: pictures is a policy, 'qdq': call sq.evaluate(model, pictures, policies='qdq')",
     ),
-    "sensitivity(model, policy, data)": (
-        lambda model: sq.sensitivity(model, "qdq", [X]),
-        "sensitivity: pictures is a policy, 'qdq': call sq.sensitivity(model, pictures, policy='qdq')",
-    ),
     "export(model, folder, backend)": (
         lambda model: sq.export(model, "out", "onnxruntime"),
         "export: folder is a backend, 'onnxruntime': call sq.export(model, 'onnxruntime', folder)",
-    ),
-    "export(model, backend)": (
-        lambda model: sq.export(model, "onnx"),
-        "export: missing .*'folder': call sq.export(model, backend, folder)",
     ),
     "quantize(model, backend, data)": (
         lambda model: sq.quantize(model, "openvino", [X], "out"),

@@ -22,7 +22,7 @@ def test_at_most_twelve_scripts_and_4500_lines():
     assert {file.suffix for file in FOLDER.iterdir() if file.is_file()} == {".py"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.stem)
 def test_a_script_imports_and_has_a_docstring(file, benchmark):
     assert ast.get_docstring(ast.parse(file.read_text())) and benchmark(file.stem)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from nightly import share
 from shown import DOCUMENTS, ROOT
 
 from swin_quant.base.files import sha256_of
@@ -129,7 +130,7 @@ def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("page", share(["README.md", "docs/python.md"], 2))
 def test_the_python_of_documents(page, reader, monkeypatch, capsys, engines_here):
     pytest.importorskip("openvino")
     monkeypatch.chdir(reader)

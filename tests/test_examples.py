@@ -81,7 +81,7 @@ def test_every_script_is_tried():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", share(SCRIPTS, 2))
 def test_a_script(script, place, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, *(word.format(**place) for word in SCRIPTS[script])])
     runpy.run_path(str(EXAMPLES / script), run_name="__main__")

@@ -50,26 +50,6 @@ def noted(tmp_path):
     return [line.split("\37")[:-1] for line in (tmp_path / "notes").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--device", "tpu"), "invalid choice: 'tpu'"),
-        (("--seconds", "nine"), "invalid int value: 'nine'"),
-        (("--seconds", "0"), "--seconds 0: 10 or more"),
-        (("--fast",), "unrecognized arguments: --fast"),
-        (("--only", "kernel"), "--only kernel: it is one of environment, compile_ahead, kernels"),
-        (("--wheels", "none"), "--wheels none: holds no wheel: scripts/gpu_wheels.sh none downloads them"),
-    ],
-)
-def test_what_it_does_not_know_is_refused(check, tmp_path, capsys, flags, said):
-    try:
-        found = check(*flags)
-        assert found.code == 2 and said in found.shown.err
-    except SystemExit as ended:
-        assert ended.code == 2 and said in capsys.readouterr().err
-    assert not (tmp_path / "found").exists()
-
-
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device):
     result = check("--device", device)
@@ -104,6 +84,7 @@ def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device
 FAILS = 'case "$*" in *" export "*) case "$*" in *bfloat16*) exit 3 ;; esac ;; esac'
 
 
+@pytest.mark.nightly
 def test_it_goes_on_where_an_earlier_run_ended(script, check, tmp_path, monkeypatch):
     found = check(does=FAILS)
     assert found.code == 1 and "| export_bfloat16 | 0 | failed: exit code 3 |" in found.summary

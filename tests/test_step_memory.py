@@ -26,36 +26,6 @@ def test_a_linear_and_a_gelu_keep_their_inputs_and_a_tensor_that_is_kept_twice_c
     assert memory.saved_bytes(nn.Identity(), lambda: x.exp() * x) == 2 * 4 * 70  # x, and the result of exp
 
 
-def test_state_is_weights_gradients_and_two_moments(memory):
-    model = nn.Linear(10, 20)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(3, 10)).sum().backward()
-    optimizer.step()
-    steps = 2 * 4  # AdamW counts its steps, a float for each parameter
-    assert memory.state_bytes(model) == 4 * 220 * 4 == memory.state_bytes(model, optimizer) - steps
-    model.bias.requires_grad_(False)
-    assert memory.state_bytes(model) == 4 * (220 + 3 * 200)
-
-
-def test_the_count_grows_with_the_batch_and_is_that_of_any_device(memory, tiny_model):
-    model = tiny_model().train()
-
-    def kept(images):
-        return memory.saved_bytes(model, lambda: model(images).sum())
-
-    assert kept(IMAGES.repeat(2, 1, 1, 1)) == pytest.approx(2 * kept(IMAGES), rel=0.02)
-    eight = kept(IMAGES)
-    model.to("meta")
-    assert kept(IMAGES.to("meta")) == eight
-
-
-def test_checkpointing_keeps_a_fraction(memory, tiny_model):
-    model = tiny_model(DEPTHS=[4, 4], NUM_HEADS=[1, 2]).train()
-    whole = memory.saved_bytes(model, lambda: model(IMAGES).sum())
-    assert memory.checkpointed_bytes(model, lambda: model(IMAGES).sum()) < 0.5 * whole
-    assert not any(block._forward_pre_hooks for stage in model.layers for block in stage.blocks)
-
-
 def test_qat_keeps_hardly_more_than_float_training(memory, tiny_model, use_policy):
     model = tiny_model()
     use_policy(model, "ft-mode1")

@@ -30,11 +30,7 @@ def images():
 
 @pytest.mark.parametrize(
     "name, options",
-    [
-        ("onnxruntime", ONE_THREAD),
-        ("onnxruntime", EngineOptions(threads=1, optimize=False)),
-        ("openvino", ONE_THREAD),
-    ],
+    [("onnxruntime", ONE_THREAD), ("onnxruntime", EngineOptions(threads=1, optimize=False)), ("openvino", ONE_THREAD)],
     indirect=["name"],
 )
 @pytest.mark.parametrize("int8", [True, False])

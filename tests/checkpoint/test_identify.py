@@ -8,9 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from nightly import share
 
-from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import OpenedCheckpoint, Source, Weights, load_float, save_calibrated, save_float
 from swin_quant.checkpoint.identify import config_for
@@ -68,7 +67,7 @@ def same_model(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", share(SHIPPED, 4))
 def test_every_shipped_configuration_is_found_again(name, weights):
     cfg, state = shipped(name)
     for file in (f"{name}.pth", f"{name}_calib.pth", "renamed.pth"):
@@ -247,20 +246,6 @@ def test_whatever_a_file_holds_the_answer_is_a_config_or_one_line(tmp_path_facto
         config_for(OpenedCheckpoint(file, Weights(state, Source(file, "0" * 64, "pth"))))
     except SwinQuantError as error:
         assert "\n" not in str(error) and len(str(error)) < 1500
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "window"), [("swin_tiny_patch4_window7_224", "swin", 7), ("swinv2_tiny_window8_256", "swinv2", 8)]
-)
-def test_timms_files_are_identified(tmp_path, name, kind, window):
-    sizes = {"embed_dim": 16, "depths": (2, 2), "num_heads": (1, 2), "num_classes": 10, "img_size": 4 * window}
-    theirs = import_timm().create_model(name, **sizes, window_size=window, patch_size=2)
-    file = tmp_path / "timm.safetensors"
-    save_file(theirs.state_dict(), file)
-    open_keys = {"DATA.IMG_SIZE": 4 * window} | ({"MODEL.SWINV2.WINDOW_SIZE": 8} if kind == "swinv2" else {})
-    cfg = config_for(file, open_keys)
-    assert same_model(cfg, config(kind, image=4 * window, WINDOW_SIZE=window))
-    load_float(build_model(cfg), file)
 
 
 def test_the_card_beside_it_comes_first(tmp_path, run, micro, pictures):

@@ -141,8 +141,7 @@ def test_missing_unexpected_and_misshapen_keys_are_one_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key",
-    ["criterion.weight", "loss_fn.weight", "val_acc.total", "n_averaged", "mask_token", "ema.decay", "queue_ptr"],
+    "key", ["criterion.weight", "loss_fn.weight", "val_acc.total", "n_averaged", "mask_token", "ema.decay", "queue_ptr"]
 )
 def test_what_only_training_had_is_left_out(tmp_path, caplog, key):
     source, made = model(seed=1), model()

@@ -1,4 +1,4 @@
-"""timm's and Microsoft's own names become ours, checked with timm's own models and timm's own converter."""
+"""Publishers' names become ours, checked with the models of timm and transformers and timm's own converter."""
 
 import importlib
 
@@ -9,6 +9,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import read_weights
 from swin_quant.checkpoint.names import to_microsoft
+from tests.checkpoint.published import of_transformers
 
 SIZES = {
     "swin_tiny_patch4_window7_224": {"img_size": 56, "window_size": 7},
@@ -83,6 +84,17 @@ def test_simmim_wrappers_and_unknown_keys():
 def test_two_keys_that_become_one_are_an_error():
     with pytest.raises(SwinQuantError, match="two keys of the checkpoint become head.weight without timm's names"):
         to_microsoft({"head.weight": torch.ones(1), "head.fc.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("change", ["drop", "shape", "type"])
+def test_half_a_qkv_is_an_error(change):
+    state = dict(of_transformers("swin-tiny-patch4-window7-224").state)
+    key = "swin.encoder.layers.0.blocks.0.attention.self.key.weight"
+    tensor = state.pop(key)
+    if change != "drop":
+        state[key] = tensor[1:] if change == "shape" else tensor.half()
+    with pytest.raises(SwinQuantError, match="q, k and v of layers.0.blocks.0.attn.qkv.weight"):
+        to_microsoft(state)
 
 
 @pytest.mark.parametrize("inserted", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])

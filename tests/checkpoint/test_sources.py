@@ -199,10 +199,7 @@ def test_folders_of_training_are_named_with_the_command(tmp_path, given, files, 
     [
         ({"model_type": "swin", "image_size": "large"}, "DATA.IMG_SIZE must be a whole number, not 'large'"),
         ({"model_type": "swin", "image_size": [32, 64]}, "image_size is [32, 64], and transformers cuts other"),
-        (
-            {"model_type": "swin", "image_size": [448, 224]},
-            "image_size is [448, 224], and transformers cuts other",
-        ),
+        ({"model_type": "swin", "image_size": [448, 224]}, "image_size is [448, 224], and transformers cuts other"),
         ({"model_type": "swin", "image_size": [0, 64], "depths": [2], "window_size": 0}, "image_size is [0, 64], and"),
         ({"model_type": "swin", "image_size": 10**9}, "DATA.IMG_SIZE is 1000000000, but must be at least 1"),
         ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"mean": "red"}}, "DATA.MEAN must be a list"),

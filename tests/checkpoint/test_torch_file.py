@@ -209,8 +209,7 @@ HOSTILE = {
     "one long name many times": (after(text("a" * 1_000_000), NAMES + b"N"), "too many letters"),
     "five thousand tensors in each other": (
         after(
-            global_of("torch._tensor._rebuild_from_type_v2"),
-            b"h\x00" + b"(h\x00N" * 5000 + b")" + b"Nt" * 5000 + b"R",
+            global_of("torch._tensor._rebuild_from_type_v2"), b"h\x00" + b"(h\x00N" * 5000 + b")" + b"Nt" * 5000 + b"R"
         ),
         "a tensor that is none",
     ),

@@ -2,14 +2,10 @@
 
 import shutil
 import signal
-import zipfile
 from pathlib import Path
 
 import pytest
 import torch
-import yaml
-
-NODE = "layers.1.blocks.0.mlp.fc1._input_quantizer"
 
 
 @pytest.fixture
@@ -54,11 +50,6 @@ def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_con
     has(refused(2, "calibrate", *float_flags[4:], *flags), "IN_CHANS is 1", "must be 3")
 
 
-def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
-    line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5)
-    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5", "--replace-head")
-
-
 def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_path):
     path = Path(shutil.copy(micro / "swin.pth", tmp_path / "swin_micro_calib.pth"))
     before = path.read_bytes()
@@ -67,32 +58,12 @@ def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_p
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_an_uncalibrated_checkpoint_in_int8(refused, run, scoring_flags, micro, tmp_path):
-    line = refused(1, "evaluate", *scoring_flags, "--checkpoint", micro / "swin.pth", "--policy", "ft-mode1")
-    has(line, "swin.pth", "never calibrated", "swin-quant calibrate")
-    flags = [*scoring_flags, "--resume", micro / "swin.pth", "--policy", "ft-mode2", "--output", tmp_path / "ft"]
-    has(run("main.py", "--eval", *flags).error(1), "swin.pth", "never calibrated")
-
-
-def test_one_bad_range_in_a_calibrated_file(refused, scoring_flags, calibrated, tmp_path):
-    state = torch.load(calibrated, weights_only=True)
-    del state[f"{NODE}._amax"]
-    torch.save(state, path := tmp_path / "bad_calib.pth")
-    line = refused(1, "evaluate", *scoring_flags, "--checkpoint", path, "--policy", "ft-mode1")
-    has(line, path, "1 missing", NODE, "calibrate the model again")
-
-
 def test_a_calibrated_file_that_is_not_that_of_its_card(refused, scoring_flags, calibrated, tmp_path):
     path = tmp_path / calibrated.name
     shutil.copy(calibrated.with_suffix(".json"), path.with_suffix(".json"))
     state = torch.load(calibrated, weights_only=True)
-    torch.save(state | {f"{NODE}._amax": torch.tensor(1.5)}, path)
+    torch.save(state | {next(key for key in state if key.endswith("_amax")): torch.tensor(1.5)}, path)
     has(refused(1, "evaluate", *scoring_flags, "--checkpoint", path), path, "one of the two was replaced")
-
-
-def test_a_calibrated_file_without_card_needs_a_policy(refused, scoring_flags, calibrated, tmp_path):
-    path = shutil.copy(calibrated, tmp_path / "alone.pth")
-    has(refused(2, "evaluate", *scoring_flags, "--checkpoint", path), path, "--policy")
 
 
 @pytest.mark.parametrize(
@@ -146,42 +117,6 @@ def test_bad_folders_to_score(refused, scoring_flags, micro, own_pictures, what)
     damage(own_pictures)
     words = [*scoring_flags, "--data-path", own_pictures, "--checkpoint", micro / "swin.pth"]
     has(refused(1, "evaluate", *words), *says)
-
-
-def zipped(pictures, folder, **map_lines):
-    """train.zip and val.zip with their maps; the arguments `train` and `val` add a line to a map."""
-    folder.mkdir()
-    for split in ("train", "val"):
-        lines = []
-        with zipfile.ZipFile(folder / f"{split}.zip", "w") as archive:
-            for file in sorted((pictures / split).rglob("*.png")):
-                member = file.relative_to(pictures / split).as_posix()
-                archive.write(file, member)
-                lines.append(f"{member}\t{('cat', 'dog', 'fox').index(file.parent.name)}")
-        lines += map_lines.get(split, [])
-        (folder / f"{split}_map.txt").write_text("\n".join(lines) + "\n")
-    return folder
-
-
-@pytest.mark.parametrize(("split", "number"), [("train", 13), ("val", 8)])
-def test_a_bad_line_in_a_map_is_found_before_anything_runs(
-    refused, float_flags, scoring_flags, micro, pictures, tmp_path, split, number
-):
-    root = zipped(pictures, tmp_path / "zips", **{split: ["cat/new.png\t3"]})
-    scoring = ["evaluate", *scoring_flags, "--checkpoint", micro / "swin.pth"]
-    words = ["calibrate", *float_flags] if split == "train" else scoring
-    text = refused(1, *words, "--zip", "--data-path", root)
-    has(text, f"{split}_map.txt, line {number}", "outside 0 to 2 (MODEL.NUM_CLASSES is 3)")
-
-
-def test_a_config_with_a_typo(refused, float_flags, micro, tmp_path):
-    tree = yaml.safe_load((micro / "swin.yaml").read_text())
-    tree["MODEL"]["SWIN"]["WINDOW_SIZ"] = 4
-    path = tmp_path / "typo.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    has(refused(2, "calibrate", *float_flags, "--cfg", path), path, "MODEL.SWIN.WINDOW_SIZ", "did you mean")
-    has(refused(2, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASES", 3), "--opts", "MODEL.NUM_CLASES")
-    has(refused(2, "calibrate", *float_flags, "--cfg", tmp_path / "none.yaml"), "none.yaml", "no such file")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from commands import free_port
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_launcher_starts_main_py_and_gives_the_same_bits(micro, pictures, tmp_path):
     """torch.distributed.launch, torchrun with 2 processes and plain python; two threads where the launcher sets
     none."""

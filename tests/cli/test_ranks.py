@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 from commands import after_one_batch, meeting
+from nightly import share
 from PIL import Image
 
 from swin_quant.base import distributed
@@ -53,7 +54,7 @@ def both(run, forked, scoring_flags, card_of, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [["--calibrator", "percentile", "--exact"], ["--calibrator", "max"]])
+@pytest.mark.parametrize("how", share([["--calibrator", "percentile", "--exact"], ["--calibrator", "max"]], 2))
 def test_two_ranks_give_the_ranges_and_figures_of_one(both, float_flags, how):
     """3 batches and 7 pictures of val: the ranks' shares are unequal in both passes."""
     ends, _, two = both(*float_flags, "--pictures", 9, "--batch", 3, "--policy", "ft-mode2", *how)
@@ -62,7 +63,7 @@ def test_two_ranks_give_the_ranges_and_figures_of_one(both, float_flags, how):
     assert ends[1].out == "" and ends[1].err == ""  # only rank 0 prints
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_ranks(both, float_flags, own_pictures):
     for broken in ("train/cat/00.png", "train/fox/05.png", "val/dog/01.png"):
         (own_pictures / broken).write_bytes(b"")
@@ -72,7 +73,7 @@ def test_unreadable_pictures_are_replaced_by_the_same_ones_on_any_number_of_rank
     assert two["results"][0]["pictures"] == 6 and two["results"][0]["unreadable"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_without_any_picture(both, float_flags, own_pictures):
     for file in sorted((own_pictures / "val").rglob("*.png"))[1:]:
         file.unlink()
@@ -81,7 +82,7 @@ def test_a_rank_without_any_picture(both, float_flags, own_pictures):
     assert two["results"][0]["pictures"] == 1 and two["calibration"]["pictures"] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("passes", [["--passes", "fast"], []])
 def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, forked, float_flags, card_of, tmp_path):
     """Otherwise it would undo alone a change that the other keeps, or skip passes in which the other waits for it."""
@@ -124,7 +125,7 @@ def wide(tmp_path):
     return make
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_agree_on_whether_pictures_are_of_several_sizes(forked, float_flags, wide, tmp_path):
     """Each rank sees a single size: neither may wait alone for the other, or concatenate maps of different sizes."""
     flags = [*float_flags, "--data-path", wide((40, 24), (32, 48)), "--output-kind", "features", "--pictures", 2,
@@ -172,7 +173,7 @@ def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path
     assert snapshot(tmp_path / "out") == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_bug_of_one_rank_ends_all(forked, float_flags, tmp_path):
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     failed, other = forked(2, "calibrate", *flags, before=dies(0, lambda: 1 / 0))
@@ -200,7 +201,7 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_path):
     """In separate processes without torchrun: torch's C++ side must not print its stack traces either."""
     common = meeting(2)
@@ -219,7 +220,7 @@ def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_pat
     assert errors[1].count("\n") == 1 and "rank 0 is gone" in errors[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "_JOIN_TICKS", 4)
     flags = [*float_flags, "--output", tmp_path / "out"]
@@ -227,7 +228,7 @@ def test_a_rank_that_never_starts_is_not_waited_for(forked, float_flags, tmp_pat
     assert gone.code == 7 and "within 4 s: rank 1 never came" in alone.error(1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float_flags, tmp_path, monkeypatch):
     """Neither waits in a collective, so only the heartbeat shows it. Its timeout is shortened here."""
     monkeypatch.setattr(distributed, "_SILENCE_TICKS", 6)
@@ -241,7 +242,7 @@ def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float
     assert killed.code == -signal.SIGKILL and "rank 1 stopped answering" in computing.error(1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_full_disk_on_rank_0_is_told_to_the_others(forked, float_flags, calibrated, snapshot, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(calibrated.parent, out)

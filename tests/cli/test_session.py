@@ -173,7 +173,3 @@ def test_a_result_is_printed_by_the_first_rank(run, monkeypatch):
     one_of_two = nullcontext(World(rank=1, size=2))
     monkeypatch.setattr("swin_quant.base.distributed.process_group", lambda *_: one_of_two)
     assert run("show", "policies") == Done(0, "", "")
-
-
-def test_a_command_that_is_none_names_the_near_one(run):
-    assert "did you mean calibrate?" in run("calbrate").error(2)

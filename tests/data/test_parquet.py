@@ -94,11 +94,7 @@ BOMBS = {
         {"use_dictionary": False, "column_encoding": {"label": "DELTA_BYTE_ARRAY"}},
         "more text",
     ),
-    "pictures by dictionary": (
-        lambda pa, _: {"image": dictionary(pa, bytes(10**7), 100)},
-        {},
-        "more than 64 MiB",
-    ),
+    "pictures by dictionary": (lambda pa, _: {"image": dictionary(pa, bytes(10**7), 100)}, {}, "more than 64 MiB"),
     "pictures in one page": (
         lambda *_: {"image": [bytes(4 * 10**7)] * 2},
         {"use_dictionary": False},
@@ -119,11 +115,7 @@ BOMBS = {
         {},
         None,
     ),
-    "lists of labels": (
-        lambda pa, picture: {"image": [picture] * 10, "label": [["x" * 1000] * 1000] * 10},
-        {},
-        None,
-    ),
+    "lists of labels": (lambda pa, picture: {"image": [picture] * 10, "label": [["x" * 1000] * 1000] * 10}, {}, None),
 }
 
 

@@ -21,7 +21,7 @@ VERIFICATION = {
     **{"tolerance": 0.1, "passed": True},
 }
 ARTIFACT = {
-    **{"backend": "onnx", "file": "x.onnx", "sha256": "1" * 64, "precision": "int8", "options": {}, "others": []},
+    **{"backend": "onnx", "file": "x.onnx", "sha256": "1" * 64, "precision": "int8", "options": {}, "others": []}
 }
 # Torch's float, an engine's own float, and int8 on that engine.
 TORCH = Result("torch", "float32", None, CIFAR, 5000, 80.0, 98.0, None, 32, "cpu", ms_per_picture=0.5)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from families import FAMILIES, config, family
+from nightly import share
 from torch import nn
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -85,7 +86,7 @@ def test_calibrated_folded_saved_and_read(name, images, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "resnet50"])
+@pytest.mark.parametrize("name", share([name for name in FAMILIES if name != "resnet50"], 2))
 def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = family(name)
@@ -174,10 +175,7 @@ def test_weights_fit_folded_or_not(images, tmp_path):
 
 def test_weights_of_another_model_are_one_line(tmp_path):
     save_float(family("resnet18"), tmp_path / "float.pth")
-    for name, says in (
-        ("resnet50", "does not fit the model: "),
-        ("deit_tiny_patch16_224", "does not fit the model: "),
-    ):
+    for name, says in (("resnet50", "does not fit the model: "), ("deit_tiny_patch16_224", "does not fit the model: ")):
         with pytest.raises(SwinQuantError, match=says) as raised:
             load_float(family(name), tmp_path / "float.pth")
         assert "\n" not in str(raised.value)

@@ -346,10 +346,7 @@ class Wrong(nn.Module):
         ("state", "x: its forward pass changes seen: a state is not supported"),
         ("random", "x: gives another output when it is called again: it keeps a state, or draws random numbers"),
         ("last", "x: gives another output when it is called again: it keeps a state, or draws random numbers"),
-        (
-            "batch",
-            r"x: its forward pass fits batches of 2 alone at test_capture.py:\d+ .*len\(x\).*`: take the",
-        ),
+        ("batch", r"x: its forward pass fits batches of 2 alone at test_capture.py:\d+ .*len\(x\).*`: take the"),
     ],
 )
 def test_what_cannot_be_wrapped_is_one_line(how, says):

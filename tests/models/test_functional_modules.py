@@ -6,6 +6,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+from nightly import share
 from torch import nn
 
 import swin_quant as sq
@@ -91,8 +92,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("kind", MODULES)
-def test_it_computes_what_the_module_does_in_float_in_int8_loaded_and_on_an_engine(kind, tmp_path):
-    pytest.importorskip("onnxruntime")
+def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_path):
     given, module, fresh = (torch.manual_seed(0) and MODULES[kind]().eval() for _ in range(3))
     x = torch.randn(6, 3, 8, 8)
     model = sq.wrap(given, 8, name="mine")
@@ -104,10 +104,21 @@ def test_it_computes_what_the_module_does_in_float_in_int8_loaded_and_on_an_engi
             assert len(found) == batch, "it drops the batch"
         wanted = module(x)
     sq.calibrate(model, [x[:3], x[3:]], "qdq", passes=["equalize"])
-    loaded, engine = sq.load(model.save(tmp_path / "mine.pth"), fresh), sq.export(model, "onnxruntime", tmp_path).load()
-    for found in (model(x), loaded(x), engine(x)):
-        assert wanted.square().sum() > 1000 * (found - wanted).square().sum()
-    assert torch.equal(loaded(x), model(x)) and len(engine(x[:1])) == 1
+    loaded = sq.load(model.save(tmp_path / "mine.pth"), fresh)
+    assert wanted.square().sum() > 1000 * (model(x) - wanted).square().sum()
+    assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("kind", share(MODULES, 3))
+def test_an_engine_computes_what_the_module_does(kind, tmp_path):
+    pytest.importorskip("onnxruntime")
+    given, module = (torch.manual_seed(0) and MODULES[kind]().eval() for _ in range(2))
+    x = torch.randn(6, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(given, 8, name="mine"), [x[:3], x[3:]], "qdq", passes=["equalize"])
+    engine = sq.export(model, "onnxruntime", tmp_path).load()
+    with torch.no_grad():
+        wanted = module(x)
+    assert wanted.square().sum() > 1000 * (engine(x) - wanted).square().sum() and len(engine(x[:1])) == 1
 
 
 def _autocast(net, x):

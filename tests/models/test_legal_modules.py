@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
+from nightly import share
 from torch import nn
 from torch.nn.utils import prune
 
@@ -190,8 +191,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("kind", MODULES)
-def test_it_computes_what_the_module_does_in_float_in_int8_and_on_an_engine(kind, tmp_path):
-    pytest.importorskip("onnxruntime")
+def test_it_computes_what_the_module_does_in_float_and_in_int8(kind):
     torch.manual_seed(0)
     given = MODULES[kind]().eval()
     torch.manual_seed(0)
@@ -208,6 +208,18 @@ def test_it_computes_what_the_module_does_in_float_in_int8_and_on_an_engine(kind
         assert model.card.calibration["coverage"]["share"] == 1
     noise = model(x) - wanted
     assert wanted.square().sum() > 1000 * noise.square().sum()
+
+
+@pytest.mark.parametrize("kind", share(MODULES, 3))
+def test_an_engine_computes_what_the_module_does(kind, tmp_path):
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    given = MODULES[kind]().eval()
+    torch.manual_seed(0)
+    module, x = MODULES[kind]().eval(), torch.randn(6, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(given, 8, name="mine"), [x[:3], x[3:]], "qdq", passes=[])
+    with torch.no_grad():
+        wanted = module(x.clone())
     noise = sq.export(model, "onnxruntime", tmp_path).load()(x) - wanted
     assert wanted.square().sum() > 1000 * noise.square().sum()
 

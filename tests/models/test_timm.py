@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.base.compat import import_timm
 from swin_quant.checkpoint.names import to_microsoft
@@ -46,7 +47,7 @@ def test_published_models(name, timm_name, randomise):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "timm_name"), SLIM, ids=[name for name, _ in SLIM])
+@pytest.mark.parametrize(("name", "timm_name"), share(SLIM, 2), ids=[name for name, _ in SLIM])
 def test_every_window_and_pretrained_window(name, timm_name, randomise):
     heads = [4, 8, 16, 32] if "c24" in name else [1, 2, 4, 8]
     width = 96 if "c24" in name else 32

@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.base.compat import import_timm
 from swin_quant.checkpoint import load_float
@@ -60,7 +61,10 @@ def test_maps_are_those_of_features_only_at_any_size(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "logits") for name in SWINS), ("swinv2_cr_tiny_224", "features"), ("swin_s3_tiny_224", "embedding")],
+    share(
+        [("swinv2_cr_tiny_224", "features"), *((name, "logits") for name in SWINS), ("swin_s3_tiny_224", "embedding")],
+        2,
+    ),
 )
 def test_timms_own_files_of_its_swins_load(name, kind, tmp_path):
     """timm starts a stage with its patch merging, Microsoft ends it with one."""

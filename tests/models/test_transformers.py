@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from nightly import share
 
 import swin_quant as sq
 from swin_quant.base.compat import import_timm
 
 pytest.importorskip("transformers")
-QUICK = ["Swin", "Swin2SR", "CLAP", "CLIP", "ViT", "DINOv3", "SigLIP", "ConvNeXt", "SegFormer"]
+QUICK = ["Swin", "ViT", "CLIP", "CLAP", "Swin2SR", "SigLIP", "DINOv3", "ConvNeXt", "SegFormer"]
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def networks(monkeypatch):
     return __import__("networks")
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", share(QUICK, 2))
 def test_a_network_computes_what_transformers_computes_and_is_calibrated(name, networks):
     network, module = networks.NETWORKS[name], networks.built(name)
     images = network.given(torch.randn(4, *network.shape, generator=torch.Generator().manual_seed(0)))
@@ -77,7 +78,7 @@ def test_a_classifier_of_oblong_pictures_is_computed_as_transformers_does_or_ref
     assert distance < 1e-5 if is_ours else distance > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_that_torch_exports_for_one_batch_alone_is_refused(tmp_path):
     """ZoeDepth is captured for every batch, and torch's ONNX exporter then fixes it at that of the example."""
     import_timm()  # allows torchvision beside a CPU-only torch

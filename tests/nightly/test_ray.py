@@ -13,10 +13,7 @@ from shown import ROOT
 from swin_quant.cli import main
 
 FOLDER = ROOT / "examples" / "cluster"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray")]
 
 # In another process: Ray leaves threads behind, and a process with threads must not fork.
 DRIVER = """

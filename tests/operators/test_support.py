@@ -5,14 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from swin_quant.operators.support import (
-    REPLACED,
-    SUPPORTED,
-    UNSUPPORTED,
-    exporter,
-    status_of,
-    targets,
-)
+from swin_quant.operators.support import REPLACED, SUPPORTED, UNSUPPORTED, exporter, status_of, targets
 
 ALL = ("cuda", "fastertransformer", "magicmind", "mindspore", "onnxruntime", "openvino", "tensorrt")
 

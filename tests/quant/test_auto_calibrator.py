@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nightly import share
 from pass_contexts import decibels, logits
 from torch import nn
 
@@ -60,7 +61,7 @@ def test_nodes_that_want_different_methods_get_them(bits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_a_swin_is_never_worse_than_by_one_method(kind, tiny_model):
     model, images = tiny_model(kind, **SMALL), torch.randn(8, 3, 32, 32)
     apply_policy(model, load_policy("ft-mode1").and_then(Rule(nodes=("role:activation",), bits=5)))

@@ -7,19 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from served import (
-    INFER,
-    LOGITS,
-    MODEL,
-    NAMES,
-    PREPROCESS,
-    SIDE,
-    Means,
-    body_of,
-    listening,
-    logits_of,
-    posted,
-)
+from served import INFER, LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, body_of, listening, logits_of, posted
 
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.serving.app import Service, build_app, build_server

@@ -15,14 +15,7 @@ from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import (
-    TimedTiles,
-    TunedFor,
-    kernels_hash,
-    read_tiles,
-    shape_of,
-    tiles_path,
-)
+from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, read_tiles, shape_of, tiles_path
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy

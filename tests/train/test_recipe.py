@@ -7,13 +7,7 @@ import yaml
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import configs_dir, shipped_files
 from swin_quant.config import find_config, load_config
-from swin_quant.train.recipe import (
-    Optimizer,
-    Recipe,
-    load_recipe,
-    recipe_from_dict,
-    recipe_of_config,
-)
+from swin_quant.train.recipe import Optimizer, Recipe, load_recipe, recipe_from_dict, recipe_of_config
 
 
 def test_everything_has_a_default_nothing_can_be_changed_and_plain_data_goes_round():

@@ -63,7 +63,7 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
     assert trained.training and {"float32", "int8"} <= {result["precision"] for result in trained.results}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_path):
     """Norm statistics are averaged over both ranks, each of which has seen its own pictures."""
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run,
     assert "does not fit the model" in says
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resnet, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu", "--half", "none")
     kind = ("--cfg", resnet / "resnet.yaml", "--output-kind", "features", "--policy", "cpu", "--output", tmp_path)

@@ -82,7 +82,7 @@ def test_the_baseline_runs_in_float32_whatever_else_is_asked_for(names, exported
     assert found[3:] == ["openvino int8 cpu", "openvino int8 cpu +bfloat16"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_float_candidates_with_the_weights_of_qat_are_called_so(names, first, tmp_path_factory):
     """They are baselines of latency, not the original that accuracy is compared with."""
     file = shutil.copy(first, tmp_path_factory.mktemp("qat") / first.name)
@@ -94,7 +94,7 @@ def test_float_candidates_with_the_weights_of_qat_are_called_so(names, first, tm
     assert set(baselines.values()) == {None, "onnxruntime float32, QAT weights"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_float_baseline_in_a_wider_type_is_found(checkpoint, tmp_path):
     """Values beyond float16 make the CUDA engine's own float export bfloat16."""
     file = checkpoint(0, "cuda", EMBED_DIM=32)

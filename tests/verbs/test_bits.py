@@ -55,7 +55,7 @@ def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring
     assert run("finetune", *train, "--output", tmp_path / "qat", *anew).code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_learned_ranges_ask_for_training(run, scoring_flags, calibrated, tmp_path, card_of, recipe):
     made = []
     for start, how in ((calibrated, "learned"), (tmp_path / "0", "frozen")):

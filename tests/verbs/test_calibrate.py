@@ -105,7 +105,7 @@ def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that
     assert re.match(r"warning: --calibrator (max|mse|entropy) does better there, \d+\.\d dB \(", second)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_default_calibrator_follows_the_bits(calibrate):
     def method(*flags):
         record = calibrate(*flags)[1]["calibration"]

@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from commands import command
+from nightly import share
 from pass_contexts import CutOff, Step, same
 
 from swin_quant.checkpoint import save_float
@@ -103,7 +104,7 @@ def test_what_equalize_does_not_cure_stands_out_still(least, cured, model, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [None, AUTO])
+@pytest.mark.parametrize("name", share([AUTO, None], 2))
 def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(name, tiny_model, use_policy):
     method, found = Method(name), []
     for training in (False, True):
@@ -166,7 +167,7 @@ def test_channels_that_stand_out_are_evened_out_unasked_and_said(
     assert all(torch.equal(kept[key], before[key]) for key in kept if key in before)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "flags, passes",
     [
@@ -191,11 +192,7 @@ def test_two_ranks_find_what_one_finds(run, forked, float_flags, flags, passes, 
 
 
 @pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--passes", "slow"], "fast"),
-        (["--passes", "fast", "--policy", "float"], "quantizes nothing"),
-    ],
+    "flags, message", [(["--passes", "slow"], "fast"), (["--passes", "fast", "--policy", "float"], "quantizes nothing")]
 )
 def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
     done = run("calibrate", *float_flags, "--output", tmp_path, *flags)
@@ -216,7 +213,7 @@ def long_recipe(tmp_path):
     return path
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_reconstruction_that_was_cut_off_goes_on_and_gives_the_same_bytes(
     run, float_flags, long_recipe, card_of, tmp_path, monkeypatch
 ):

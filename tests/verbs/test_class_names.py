@@ -61,7 +61,7 @@ def test_other_names_are_refused_before_work(run, permuted, micro, float_flags, 
     assert not list((tmp_path / "out").glob("*.pth"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flags, card_of, scored, tmp_path):
     """Calibrated, trained, exported and asked, a model always has the names of its head, in its order."""
     flags, out = ["--data-path", pictures, "--device", "cpu"], tmp_path / "out"
@@ -93,7 +93,7 @@ def test_without_names_they_are_the_training_folders(calibrated, card_of):
     assert card_of(calibrated)["class_names"] == PETS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_who_only_guesses_is_warned_of_before_it_is_trained(run, micro, pictures, float_flags, scoring_flags, tmp_path):
     """Every picture lies in the folder of a class that the model does not predict."""
     model, data = sq.load(micro / "swin.pth", micro / "swin.yaml"), tmp_path / "wrong"

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nightly import share
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -97,7 +98,7 @@ def evened(uneven):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy, engine", [("qdq", "onnxruntime"), ("cuda", "cuda")])
+@pytest.mark.parametrize("policy, engine", share([("qdq", "onnxruntime"), ("cuda", "cuda")], 2))
 def test_engines_compute_with_them(policy, engine, evened, tmp_path):
     model = evened(policy)
     with torch.inference_mode():

@@ -195,12 +195,6 @@ def done(cfg, weights, tmp_path_factory):
     return model
 
 
-def test_a_calibrated_one_has_that_of_its_card_unless_asked_otherwise(cfg, done):
-    model, policies = load_for_scoring(cfg, str(done.checkpoint))
-    assert policies == [MODE1] and model.card_file == done.checkpoint.with_suffix(".json")
-    assert load_for_scoring(cfg, str(done.checkpoint), [MODE2, FLOAT])[1] == [MODE2, FLOAT]
-
-
 def test_the_float_policy_needs_no_range(cfg, weights, done, tmp_path):
     assert load_for_scoring(cfg, weights, [FLOAT])[1] == [FLOAT]
     alone = shutil.copy(done.checkpoint, tmp_path / "alone.pth")

@@ -82,7 +82,7 @@ def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images
     assert record["cosine"] == pytest.approx(cosine, abs=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_them_it_is_noise_in_the_range_that_was_calibrated(model, images, tmp_path, said):
     pytest.importorskip("onnxruntime")
     model.save(tmp_path / "mine_calib.pth")

@@ -16,10 +16,7 @@ from swin_quant.verbs import export_tuned, quantization, search_costs
 from swin_quant.verbs.export_tuned import fastest
 
 ROW = st.fixed_dictionaries(
-    {
-        "sqnr_db": st.floats(0, 60),
-        "ms": st.fixed_dictionaries({"1": st.floats(0.1, 100), "8": st.floats(0.1, 1000)}),
-    }
+    {"sqnr_db": st.floats(0, 60), "ms": st.fixed_dictionaries({"1": st.floats(0.1, 100), "8": st.floats(0.1, 1000)})}
 )
 
 
@@ -100,7 +97,7 @@ def words_of_quantize(micro, pictures, folder):
     return ["quantize", *model, "--for", "openvino", "--tune", "--half", "none", "--output", folder]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quantize_tunes_once_and_again_on_another_cpu(run, micro, pictures, tmp_path, quick, monkeypatch):
     pytest.importorskip("openvino")
     words = words_of_quantize(micro, pictures, tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from nightly import share
 from pass_contexts import same
 from PIL import Image
 
@@ -44,7 +45,7 @@ def weights(file):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("amax", ["learned", "reestimated"])
+@pytest.mark.parametrize("amax", share(["learned", "reestimated"], 2))
 def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tmp_path, calibrated, card_of, amax):
     done = run("finetune", *qat_flags, "--amax", amax, "--json", tmp_path / "told.json").ok()
     out = tmp_path / "out"
@@ -87,7 +88,7 @@ def test_what_was_measured_of_the_calibrated_weights_is_not_said_of_the_trained_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("amax", "policy"), [("frozen", "qdq"), ("learned", "qdq")])
+@pytest.mark.parametrize(("amax", "policy"), share([("learned", "qdq"), ("frozen", "qdq")], 2))
 def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags, tmp_path, card_of, policy, amax):
     """The file scores as the trained model did, also with ranges by channel and a weight decayed or driven out of its
     range."""
@@ -102,7 +103,7 @@ def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags
         assert {**one, "ms_per_picture": None} == {**other, "ms_per_picture": None}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_weights_that_train_in_half_are_float32_to_whoever_looks_at_them(run, qat_flags, tmp_path):
     """Weights are float32 after an epoch, while ranges are settled, and in the file; ranges never were half."""
     flags = ["--amp-opt-level", "O3", "--amax", "learned", "--epochs", 1, "--set", "ema=0.9", "amax.until=1"]
@@ -134,7 +135,7 @@ def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, 
     assert done.out.count("ft-mode2") >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
     run, scoring_flags, calibrated, tmp_path, monkeypatch, card_of, pictures
 ):
@@ -202,7 +203,7 @@ def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("other", ["pictures", "preprocessing", "teacher"])
+@pytest.mark.parametrize("other", share(["pictures", "preprocessing", "teacher"], 3))
 def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(
     run, qat_flags, own_pictures, micro, tmp_path, other
 ):

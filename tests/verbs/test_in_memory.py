@@ -162,7 +162,7 @@ def shown(model, train, val, tmp_path):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_in_a_notebook_everything_is_a_table_and_in_a_shell_a_line_or_a_table(shown):
     for what, (thing, word) in shown.items():
         page = thing._repr_html_()

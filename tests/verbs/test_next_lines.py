@@ -8,6 +8,7 @@ import time
 
 import pytest
 from next_lines import FOLDER, next_commands
+from nightly import share
 from torch import nn
 
 import swin_quant as sq
@@ -56,7 +57,9 @@ def followed(follow, printed, least=1):
     return names
 
 
-@pytest.mark.parametrize("backend", ["openvino", "onnxruntime", "onnx", "tensorrt", "torchscript", "executorch"])
+@pytest.mark.parametrize(
+    "backend", share(["openvino", "tensorrt", "onnx", "onnxruntime", "torchscript", "executorch"], 3)
+)
 def test_behind_an_export(run, follow, calibrated, backend, tmp_path):
     pytest.importorskip({"onnx": "onnxruntime", "tensorrt": "onnx", "torchscript": "torch"}.get(backend, backend))
     policy = {"executorch": ["--policy", "executorch"]}.get(backend, [])
@@ -86,6 +89,7 @@ def test_behind_a_quantization_and_on_its_page(run, follow, micro, pictures, tmp
     assert cells
 
 
+@pytest.mark.nightly
 def test_behind_training_at_four_bits(run, follow, calibrated, scoring_flags, tmp_path):
     words = [
         "--cfg",
@@ -115,7 +119,7 @@ class Net(nn.Module):
         return self.head(self.conv(x).relu().mean((2, 3)))
 
 
-@pytest.mark.parametrize("knows", [True, False], ids=["with preprocessing", "without"])
+@pytest.mark.parametrize("knows", share([True, False], 2), ids=["with preprocessing", "without"])
 def test_behind_a_module_of_one_s_own(follow, tensors, tmp_path, knows):
     """Its float is scored on the same engine; served is what pictures can be prepared for."""
     pytest.importorskip("onnxruntime")

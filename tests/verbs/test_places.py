@@ -50,7 +50,7 @@ def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, 
     assert calibrate(*otherwise)[0] == second
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_python_does_not_replace_it_either(micro, pictures, tmp_path):
     train = sq.pictures(pictures, "train", 8)
 
@@ -71,7 +71,7 @@ def test_python_does_not_replace_it_either(micro, pictures, tmp_path):
         sq.load(micro / "swin.pth", config=micro / "swin.yaml").save(tmp_path / first.card.checkpoint["file"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_that_qat_started_from_stays_too(run, calibrate, float_flags, scoring_flags, tmp_path):
     first, _ = calibrate("--policy", "qdq")
     recipe = tmp_path / "one.yaml"

@@ -69,7 +69,7 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
     assert snapshot(tmp_path / "out") == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
     read, calibrated = [], made.with_name("swin_micro_calib.pth")
     monkeypatch.setattr(quantization, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
@@ -91,7 +91,7 @@ def exported_otherwise(folder, *words):
     command("export", folder / "swin_micro_calib.pth", *told)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_was_exported_otherwise_is_not_taken_for_the_artifact(run, words, made):
     """A float file, or one of another policy, lies where this run's artifact would."""
     folder = made.parent

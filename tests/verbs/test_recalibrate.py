@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from nightly import share
 
 import swin_quant as sq
 from swin_quant.base.distributed import this_world
@@ -82,7 +83,7 @@ def content(folder):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "bits"),
-    [(Method("mse"), 4), (Method("percentile", 99.0), 8), (Method("entropy"), 3), (Method("max"), 8)],
+    share([(Method("mse"), 4), (Method("percentile", 99.0), 8), (Method("entropy"), 3), (Method("max"), 8)], 2),
 )
 def test_it_is_to_the_bit_what_calibrating_so_gives(cfg, weights, before, tmp_path, method, bits):
     direct = calibrate_checkpoint(cfg, weights, policy(bits), tmp_path / "direct", method)

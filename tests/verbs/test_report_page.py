@@ -88,10 +88,7 @@ def test_a_checkpoint_that_is_gone_and_two_runs_that_differ(page, own, tmp_path)
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["--data-path", "there"], "add --html FILE"),
-        (["--html", "page.html", "--pictures", "0"], "must be at least 1"),
-    ],
+    [(["--data-path", "there"], "add --html FILE"), (["--html", "page.html", "--pictures", "0"], "must be at least 1")],
 )
 def test_what_cannot_be_is_refused(run, own, words, message):
     assert message in run("report", own.with_suffix(".json"), *words).error(2)

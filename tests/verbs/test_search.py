@@ -241,7 +241,7 @@ def test_quantize_searches_on_the_way(calibrated, run, pictures, tmp_path, clock
     assert "fastertransformer: latency is measured on" in run(*other, "--policy", "auto").error(2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quantize_with_a_budget_ends_with_a_scored_artifact_or_one_line(calibrated, run, pictures, tmp_path, clock):
     words = ["quantize", calibrated / "x.pth", "--cfg", calibrated / "swin.yaml", "--data-path", pictures, "--output"]
     words += [tmp_path, "--for", "onnxruntime", "--pictures", 8, "--device", "cpu", "--half", "none", "--threads", 1]

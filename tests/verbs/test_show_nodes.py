@@ -94,25 +94,6 @@ def test_zero_points_show_both_ends(nodes, calibrated, tmp_path):
             assert row["grid"] == "symmetric" and row["low"] is row["high"] is None
 
 
-def test_flags_that_change_a_policy(nodes):
-    base = nodes("swin", "--policy", "ft-mode1")
-    weights = [name for name in base if name.endswith("_weight_quantizer")]
-    for flag, of_weights in (("--wprec", True), ("--aprec", False)):
-        rows = nodes("swin", "--policy", "ft-mode1", flag, 4)
-        assert {row["bits"] for name, row in rows.items() if (name in weights) is of_weights} == {4}
-        assert {row["bits"] for name, row in rows.items() if (name in weights) is not of_weights} == {8}
-        assert {name: row["state"] for name, row in rows.items()} == {name: row["state"] for name, row in base.items()}
-    qdq = nodes("swin", "--policy", "qdq")
-    assert {qdq[name]["granularity"] for name in weights} == {"per-channel"}
-    flat = nodes("swin", "--policy", "qdq", "--quant-per-tensor")
-    assert {row["granularity"] for row in flat.values()} == {"per-tensor"}
-    assert {row["state"] for row in nodes("swin", "--policy", "float").values()} == {"off"}
-    rows = nodes("swin", "--policy", "ft-mode1", "--off", "*mlp*", "*attn.proj*")
-    changed = {name for name in base if rows[name] != base[name]}
-    assert changed == {name for name in base if ".mlp." in name or ".attn.proj." in name}
-    assert {rows[name]["state"] for name in changed} == {"off"}
-
-
 def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(

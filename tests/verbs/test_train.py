@@ -128,7 +128,7 @@ def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, t
     assert kept == snapshot(tmp_path / "out")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_loss_that_is_no_number_keeps_the_last_good_snapshot(run, fork, float_run, tmp_path):
     words = [*float_run, "--output", tmp_path / "out", "--set", "save_minutes=1e-9"]
 

@@ -4,6 +4,7 @@ notebook."""
 import inspect
 
 import pytest
+from nightly import share
 from torch import nn
 
 import swin_quant as sq
@@ -45,7 +46,7 @@ def test_quantize_is_the_command_and_goes_on_where_it_was_cut_off(file, pictures
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
     """A model, a policy and batches have no words on a command line."""
     policy = sq.policy("qdq").off("layers.1.*")
@@ -95,7 +96,7 @@ def test_quantize_in_memory_does_all_that_it_is_asked_for(model, tensors, pictur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("in_memory", share([False, True], 2))
 def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
     sq.calibrate(model, train, "ft-mode1")
     start = model if in_memory else model.save(tmp_path / "start" / "swin_micro_calib.pth")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from nightly import share
 from torch import nn
 from torch.utils import _pytree
 
@@ -60,7 +61,7 @@ def _wrapped(give, images, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", STRUCTURES)
+@pytest.mark.parametrize("kind", share(STRUCTURES, 2))
 def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, tmp_path):
     pytest.importorskip("openvino")
     pytest.importorskip("onnxruntime")
@@ -129,7 +130,7 @@ def test_the_command_line_says_that_a_wrapped_module_is_for_python(images, run, 
         assert "holds a wrapped module, which only Python builds: `sq.load(FILE, module)`" in run(*words).error(2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_encoder_of_transformers_goes_the_whole_way(tmp_path):
     pytest.importorskip("openvino")
     import_timm()  # allows torchvision beside a CPU-only torch

@@ -39,7 +39,7 @@ def test_the_engine_launches_the_kernels_that_are_compiled_ahead(program, monkey
     assert calls == kernels_of(program.launches)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes_compile_and_what_is_refused_is_told(program, cache):
     pool, gemm = launch_of(program, "pool"), launch_of(program, "gemm")
     odd = Tiles(48, 32, 32)  # no powers of two

@@ -234,15 +234,9 @@ def edited(artifact, edit):
         (lambda m: m["entries"][2].update(layout="COL4_4R2_8C"), "entry 0002.* is not what the op takes"),
         (lambda m: m["target"].update(sm=75), "entry 0000.* is not what the op takes"),
         (lambda m: m["arguments"].update(depths=[2, 2]), "contradicts|takes"),
-        (
-            lambda m: m["arguments"].update(depths=[10**9, 1]),
-            "depths\\[0\\] is 1000000000, but must be",
-        ),
+        (lambda m: m["arguments"].update(depths=[10**9, 1]), "depths\\[0\\] is 1000000000, but must be"),
         (lambda m: m["arguments"].update(num_heads=[0, 0]), "num_heads\\[0\\] is 0, but must be at least 1"),
-        (
-            lambda m: m["arguments"].update(int8_mode=3),
-            "int8_mode is 3, but must be at least 1 and at most 2",
-        ),
+        (lambda m: m["arguments"].update(int8_mode=3), "int8_mode is 3, but must be at least 1 and at most 2"),
         (lambda m: m["arguments"].update(qk_scale="1"), "arguments.qk_scale must be a number, not '1'"),
         (lambda m: m["arguments"].update(ape=True), "manifest.json: FasterTransformer cannot run this model: APE"),
         (lambda m: m["arguments"].pop("version"), "are not those of"),

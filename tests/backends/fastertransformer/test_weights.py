@@ -10,10 +10,7 @@ NODES = [
     "attn.matmul_k_input", "attn.matmul_v_input", "attn.matmul_a_input", "attn.softmax_input", "mlp.fc1._input",
     "mlp.fc1._aftergemm", "mlp.fc2._input", "mlp.fc2._aftergemm",
 ]  # fmt: skip
-OTHERS = {
-    1: ["add1_residual_input", "add2_residual_input"],
-    2: ["attn.mha_q_input", "attn.mha_k_input"],
-}
+OTHERS = {1: ["add1_residual_input", "add2_residual_input"], 2: ["attn.mha_q_input", "attn.mha_k_input"]}
 WEIGHTS = ["attn.qkv._weight", "attn.proj._weight", "mlp.fc1._weight", "mlp.fc2._weight"]
 MERGING = [f"downsample.reduction._{x}" for x in ("input", "aftergemm", "weight")]
 

@@ -5,16 +5,8 @@ from itertools import product
 import numpy as np
 import onnx
 import pytest
-from operator_nodes import (
-    assert_near,
-    attended,
-    compiled,
-    linear,
-    normalised,
-    one_node,
-    stream,
-    without_library,
-)
+from nightly import share
+from operator_nodes import assert_near, attended, compiled, linear, normalised, one_node, stream, without_library
 from operator_nodes import product as int8_product
 
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch
@@ -142,7 +134,7 @@ def test_constants_that_do_not_fit_are_refused(place, value, said, library):
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("kind, policy", [("swin", "qdq"), ("swinv2", "cpu-operators")])
+@pytest.mark.parametrize("kind, policy", share([("swinv2", "cpu-operators"), ("swin", "qdq")], 2))
 def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, images):
     plain, own = exported(kind, policy), exported(kind, policy, plugin=BRANCH)
     graph = onnx.load(own.file).graph

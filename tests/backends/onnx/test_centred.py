@@ -37,6 +37,7 @@ def test_a_file_for_tensorrt_is_symmetric_and_computes_what_zero_points_do(
     assert_quantized_alike(run(file, images)["logits"], kind, POLICY)
 
 
+@pytest.mark.nightly
 @pytest.mark.kernels
 def test_a_float16_body_subtracts_in_float16(exported, run, images, assert_quantized_alike):
     artifact = exported("swin", POLICY, target="tensorrt")

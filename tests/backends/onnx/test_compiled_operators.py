@@ -354,7 +354,7 @@ AVX2, VNNI_256 = {"avx2": True}, {"avx2": True, "avx_vnni": True}
 VNNI = VNNI_256 | {"avx512_vnni": True}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_library_for_instructions_that_the_cpu_lacks_is_refused_in_a_line(file, tmp_path):
     has = torch.cpu.get_capabilities()
     kinds = [kind for name, kind in operators.KINDS.items() if kind != "amx" and not has.get(name)]

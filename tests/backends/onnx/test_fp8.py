@@ -39,10 +39,7 @@ def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, asse
 
 @pytest.mark.slow
 @KINDS
-@pytest.mark.parametrize(
-    ("options", "floats"),
-    [({}, np.float32), ({"target": "tensorrt"}, np.float16)],
-)
+@pytest.mark.parametrize(("options", "floats"), [({}, np.float32), ({"target": "tensorrt"}, np.float16)])
 def test_values_are_float8_and_scales_of_the_graphs_type(kind, options, floats, graph):
     found = graph(kind, "tensorrt-fp8", **options)
     tensors = {tensor.name: to_array(tensor) for tensor in found.initializer}

@@ -6,16 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
-from operator_nodes import (
-    assert_near,
-    compiled,
-    linear,
-    normalised,
-    one_node,
-    product,
-    stream,
-    without_library,
-)
+from operator_nodes import assert_near, compiled, linear, normalised, one_node, product, stream, without_library
 
 from swin_quant.backends.onnx.swin.int8_operators import mlp
 from swin_quant.backends.onnx_reader.checks import check_scales, infer_shapes

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
@@ -61,7 +62,7 @@ def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count)
 
 @pytest.mark.slow
 @pytest.mark.kernels
-@KINDS
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_onnx_runtime_transposes_keys_inside_their_product(kind, exported, count, optimized):
     """Without fused attention, windows are a dimension of their own in the graph that ONNX Runtime makes and runs."""
     portable, own = (

@@ -23,7 +23,7 @@ SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2]
 KINDS = [("swin", "cpu", "timm"), ("swinv2", "qdq", "detection")]
 
 
-@pytest.fixture(scope="session", params=KINDS, ids=lambda given: given[0])
+@pytest.fixture(scope="session", params=share([(kind,) for kind in KINDS], 2), ids=lambda given: given[0])
 def backbone(request, calibrated):
     kind, policy, windows = request.param
     return calibrated(kind, policy, **SHAPE, WINDOWS=windows)
@@ -65,7 +65,7 @@ def test_operators_are_the_models_own_code(window, shift):
     assert torch.equal(map_neighbours(x), neighbours(x))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_file_shifts_as_mmpretrain_by_the_map_in_use(calibrated, tmp_path):
     """The second map is 4 x 4, 8 x 8, 4 x 10 and 6 x 4 tokens, in windows of 4."""
     model, card = calibrated("swin", "cpu", **SHAPE | {"DEPTHS": [2, 2]}, WINDOWS="mmpretrain")
@@ -103,7 +103,7 @@ OBLONG = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "policy", "keys", "options"), OBLONG, ids=lambda given: str(given)[:24])
+@pytest.mark.parametrize(("kind", "policy", "keys", "options"), share(OBLONG, 3), ids=lambda given: str(given)[:24])
 def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, options, calibrated, tmp_path):
     (model, card), precision = calibrated(kind, policy, **keys), options["precision"]
     artifact = export(model, card, tmp_path, OnnxOptions(**options))

@@ -66,8 +66,7 @@ def _alone(pair):
 @pytest.mark.kernels
 @KINDS
 @pytest.mark.parametrize(
-    ("level", "entries"),
-    [("DISABLE_ALL", {}), ("ENABLE_ALL", {}), ("ENABLE_ALL", {"session.x64quantprecision": "1"})],
+    ("level", "entries"), [("DISABLE_ALL", {}), ("ENABLE_ALL", {}), ("ENABLE_ALL", {"session.x64quantprecision": "1"})]
 )
 def test_onnx_runtime_agrees(kind, level, entries, exported, run, images, assert_quantized_alike, exact_on):
     if level == "ENABLE_ALL" and not entries:

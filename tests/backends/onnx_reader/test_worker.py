@@ -61,7 +61,7 @@ def test_a_graph_that_ends_the_library_is_refused_in_one_line(model, refusal, ou
         assert "does not survive it (signal SIGABRT)" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_large_file_is_read_behind_a_small_one(model, write_onnx):
     """The limit on memory grows with the file, before the file reaches the worker."""
     assert open_onnx(write_onnx(model)).sizes == (8, 8)

@@ -109,7 +109,7 @@ def test_a_broken_file_is_one_line(written):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here")
 def test_a_compiled_operator_is_taken_in_place_of_ours(written, tmp_path):
     """In another process, since a library cannot be unloaded; ours would be a second function of the same name."""

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from nightly import share
 from pass_contexts import same, sqnr
 
 from swin_quant.quant.passes import distill
@@ -21,7 +22,7 @@ def make_context(make_context):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, images):
     context = make_context(kind)
     before = sqnr(context, images[24:])
@@ -78,7 +79,7 @@ def test_nodes_are_off_and_ranges_keep_their_kind(policy, make_context):
         assert not node.setting.enabled or node.grid == zero_points[name]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(make_context, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(distill, "_KEPT_EVERY", 2)
     whole = make_context()

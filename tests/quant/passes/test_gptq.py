@@ -44,7 +44,7 @@ def on_grid(layer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 @pytest.mark.parametrize("policy, weights, activations", share(FORMATS, 4))
 def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     kind, policy, weights, activations, tiny_model, images, tmp_path
@@ -67,7 +67,7 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
     model, other = tiny_model(kind, **SMALL), torch.randn(16, 3, 32, 32)
     with torch.inference_mode():

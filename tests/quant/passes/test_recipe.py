@@ -50,10 +50,7 @@ def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
         ([{"name": "ridge", "damp": []}], "damp is (), but must be a list of 1 to 64 entries"),
         ([{"name": "gptq", "pictures": 0}], "at least 1"),
         ([{"name": "range_search", "weighted": "maybe"}], "weighted"),
-        (
-            ["ridge", "equalize", "distill"],
-            "equalize after ridge: passes measure by the network that",
-        ),
+        (["ridge", "equalize", "distill"], "equalize after ridge: passes measure by the network that"),
         (["gptq", "equalize"], "equalize after gptq: ranges are found again behind it: put it before"),
         ([7], "pass 1: must be the name of a pass"),
     ],

@@ -50,23 +50,6 @@ def exports(_exports, tmp_path) -> Exports:
     return _exports.within(Path(shutil.copytree(_exports.checkpoint.parent, tmp_path / "exports")))
 
 
-@pytest.fixture(scope="session")
-def _program(_exports) -> Path:
-    pytest.importorskip("executorch.runtime")
-    folder = _exports.checkpoint.parent / "executorch"
-    words = ("executorch", "--batch", "2", "--output", str(folder), "--quiet")
-    assert main(["export", str(_exports.checkpoint), "--for", *words]) == 0
-    (program,) = folder.glob("*.pte")
-    return program
-
-
-@pytest.fixture
-def program(_program, exports, tmp_path) -> Path:
-    """An ExecuTorch program for two pictures, in a copy of the folder of its checkpoint."""
-    folder = Path(shutil.copytree(_program.parent, exports.checkpoint.parent / "executorch", dirs_exist_ok=True))
-    return folder / _program.name
-
-
 MATRIX = np.array([[3.0, -1.0, 0.5], [-2.0, 1.0, 0.0], [0.0, 2.0, -1.0]], dtype=np.float32)  # [channel, class]
 BIAS = np.array([0.1, 0.0, -0.2], dtype=np.float32)
 

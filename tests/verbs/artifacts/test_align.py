@@ -7,6 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nightly import share
 
 import swin_quant as sq
 from swin_quant.base.files import sha256_of
@@ -32,7 +33,7 @@ def aligned(run, pictures):
     return go
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("engine", share(["onnxruntime", "openvino"], 2))
 def test_every_tensor_of_an_int8_file_is_that_of_fake_quant(aligned, exports, engine):
     found, db = aligned(exports.checkpoint, exports.onnx, "--policy", "qdq", "--engine", engine)
     assert [row["name"] for row in found["tensors"] if row["problem"]] == []

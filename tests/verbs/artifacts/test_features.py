@@ -78,7 +78,7 @@ def serve_describes_it_as_its_package(file, package):
         np.testing.assert_allclose(output["data"], due.flatten(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_embedding_of_what_was_calibrated_as_a_classifier(exports, pictures, tmp_path, capsys):
     out = tmp_path / "out"
     exporting = ["--for", "onnxruntime", "--output-kind", "embedding", "--check", "--output", str(out)]

@@ -292,28 +292,6 @@ def test_only_onnx_and_programs_are_packaged(run, _exports, tmp_path):
     assert "only ONNX files and ExecuTorch programs are packaged" in line and not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_a_program_is_packaged_with_its_runner_and_the_lines_for_devices(run, program, pictures, tmp_path):
-    """Three pictures through a program of two give our logits to the bit; no file of another engine is there."""
-    run("package", program, "--output", tmp_path / "package").ok()
-    names = {"README.md", "card.json", "infer.py", "model.pte", "package.json", "preprocess.json", "preprocess.py"}
-    found = {file.name for file in (tmp_path / "package").iterdir()} - {"labels.txt"}
-    assert found == names | {"requirements.txt"}
-    about = json.loads((tmp_path / "package" / "package.json").read_text())
-    assert about["engine"] == "executorch" and about["batch"] == 2 and about["quantized"]
-    text = (tmp_path / "package" / "README.md").read_text()
-    assert "new long[] {2, 3, 32, 32}" in text and "shape: [2, 3, 32, 32]" in text
-    files = sorted((pictures / "val").rglob("*.png"))[:3]
-    words = [tmp_path / "package" / "infer.py", *files, "--threads", 1, "--save", tmp_path / "out.npy"]
-    done = alone(*words, forbidden=("swin_quant", "timm"))
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected(program, "executorch", files))
-    changed = about | {"releases": {"executorch": ">=99.0"}}
-    (tmp_path / "package" / "package.json").write_text(json.dumps(changed))
-    done = alone(*words, forbidden=("swin_quant",))
-    assert done.returncode == 1 and "does not run this model: pip install 'executorch>=99.0'" in done.stderr
-
-
 def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
     """The reference implementation against torchvision's transforms, by resize rule, method, mode and odd sizes."""
     from swin_quant.base.files import configs_dir

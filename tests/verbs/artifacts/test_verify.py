@@ -53,22 +53,6 @@ def test_the_emulator_of_fastertransformer(verify, exports):
     assert 0 < simulated["mean"] < 0.1 and simulated["policy"] == "ft-mode1"
 
 
-@pytest.mark.slow
-def test_an_executorch_program_is_verified_scored_and_asked(run, verify, program, exports, pictures, tmp_path):
-    """Nearer to fake-quant than to float it is not: the runtime rounds inputs, too, which fake-quant leaves as they
-    are."""
-    assert "FAIL" not in verify(program).ok().out
-    simulated, _ = records(program)
-    assert simulated["engine"] == "ExecuTorch" and simulated["passed"] and simulated["policy"] == "executorch"
-    run("evaluate", program, "--data-path", pictures, "--device", "cpu").ok()
-    results = [each for each in RunCard.read(program.with_suffix(".json")).results if "ExecuTorch" in each["engine"]]
-    (result,) = (each for each in results if each["policy"])
-    assert result["precision"] == "int8" and result["dataset"]["pictures"] == 7
-    run("predict", program, "--data-path", pictures, "--logits", tmp_path / "out").ok()
-    (written,) = (tmp_path / "out").glob("*_logits.npz")
-    assert np.load(written)["logits"].shape == (7, 3)
-
-
 def test_what_computes_something_else_fails_and_says_by_how_much(verify, exports, hand_made):
     """The hand-made classifier poses as the float export of the micro checkpoint."""
     file = shutil.copy(hand_made, exports.onnx.parent / "forged.onnx")
@@ -133,7 +117,7 @@ def test_too_many_unreadable_pictures(run, exports, own_pictures):
     assert records(exports.ft)[0]["pictures"] == 6 and np.isfinite(records(exports.ft)[0]["mean"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_float8_is_run_by_the_engines_that_take_it(run, exports, pictures, tmp_path):
     for words in (["--for", "onnx"], ["--for", "tensorrt"]):
         told = ["--checkpoint", exports.checkpoint, "--policy", "tensorrt-fp8", "--output", tmp_path, *words]

@@ -142,13 +142,7 @@ def test_merging_and_its_linear(run, seed, dtype, side, batch, channels, v2):
 @example(seed=2, dtype=FLOAT8, m=(5, 5, 0), batch=3, channels=32, post=True, last=False)
 @example(seed=3, dtype=torch.int8, m=(4, 2, 0), batch=1, channels=32, post=True, last=True)
 @given(
-    seed=seeds,
-    dtype=operands,
-    m=maps,
-    batch=st.integers(1, 3),
-    channels=widths,
-    post=st.booleans(),
-    last=st.booleans(),
+    seed=seeds, dtype=operands, m=maps, batch=st.integers(1, 3), channels=widths, post=st.booleans(), last=st.booleans()
 )
 def test_linear_residual_and_norm(run, seed, dtype, m, batch, channels, post, last):
     arguments = epilogue(Draw(seed), dtype, m, batch, channels, 64, post)
