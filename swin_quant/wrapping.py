@@ -59,7 +59,7 @@ def wrap(
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)
     _check_parts(name, module)
-    original = _copied(module).eval()
+    original = _uncompiled(_copied(module)).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
     seeded = torch.Generator().manual_seed(0)
     images = inputs.noise(_EXAMPLES) if inputs else torch.randn(_EXAMPLES, *input_shape, generator=seeded)
@@ -106,6 +106,16 @@ def _copied(module: nn.Module) -> nn.Module:
     """A deep copy, also of a module whose weight a hook computes: torch copies no tensor with a gradient function."""
     values = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
     return copy.deepcopy(module, {id(value): value.detach().clone() for value in values if not value.is_leaf})
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """A module with its own parts in the place of what torch.compile made of them, whose names files leave out."""
+    for name, part in reversed(list(module.named_modules())):
+        if isinstance(own := getattr(part, "_orig_mod", None), nn.Module):
+            if not name:
+                return _uncompiled(own)
+            module.set_submodule(name, own)
+    return module
 
 
 def _check_captured(name: str, network: nn.Module, reference: nn.Module, images: Tensor) -> None:

@@ -460,6 +460,36 @@ def int_of_batch(folder: Path, pictures: Path) -> str:
     return wrapped(run, a=lambda: torch.nn.Conv2d(3, 8, 3))
 
 
+@case("modules", "a subclass of `nn.Linear` that adds its input in its own forward pass, exported for ONNX Runtime")
+def adds_within(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    class Residual(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return x.sigmoid() + super().forward(x)
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.Linear(64, 8), Residual(8, 8), torch.nn.Linear(8, 5))
+    x = torch.randn(6, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module.eval(), 8), [x], "qdq", passes=[])
+    found, wanted = sq.export(model, "onnxruntime", folder).load()(x), module(x).detach()
+    return f"int8 {10 * (wanted.square().sum() / (found - wanted).square().sum()).log10():.0f} dB"
+
+
+@case("modules", "GPTQ of a weight that two layers share: is it the one that was given?")
+def shared_weight(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(64, 8), torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8)
+    module = torch.nn.Sequential(torch.nn.Flatten(2), *layers).eval()
+    module[4].weight = module[2].weight
+    given, x = module[2].weight.detach().clone(), torch.randn(12, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module, 8), list(x.split(4)), "qdq", passes=[{"name": "gptq"}])
+    same = torch.equal(model.module.get_parameter("2.weight"), given)
+    return "the one that was given" if same else "another one"
+
+
 @case("modules", "pickle of a wrapped model")
 def pickled(folder: Path, pictures: Path) -> str:
     import swin_quant as sq

@@ -225,7 +225,8 @@ def search_ranges(
 def check_weights(model: nn.Module) -> None:
     """SwinQuantError naming the first parameter that holds NaN or infinity."""
     for name, parameter in model.named_parameters():
-        if parameter.numel() and not torch.stack(torch.aminmax(parameter.detach())).isfinite().all():
+        values = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+        if values.numel() and not torch.stack(torch.aminmax(values)).isfinite().all():
             raise SwinQuantError(f"weight {name} holds NaN or infinity: the checkpoint is damaged")
 
 

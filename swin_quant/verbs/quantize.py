@@ -219,7 +219,8 @@ def quantize(
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     else:
         subject = model_of(model)
-    timing, told = {"threads": threads, "float_type": float_type}, {"int4_weights": int4_weights, "tune": tune}
+    timing = {"threads": threads, "float_type": float_type}
+    told: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
     engine = engine_for(target)
     told |= float_type_options(target, engine_named(engine) if engine else None, float_type)
     return _quantize_in_memory(

@@ -74,7 +74,41 @@ def _kernels(net, x):
     return F.conv2d(net.a(x), net.c(x.mean((0, 2, 3))).view(4, 8, 1, 1))
 
 
+class _Residual(nn.Linear):
+    """A linear layer that adds its input, as a function in it and not around it."""
+
+    def forward(self, x):
+        return x.sigmoid() + super().forward(x)
+
+
+class _Attending(nn.Linear):
+    """A linear layer with products of activations in it."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return (y @ y.transpose(1, 2)).softmax(-1) @ y
+
+
+def _within(kind):
+    """Tokens, a layer of eight channels with more operations than its product, and another one."""
+    return lambda: _module(
+        lambda net, x: net.b(net.a(net.e(_tokens(x)))),
+        e=_tokens_linear,
+        a=lambda: kind(8, 8),
+        b=lambda: nn.Linear(8, 5),
+    )
+
+
+def _with_compiled_part():
+    net = _two(lambda net, x: net.b(net.a(x)))()
+    net.a = torch.compile(net.a, backend="eager")
+    return net
+
+
 MODULES = {
+    "compiled part": _with_compiled_part,
+    "addition in a layer": _within(_Residual),
+    "products in a layer": _within(_Attending),
     "another epsilon": _with_norm(lambda net, x: _normed(net, x, eps=0.5)),
     "another variance": _with_norm(lambda net, x: _normed(net, x, running_var=net.m.running_var)),
     "another factor": _with_norm(lambda net, x: _normed(net, x, weight=net.p)),

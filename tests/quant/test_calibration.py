@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.models import build_model
@@ -179,6 +180,15 @@ def test_a_weight_that_is_not_finite_is_named(name, value, tiny_model):
     model.get_parameter(name).data.view(-1)[-1] = value
     with pytest.raises(SwinQuantError, match=rf"weight {name} holds"):
         observe(model, [torch.randn(1, 3, 32, 32)])
+
+
+def test_complex_weights_are_looked_at():
+    module = nn.Module()
+    module.spectrum = nn.Parameter(torch.ones(3, dtype=torch.cfloat))
+    check_weights(module)
+    module.spectrum.data[1] = complex(0, float("nan"))
+    with pytest.raises(SwinQuantError, match="weight spectrum holds NaN"):
+        check_weights(module)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
