@@ -29,8 +29,8 @@ def follow(run, fork, pictures, engines_here):
         rest = [str(pictures) if word == FOLDER else word for word in rest]
         if name == "serve":
             served = fork([name, *rest, "--port", "0"])
-            end = time.monotonic() + 120
-            while "/predict" not in (served.folder / "err").read_text() and time.monotonic() < end:
+            end, said = time.monotonic() + 120, served.folder / "err"
+            while not (said.exists() and "/predict" in said.read_text()) and time.monotonic() < end:
                 assert served.poll() is None
                 time.sleep(0.1)
             signal.pidfd_send_signal(signal.pidfd_open(served.pid), signal.SIGTERM)
