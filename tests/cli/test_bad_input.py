@@ -56,7 +56,7 @@ def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_con
 
 def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
     line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5)
-    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5", "--replace-head")
+    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5: give --opts MODEL.NUM_CLASSES 3, or pass --replace")
 
 
 def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_path):
