@@ -16,6 +16,7 @@ EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float 
 EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
 SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
 _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
+_BENCH_ON = "swin-quant bench {file} --engine {engine}"
 _SERVE = "swin-quant serve {file} --engine {engine}"
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
 
@@ -46,7 +47,7 @@ def fill(template: str, **words: object) -> str:
 
 def after_scoring(card: RunCard, file: Path, engine: str) -> str:
     """The command behind a file that is good to deploy: serve it where pictures can be prepared for it."""
-    return fill(_SERVE if Abilities.of(card).takes_pictures else BENCH + " --engine {engine}", file=file, engine=engine)
+    return fill(_SERVE if Abilities.of(card).takes_pictures else _BENCH_ON, file=file, engine=engine)
 
 
 def to_export_float(card: RunCard, checkpoint: Path, target: str, folder: Path) -> str:
