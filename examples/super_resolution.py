@@ -9,6 +9,7 @@ python examples/super_resolution.py imagenet 2000 out
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -120,19 +121,21 @@ module.eval()
 pixels = sq.Preprocess(TILE, True, "bicubic", mean=(0, 0, 0), std=(1, 1, 1), crop_ratio=1.0)
 model = sq.wrap(module, TILE, name="details", preprocess=pixels)
 sq.calibrate(model, sq.pictures(data, "train", 32))
-ways = {"bicubic": lambda tiles: tiles.new_zeros(len(tiles), 3, 2 * TILE, 2 * TILE), "float32, torch": module}
-ways["int8, simulated"] = model
+networks = {"float32, torch": module, "int8, simulated": model}
 for engine in ("openvino", "onnxruntime"):
-    ways[f"int8, {engine}"] = sq.export(model, engine, folder).load(threads=1)
+    networks[f"int8, {engine}"] = sq.export(model, engine, folder).load(threads=1)
+ways = {"bicubic": lambda small: bicubic(small[None])[0].clamp(0, 1)}
+ways |= {name: partial(enlarged, details=network) for name, network in networks.items()}
 
 held_out = [read(file) for file in val[:16]]
+smaller = [shrunk(large[None])[0] for large in held_out]
 print(f"{'':20}PSNR       ms a picture")
-for name, details in ways.items():
-    enlarged(shrunk(held_out[0][None])[0], details)  # warm
+for name, enlarge in ways.items():
+    enlarge(smaller[0])  # warm
     start = time.perf_counter()
-    results = [enlarged(shrunk(large[None])[0], details) for large in held_out]
+    results = [enlarge(small) for small in smaller]
     took = (time.perf_counter() - start) / len(held_out)
     print(f"{name:20}{np.mean(list(map(psnr, results, held_out))):5.2f} dB {1000 * took:8.0f}", flush=True)
-for name, picture in {"small": shrunk(held_out[0][None])[0], "large": results[0]}.items():
+for name, picture in {"small": smaller[0], "large": results[0]}.items():
     levels = (255 * picture).round().byte().permute(1, 2, 0)
     Image.fromarray(levels.numpy()).save(folder / f"{name}.png")

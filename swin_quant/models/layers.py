@@ -198,9 +198,11 @@ class Stage(nn.Module):
 def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
     """block(x); the backward pass computes it again, with the tensors of now: half copies are gone by then."""
     if all(weight.dtype == torch.float32 for weight in block.parameters()):
-        return checkpoint(block, x, use_reentrant=False)
-    weights = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-    return checkpoint(functional_call, block, weights, (x,), use_reentrant=False)
+        result: Tensor = checkpoint(block, x, use_reentrant=False)
+    else:
+        tensors = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        result = checkpoint(functional_call, block, tensors, (x,), use_reentrant=False)
+    return result
 
 
 def initialise(module: nn.Module) -> None:
