@@ -236,7 +236,7 @@ def _diagnosis(
         theirs, ours = file.get("NUM_CLASSES", _classes(stored)), model.get("NUM_CLASSES", _classes(wanted) or 0)
         advice = "pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         if theirs:
-            own = f": give ‹opts› MODEL.NUM_CLASSES {theirs}" + (f", or {advice}" if advice else "")
+            own = f": give ‹opts› MODEL.NUM_CLASSES {theirs}, or {advice}" if advice else ""
             return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{own}; "
         advice = f": {advice}" if advice else ""
         embedding = ", or ‹output_kind› embedding for what it gives without a head" if can_replace else ""
