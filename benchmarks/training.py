@@ -16,6 +16,7 @@ the peak allocated on a GPU; on a CPU weights, gradients, optimizer state, and t
 import argparse
 import json
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,17 +27,16 @@ import torch.nn.functional as F
 from pages import EXAMPLES, RESULTS, cpu, line_of, place, script_parser, swin_quant, versions_here
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from swin_quant.base.cpu import reproducible
 from swin_quant.config import find_config, load_config
 from swin_quant.models import build_model
-from swin_quant.models.classifier import Classifier
 from swin_quant.models.layers import Swin
-from swin_quant.models.registry import blocks_of
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.quant.watch import watching
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.optim import make_optimizer
 from swin_quant.train.precision import Precision
@@ -64,8 +64,9 @@ mode 1, where PTQ lost more than two standard errors. Written by `python benchma
 MEMORY = """
 GiB, counted on tensors without values: AdamW, batch {batch} a GPU. *State*: weights, gradients and moments on one GPU;
 *FSDP2* the same on each of {ranks}; with `--offload` it lies on the CPU and a GPU holds about one block of it. *Kept*
-is what autograd holds when the forward pass ends; *checkpointing* computes blocks again. Temporaries of single
-operations and the allocator's slack come on top. Written by `python benchmarks/training.py memory`.
+is what autograd holds when the forward pass ends; temporaries of single operations come on top. *Peak, checkpointing*
+is the most that a step holds beside weights and gradients where blocks are computed again, temporaries included. The
+allocator's slack comes on top of both. Written by `python benchmarks/training.py memory`.
 """
 
 
@@ -183,12 +184,12 @@ def memory(args: argparse.Namespace) -> Section:
                 sizes = (f"{value:.2f}" for value in (state, state / ranks, kept, checkpointed))
                 rows.append([name, training, precision, *sizes])
                 print(*rows[-1], flush=True)
-    head = ("model", "training", "precision", "state", f"FSDP2 x {ranks}", "kept", "kept, checkpointing")
+    head = ("model", "training", "precision", "state", f"FSDP2 x {ranks}", "kept", "peak, checkpointing")
     return "Memory of a training step", MEMORY.format(batch=batch, ranks=ranks), head, rows
 
 
 def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, int, int]:
-    """Bytes of state, of the forward pass's saved tensors, and of these with checkpointing."""
+    """Bytes of state, of the forward pass's saved tensors, and of a whole step's tensors with checkpointing."""
     cfg = load_config(find_config(name))
     with torch.device("meta"):
         model = build_model(cfg)
@@ -337,22 +338,46 @@ def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
     return kept.nbytes(without=[*model.parameters(), *model.buffers()])
 
 
-def checkpointed_bytes(model: Classifier, forward: Callable[[], Tensor]) -> int:
-    """`saved_bytes` with activation checkpointing: the inputs of all blocks, and all saved tensors of the largest
-    block.
+class Living(TorchDispatchMode):
+    """Inside the context, counts the bytes of all storages that operations make and that are still held."""
 
-    Modules between blocks (embedding, merging, head) are left out; they are a few hundredths.
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):  # noqa: ANN001, ANN204
+        result = operation(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.sizes:
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._free, storage._cdata)
+        self.most = max(self.most, self.now)
+        return result
+
+    def _free(self, address: int) -> None:
+        self.now -= self.sizes.pop(address)
+
+
+def checkpointed_bytes(model: Swin, forward: Callable[[], Tensor]) -> int:
+    """The most bytes that `forward()` and its backward pass hold with activation checkpointing, temporaries included,
+    without the weights, buffers and gradients of `model`.
+
+    The most is held where the first stage is computed again; nearly all gradients are there by then.
     """
-    inputs, most = Storages(), 0
-
-    def measure(name: str, block: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
-        nonlocal most
-        inputs.add(arguments[0])
-        most = max(most, saved_bytes(block, lambda: type(block).forward(block, *arguments)))
-
-    with watching(blocks_of(model), measure):
-        forward()
-    return inputs.nbytes() + most
+    stages = list(model.layers)
+    for stage in stages:
+        stage.checkpointing = True
+    with Living() as living:
+        for tensor in [*model.parameters(), *model.buffers()]:  # are there before the step
+            living.sizes[tensor.untyped_storage()._cdata] = 0
+        forward().backward()
+    for stage in stages:
+        stage.checkpointing = False
+    gradients = sum(parameter.grad.nbytes for parameter in model.parameters() if parameter.grad is not None)
+    model.zero_grad(set_to_none=True)
+    return living.most - gradients
 
 
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> int:

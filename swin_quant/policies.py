@@ -114,7 +114,10 @@ def policies_from(given: Policies) -> list[Policy]:
         return []
     if isinstance(given, PolicyChoice):
         return given.load()
-    return [load_policy(one) for one in ([given] if isinstance(given, str | Policy) else given)]
+    found = [given] if isinstance(given, str | Policy) else given
+    if not isinstance(found, list | tuple) or not all(isinstance(one, str | Policy) for one in found):
+        raise UsageError(f"policy: is a {type(given).__name__}: pictures come before the policy")
+    return [load_policy(one) for one in found]
 
 
 def one_policy(given: Policies) -> Policy | None:

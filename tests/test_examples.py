@@ -59,6 +59,7 @@ SCRIPTS = {
     "own_model.py": [],
     "methods.py": ["{model}", "{data}", "4"],
     "segmentation.py": ["2"],
+    "super_resolution.py": ["{data}", "2", "{out}"],
 }
 
 

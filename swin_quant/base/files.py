@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError, did_you_mean, listed
 
 MAX_JSON_BYTES = 32 * 1024 * 1024
 _MAX_LINES_BYTES = 4 * 1024 * 1024  # three times ImageNet-22k's descriptions
@@ -41,6 +41,15 @@ def reason(error: OSError) -> str:
     return _REASONS.get(error.errno or 0, error.strerror or str(error))
 
 
+def near(path: str | os.PathLike[str]) -> str:
+    """The end of a message about a missing `path`: the name in its folder that was meant, or nothing."""
+    folder, name = os.path.split(os.fspath(path).rstrip(os.sep))
+    try:
+        return did_you_mean(name, os.listdir(folder or os.curdir))
+    except (OSError, ValueError):
+        return ""
+
+
 def open_plain(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Open a regular file to read its bytes.
 
@@ -61,7 +70,7 @@ def require_file(path: str | os.PathLike[str], what: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, ValueError) as error:  # ValueError: no file can have this name
-        raise SwinQuantError(f"{path or repr(path)}: no such {what}") from error
+        raise SwinQuantError(f"{path or repr(path)}: no such {what}{near(path)}") from error
     except OSError as error:
         raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
     if not stat.S_ISREG(mode):
@@ -241,7 +250,7 @@ def read_json(path: str | os.PathLike[str], what: str) -> Any:
     """Read JSON that somebody else may have written; `what` names its kind in errors, e.g. "run card"."""
     path = Path(path)
     if not path.is_file():
-        raise SwinQuantError(f"{path}: no such {what}" + (": it is a directory" if path.is_dir() else ""))
+        raise SwinQuantError(f"{path}: no such {what}" + (": it is a directory" if path.is_dir() else near(path)))
     data = read_bounded(path, what, MAX_JSON_BYTES)
     if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_JSON_VALUES:
         raise SwinQuantError(f"{path}: holds more than the {_MAX_JSON_VALUES:,} values a {what} may have")

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import yaml
 
 from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean
-from swin_quant.base.files import read_bounded
+from swin_quant.base.files import near, read_bounded
 from swin_quant.base.reading import reads
 
 _MAX_BYTES = 1 << 20
@@ -41,7 +41,7 @@ def read_yaml(path: Path, what: str) -> Any:
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{path}: a {what} ends in .yaml or .yml")
     if not os.path.isfile(path):
-        raise UsageError(f"{path}: no such {what}")
+        raise UsageError(f"{path}: no such {what}{near(path)}")
     try:
         return _plain(read_bounded(path, what, _MAX_BYTES))
     except SwinQuantError as error:

@@ -234,9 +234,11 @@ def _diagnosis(
         return f"it is {describe(stored)}; "
     if all(key.split(" ")[0] in _head() for key in faults):
         theirs, ours = file.get("NUM_CLASSES", _classes(stored)), model.get("NUM_CLASSES", _classes(wanted) or 0)
-        advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
+        advice = "pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         if theirs:
-            return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}; "
+            own = f": give ‹opts› MODEL.NUM_CLASSES {theirs}, or {advice}" if advice else ""
+            return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{own}; "
+        advice = f": {advice}" if advice else ""
         embedding = ", or ‹output_kind› embedding for what it gives without a head" if can_replace else ""
         return f"it has no head, MODEL.NUM_CLASSES is {ours}{advice}{embedding}; "
     text = difference(file, model)

@@ -3,14 +3,17 @@
 import codecs
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
@@ -125,6 +128,15 @@ def _complain(message: str, verbose: bool) -> None:
         print(colored(f"error{where}:", "red", attrs=["bold"], force_color=None), line, file=sys.stderr, flush=True)
     except OSError:  # the message cannot be printed; the exit code remains
         _drop(sys.stderr)
+    _tell_launcher(f"error{where}: {line}")
+
+
+def _tell_launcher(line: str) -> None:
+    """Leave the message where torchrun looks for it: the end of what it prints then says why a rank failed."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        found = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
+        with contextlib.suppress(OSError):
+            Path(file).write_text(json.dumps({"message": found}), encoding="utf-8")
 
 
 def _open_what_is_closed() -> None:

@@ -14,6 +14,7 @@ from yacs.config import CfgNode
 from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import near
 from swin_quant.base.progress import track
 from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import classes_of
@@ -124,7 +125,9 @@ class PictureSet:
             raise UsageError("no pictures: give ‹data_path› DIR or ‹images› PLACE ...")
         if self.split is None and not is_data_set(self.path):
             if not os.path.exists(self.path) and not glob.has_magic(self.path):
-                raise SwinQuantError(f"{self.path}: no such file or folder; give ‹data_path› DIR")
+                raise SwinQuantError(
+                    f"{self.path}: no such file or folder{near(self.path) or '; give ‹data_path› DIR'}"
+                )
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
             opened: Pictures = NamedPictures([self.path])

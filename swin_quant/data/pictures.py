@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import open_plain, reason
+from swin_quant.base.files import near, open_plain, reason
 
 # Only these decoders see the bytes; files with other extensions are left out. All of them tell a picture's size before
 # they allocate memory for it. PIL's other decoders run programs (EPS, WMF), unpack nested files at once (ICO, ICNS,
@@ -121,6 +121,8 @@ def bytes_of(name: str, path: Path, start: int = 0, size: int | None = None) -> 
         with open_plain(path) as file:
             file.seek(start)
             data = file.read(MAX_BYTES + 1 if size is None else min(size, MAX_BYTES + 1))
+    except FileNotFoundError as error:
+        raise UnreadablePicture(f"{name}: {reason(error)}{near(path)}") from error
     except OSError as error:
         raise UnreadablePicture(f"{name}: {reason(error)}") from error
     if len(data) > MAX_BYTES:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from swin_quant.models.classifier import Classifier
@@ -19,11 +20,21 @@ from swin_quant.quant.quantizer import Quantizer, Role
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer normalisation in float32 under any autocast; the result has the type of the parameters."""
+    """Layer normalisation in float32 under any autocast; the result has the type of the parameters.
+
+    `follows_input`: the result has the type of the input, in a half network whose norms keep float32 parameters.
+    """
+
+    follows_input = False
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.float(), self.bias.float()
-        return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
+        normalised = F.layer_norm(self.scaled(x.float()), self.normalized_shape, weight, bias, self.eps)
+        return normalised.to(x.dtype if self.follows_input else self.weight.dtype)
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """The values that are normalised, float32."""
+        return x
 
 
 class StreamNorm(LayerNorm):
@@ -34,8 +45,8 @@ class StreamNorm(LayerNorm):
         super().__init__(channels)
         self.factors = ChannelFactors(channels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(self.factors(x.float()))
+    def scaled(self, x: Tensor) -> Tensor:
+        return self.factors(x)
 
 
 class DropPath(nn.Module):
@@ -114,9 +125,9 @@ class PatchMerging(nn.Module):
         return x.reshape(-1, side * side, 4 * channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.merge(x)
+        stream, x = x.dtype, self.merge(x)
         x = self.reduction(self.norm(x)) if self.norm_first else self.norm(self.reduction(x))
-        return x.to(self.norm.weight.dtype)  # the residual stream stays float under autocast
+        return x.to(stream)  # float32 under autocast
 
 
 class WindowBlock(nn.Module):
@@ -176,12 +187,22 @@ class Stage(nn.Module):
     def through_blocks(self, x: Tensor) -> Tensor:
         """The output of the stage before its map is halved."""
         for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing and self.training else block(x)
+            x = _recomputed(block, x) if self.checkpointing and self.training else block(x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.through_blocks(x)
         return x if self.downsample is None else self.downsample(x)
+
+
+def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
+    """block(x); the backward pass computes it again, with the tensors of now: half copies are gone by then."""
+    if all(weight.dtype == torch.float32 for weight in block.parameters()):
+        result: Tensor = checkpoint(block, x, use_reentrant=False)
+    else:
+        tensors = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+        result = checkpoint(functional_call, block, tensors, (x,), use_reentrant=False)
+    return result
 
 
 def initialise(module: nn.Module) -> None:

@@ -17,6 +17,7 @@ EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float 
 EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
 SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
 _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
+_BENCH_ON = "swin-quant bench {file} --engine {engine}"
 _SERVE = "swin-quant serve {file} --engine {engine}"
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
 

@@ -1,9 +1,9 @@
 """Numeric precision of training: apex's levels O0 to O3, on torch.amp.
 
 O0: everything in float32. O1: autocast; matrix products in half, and weights, norms, softmax and residual stream in
-float32. O2: the network computes in half, and the optimizer updates float32 master weights. O3: weights are half during
-steps, and float32 between epochs and at the end. Norms, softmax and fake quantization compute in float32 at every
-level; ranges and batch norms are never half.
+float32. O2: the network computes in half, and the optimizer updates float32 master weights; Swin's layer norms keep
+float32 weights. O3: weights are half during steps, those of layer norms too, and float32 between epochs and at the end.
+Norms, softmax and fake quantization compute in float32 at every level; ranges and batch norms are never half.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from swin_quant.base.progress import log
+from swin_quant.models.layers import LayerNorm
 from swin_quant.quant.outputs import Output
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -64,6 +65,8 @@ class Precision:
         """Undo `network` at the end of training: all weights float32."""
         if self.level == "O3":
             _cast(model, torch.float32)
+        for norm in _layer_norms(model).values():
+            norm.follows_input = False
 
     def view(self, model: nn.Module) -> nn.Module:
         """The network that computes a model's logits without changing its weights."""
@@ -98,7 +101,10 @@ class HalfCopy(nn.Module):
 
     def __init__(self, model: nn.Module, half: torch.dtype) -> None:
         super().__init__()
-        self.model, self.dtype, self.norms = model, half, _batch_norms(model)
+        norms = _layer_norms(model)
+        for norm in norms.values():
+            norm.follows_input = True
+        self.model, self.dtype, self.norms = model, half, _batch_norms(model) | set(norms)
 
     def forward(self, images: Tensor) -> Tensor:
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -123,8 +129,13 @@ def _batch_norms(model: nn.Module) -> set[str]:
     return {name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
 
 
+def _layer_norms(model: nn.Module) -> dict[str, LayerNorm]:
+    """The norms whose weights may have another type than the network, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, LayerNorm)}
+
+
 def _computes(name: str, tensor: Tensor, norms: set[str]) -> bool:
-    """Whether a half network casts a tensor: not ranges, nor a batch norm's statistics, which a copy would not
-    update."""
+    """Whether a half network casts a tensor: not ranges, norms' weights, nor a batch norm's statistics, which a copy
+    would not update."""
     kept = name.endswith(("_amax", "_bounds")) or name.rpartition(".")[0] in norms
     return tensor.is_floating_point() and not kept

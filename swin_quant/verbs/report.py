@@ -11,6 +11,7 @@ from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, is_card, schema_in
+from swin_quant.cards.paths import card_path
 from swin_quant.data.picture_set import PictureSet, Source, source_of
 from swin_quant.report import SUFFIXES
 from swin_quant.report.accuracy import AccuracyTable
@@ -113,6 +114,9 @@ def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     """The cards by file, as they are named. Beside a card, JSON of another kind, as `*.json` finds it, is left out."""
     files = list(dict.fromkeys(file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))))
+    for file in files:
+        if file.suffix != ".json" and card_path(file).is_file() and not is_card(file):
+            raise UsageError(f"{file}: is no run card: give {card_path(file)}, or its folder")
     others = [file for file in files if schema_in(file) == ""]
     if 0 < len(others) < len(files):
         log.warning("left out: %s: no run card", listed(map(str, others)))

@@ -50,6 +50,11 @@ def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_con
     has(refused(2, "calibrate", *float_flags[4:], *flags), "IN_CHANS is 1", "must be 3")
 
 
+def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
+    line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5)
+    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5: give --opts MODEL.NUM_CLASSES 3, or pass --replace")
+
+
 def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_path):
     path = Path(shutil.copy(micro / "swin.pth", tmp_path / "swin_micro_calib.pth"))
     before = path.read_bytes()
@@ -239,6 +244,34 @@ def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snap
 def test_a_typo_gets_a_hint_though_something_else_is_missing(run, micro, words, meant):
     line = run(*(micro / "swin.yaml" if word == "EXAMPLE" else word for word in words)).error(2)
     has(line, f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["show", "swin.pht"], "swin.pth"),
+        (["evaluate", "swim.pth", "--cfg", "swin.yaml", "--data-path", "train"], "swin.pth"),
+        (["show", "swin.pth", "--cfg", "swin.pth", "--policy", "./swn.yaml"], "swin.yaml"),
+        (["show", "swin.onx"], "swin.onnx"),
+        (["predict", "swin.pth", "--cfg", "swin.yaml", "seven.pn"], "seven.png"),
+        (["predict", "swin.pth", "--cfg", "swin.yaml", "--data-path", "pictues"], "pictures"),
+    ],
+)
+def test_a_missing_file_gets_the_near_name_in_its_folder(run, micro, tmp_path, monkeypatch, words, meant):
+    for name in ("swin.pth", "swin.yaml"):
+        shutil.copy(micro / name, tmp_path)
+    for name in ("swin.onnx", "seven.png"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "pictures").mkdir()
+    monkeypatch.chdir(tmp_path)
+    done = run(*words)
+    assert done.code in (1, 2)
+    has(done.err.splitlines()[-1], f"did you mean {meant}?")
+
+
+def test_a_picture_in_the_place_of_the_model_is_told_so(run, micro, tmp_path):
+    line = run("predict", tmp_path / "seven.png", micro / "swin.pth").error(2)
+    has(line, "seven.png: is a picture: name the checkpoint or artifact first")
 
 
 def test_a_home_folder_behind_an_equals_sign_is_found(run, micro, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swin_quant.base.errors import UsageError
 from swin_quant.cli import guard
 
 LOUD = "print(chr(10).join(map(str, range(20_000))))"
@@ -42,6 +43,20 @@ def test_a_package_that_is_missing_is_named_with_how_to_get_it(capsys):
     assert guard.guarded(work) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "timm is not installed: pip install" in line and "bug" not in line
+
+
+def test_the_launcher_repeats_the_line_of_the_first_rank_that_failed(monkeypatch, tmp_path):
+    """Read as torchrun reads it for the end of what it prints."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    def work():
+        raise UsageError("swin.pht: no such checkpoint")
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert guard.guarded(work) == 2
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
+    *_, line, border = str(ChildFailedError("main.py", {0: failure})).strip().splitlines()
+    assert line.endswith("error: swin.pht: no such checkpoint") and set(border) == {"="}
 
 
 @pytest.mark.parametrize("buffered", ["unset PYTHONUNBUFFERED;", "export PYTHONUNBUFFERED=1;"])

@@ -27,6 +27,8 @@ def test_every_launcher_starts_main_py_and_gives_the_same_bits(micro, pictures, 
         ends[name] = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert {name: done.returncode for name, done in ends.items()} == dict.fromkeys(ends, 0), ends
     assert [done.stdout.count("7 pictures") for done in ends.values()] == [1, 1, 1]  # rank 0 alone prints the table
+    last = [done.stdout.splitlines()[-1] for done in ends.values()]
+    assert all(line.startswith("Accuracy of the network on the 7 test images: ") for line in last), last
     files = [tmp_path / name / "swin_micro_calib.pth" for name in ends]
     assert len({file.read_bytes() for file in files}) == 1
     cards = [json.loads(file.with_suffix(".json").read_text()) for file in files]

@@ -55,3 +55,33 @@ def test_o1_keeps_norms_and_the_residual_stream_in_float32(tiny_model):
     precision("O1").logits(model, torch.randn(2, 3, 32, 32))
     assert types["layers.0.blocks.0.norm1"] == types["layers.0"] == torch.float32
     assert types["layers.0.blocks.0.mlp.fc1"] == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize(("level", "expected"), [("O2", torch.float32), ("O3", torch.bfloat16)])
+def test_a_half_network_has_norms_of_float32_weights_unless_all_are_half(tiny_model, kind, level, expected):
+    model, weights = tiny_model(kind), {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            module.register_forward_hook(lambda m, x, y, name=name: weights.update({name: (m.weight.dtype, y.dtype)}))
+    network = precision(level).network(model)
+    precision(level).logits(network, torch.randn(2, 3, 32, 32))
+    assert weights and set(weights.values()) == {(expected, torch.bfloat16)}
+    precision(level).finish(model)
+    assert model(torch.randn(2, 3, 32, 32)).dtype == torch.float32
+    assert set(weights.values()) == {(torch.float32, torch.float32)}
+
+
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_checkpointing_changes_no_gradient(tiny_model, kind, level):
+    images, gradients = torch.randn(2, 3, 32, 32), []
+    for checkpointing in (False, True):
+        model = tiny_model(kind).train()
+        for stage in model.layers:
+            stage.checkpointing = checkpointing
+        network = precision(level).network(model)
+        torch.manual_seed(0)  # drop path
+        precision(level).logits(network, images).square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

@@ -156,7 +156,7 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     *_, line = refused.err.splitlines()
     assert refused.code == 1 and line.startswith("error")
     assert "four.pth: does not fit the model: its head has 4 classes, MODEL.NUM_CLASSES is 3" in line
-    assert "--replace-head" not in line
+    assert "--opts" not in line and "--replace-head" not in line
 
 
 @pytest.fixture

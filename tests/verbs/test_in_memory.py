@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import swin_quant as sq
 from swin_quant.base.errors import UsageError
@@ -126,10 +127,11 @@ def test_what_is_wrong_is_one_sentence(model, train, val, pictures, tmp_path):
             sq.calibrate(model, unread, **{word: value})
     assert len(list(unread)) == 1
     images, policy = torch.zeros(2, 3, 32, 32), sq.policy("qdq")
-    no_node, shape = policy.off("nothing.*"), r"\[3, 32, 32\]"
+    no_node, shape, loader = policy.off("nothing.*"), r"\[3, 32, 32\]", DataLoader(images)
     for error, says, call in (
         (sq.UsageError, "'nothing.*' names no node of this model", lambda: sq.calibrate(model, train, no_node)),
         (sq.SwinQuantError, "have no range", lambda: sq.evaluate(model, val, ["qdq"])),
+        (sq.UsageError, "policy: is a DataLoader: pictures come before", lambda: sq.calibrate(model, "qdq", loader)),
         (sq.UsageError, "accuracy needs labels", lambda: sq.evaluate(model, [images])),
         (sq.UsageError, f"a batch is images, .* images {shape}: must be", lambda: sq.calibrate(model, [images[0]])),
         (sq.UsageError, "2 images, but labels are", lambda: sq.evaluate(model, [(images, torch.zeros(3))])),

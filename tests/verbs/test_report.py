@@ -83,6 +83,12 @@ def test_json_of_another_kind_beside_a_card_is_left_out_and_named(report, refuse
     assert str(journal) in refused(card, journal), "a damaged file may be a card"
 
 
+def test_a_checkpoint_in_the_place_of_its_card_is_answered_with_the_card(run, tmp_path):
+    card, file = write(tmp_path / "a.json", FLOAT, INT8), tmp_path / "a.pth"
+    file.write_bytes(b"PK")
+    assert f"{file}: is no run card: give {card}, or its folder" in run("report", file).error(2)
+
+
 def test_bad_cards_are_refused_by_file_and_key(refused, tmp_path):
     good = json.loads(write(tmp_path / "a.json", FLOAT, INT8).read_text())
     good["results"][0]["acc1"] = "high"

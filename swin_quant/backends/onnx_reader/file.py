@@ -25,7 +25,7 @@ from swin_quant.backends.onnx_reader.checks import (
 from swin_quant.backends.onnx_reader.worker import InferenceError, ask
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
-from swin_quant.base.files import read_bounded
+from swin_quant.base.files import near, read_bounded
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import TypeName
@@ -110,7 +110,7 @@ def read_model(path: str | Path) -> Any:
     """
     onnx, path = library("onnx", "onnx"), Path(path)
     if not path.is_file():
-        raise SwinQuantError(f"{path}: no such file")
+        raise SwinQuantError(f"{path}: no such file{near(path)}")
     data = read_bounded(path, "ONNX file", MAX_FILE_BYTES)
     try:
         ask(data, "parse")

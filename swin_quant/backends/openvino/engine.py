@@ -21,7 +21,7 @@ from swin_quant.backends.saturation import warn
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import near, sha256_of
 from swin_quant.quant.outputs import Output
 from swin_quant.score.engine import HALF_TYPES, Engine
 from swin_quant.score.options import EngineOptions
@@ -94,7 +94,7 @@ def _core(process: int, extensions: tuple[str, ...] = ()) -> Any:
     core = library("openvino", "openvino").Core()
     for extension in extensions:
         if not os.path.isfile(extension):
-            raise UsageError(f"‹extension› {extension}: no such file")
+            raise UsageError(f"‹extension› {extension}: no such file{near(extension)}")
         try:
             core.add_extension(os.path.abspath(extension))
         except Exception as error:  # RuntimeError mostly

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import near
 from swin_quant.base.progress import log
 from swin_quant.operators.plugins import Node, Plugin, plugins_of
 from swin_quant.score.engine import Engine
@@ -52,7 +53,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
 def _load_operators(extension: str) -> None:
     if not Path(extension).is_file():
-        raise UsageError(f"‹extension› {extension}: no such file")
+        raise UsageError(f"‹extension› {extension}: no such file{near(extension)}")
     try:
         torch.ops.load_library(extension)
     except (OSError, RuntimeError) as error:
