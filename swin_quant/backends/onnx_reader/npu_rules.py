@@ -82,6 +82,8 @@ def misfits(model: "ModelProto", target: str) -> list[Misfit]:
     rules, graph = NPUS[target], infer_shapes(model)
     shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info, *graph.output)}
     inputs = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    ranks |= {name: len(shape.dim) for name, shape in shapes.items()}
     found = [
         Misfit(name, "input", "its shape is open: export with a fixed batch and size")
         for name in sorted(inputs)
@@ -93,7 +95,7 @@ def misfits(model: "ModelProto", target: str) -> list[Misfit]:
             faults += ["the operator is not taken, or not rightly"]
         elif rules.takes is not None and node.op_type not in rules.takes:
             faults += ["the operator is not in the target's list"]
-        rank = max((len(shapes[name].dim) for name in node.output if name in shapes), default=0)
+        rank = max((ranks.get(name, 0) for name in (*node.input, *node.output)), default=0)
         faults += [f"a tensor of rank {rank}, above {rules.most_rank}"] if rank > rules.most_rank else []
         found += [Misfit(label(node), node.op_type, fault) for fault in faults]
     return found
