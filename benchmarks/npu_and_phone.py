@@ -109,7 +109,7 @@ def main() -> None:
 def network(name: str) -> Classifier:
     """A model of random weights: of a shipped config, else timm's, wrapped."""
     torch.manual_seed(0)
-    if found := next(configs_dir().glob(f"swin*/{name}.yaml"), None):
+    if found := next(configs_dir().glob(f"*/{name}.yaml"), None):
         return build_model(load_config(str(found))).eval()
     timm = import_timm()
     size = timm.models.get_pretrained_cfg(name).input_size

@@ -23,8 +23,8 @@ class NpuRules:
 
     what: str
     most_rank: int
-    takes: frozenset[str] | None
-    lacks: frozenset[str]
+    takes: tuple[str, ...] | None
+    lacks: tuple[str, ...]
     sources: tuple[str, ...]
 
 
@@ -55,8 +55,8 @@ NPUS: dict[str, NpuRules] = {
     "qnn": NpuRules(
         what="Qualcomm's NPUs by ONNX Runtime's QNN",
         most_rank=5,
-        takes=frozenset(_QNN_OPERATORS.split()),
-        lacks=frozenset({"Loop", "If", "Scan"}),
+        takes=tuple(_QNN_OPERATORS.split()),
+        lacks=("Loop", "If", "Scan"),
         sources=(
             "operators, static shapes, no Loop: onnxruntime-qnn, docs/execution_providers/QNN-ExecutionProvider.md",
             "rank: pytorch/executorch issue 14052: QNN refuses tensors of SwinV2-T for their rank 6",
@@ -66,11 +66,11 @@ NPUS: dict[str, NpuRules] = {
         what="Intel's NPUs by OpenVINO",
         most_rank=5,
         takes=None,
-        lacks=frozenset({"Loop", "If", "Scan", "ScatterND", "ScatterElements", "Where"}),
+        lacks=("Loop", "If", "Scan", "ScatterND", "ScatterElements", "Where"),
         sources=(
             "static shapes: docs.openvino.ai, Supported Devices: no dynamic shapes on NPUs",
             "windows by tensors above rank 5, masks by ScatterND and Where: openvino issues 37264 (wrong answers, no "
-            "error) and 37265 (Swin-L does not compile); OpenVINO lists no operators for NPUs",
+            "error) and 37265 (Swin-L does not compile); OpenVINO's list of ONNX operators is for all devices",
         ),
     ),
 }
