@@ -4,8 +4,10 @@
     PYTHONPATH=. python benchmarks/npu_and_phone.py deit_tiny_patch16_224 resnet18 --output docs/results/executorch.csv
 
 Of each model it counts the int8 products of the lowered program, and compares outputs with fake-quant and with float
-(SQNR, dB). Times are CPU time of one thread for one picture, the least of `--rounds`, in turns: the processes of others
-do not count. A name that no config has is timm's. Rows are added to a file that is there.
+(SQNR, dB). `explained` is fake-quant whose int8 products have inputs rounded by the token or the map, as XNNPACK has
+them, beside fake-quant: what a program of policy `executorch` must have, too. Times are CPU time of one thread for one
+picture, the least of `--rounds` and their median, in turns: the processes of others do not count. A name that no config
+has is timm's. Rows are added to a file that is there.
 
     PYTHONPATH=. python benchmarks/npu_and_phone.py swin_tiny_patch4_window7_224 --npu a16 --output docs/results/npu.csv
 
@@ -16,18 +18,21 @@ do not count. A name that no config has is timm's. Rows are added to a file that
 import argparse
 import csv
 import logging
+import statistics
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import swin_quant as sq
-from swin_quant.backends.executorch.export import export, products_in
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.executorch.export import products_in
 from swin_quant.backends.registry import engine_loader, exporter
 from swin_quant.base.compat import import_timm
 from swin_quant.base.files import configs_dir
@@ -37,8 +42,11 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policy import apply_policy, load_policy, quantizing
+from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantizing
+from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
+
+PROGRAMS = ["executorch/executorch", "executorch/float", "openvino/cpu", "pt2e"]
 
 
 @dataclass
@@ -49,9 +57,11 @@ class Row:
     program: str
     products: str
     megabytes: float
+    explained: float | None
     sqnr_fake_quant: float | None
     sqnr_float: float
     cpu_ms: float = 0.0
+    median_ms: float = 0.0
 
 
 @dataclass
@@ -67,24 +77,25 @@ class Form:
     rank: int
     onnxruntime: float
     openvino: float
-    qnn: float | None
     same_logits: bool
     levels: str
+    qnn: float | None
+    left_to_cpu: str
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--without", nargs="*", default=[], choices=("pt2e", "openvino", "float"))
-    parser.add_argument("--npu", nargs="+", metavar="POLICY")
+    parser.add_argument("--programs", nargs="+", default=PROGRAMS, metavar="TARGET/POLICY|pt2e")
+    parser.add_argument("--npu", nargs="+", metavar="POLICY|FILE")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE.csv")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for name in options.models:
-        rows = forms(name, options.npu) if options.npu else measured(name, options.rounds, options.without)
+        rows = forms(name, options.npu) if options.npu else measured(name, options.rounds, options.programs)
         is_new = not options.output.exists()
         with options.output.open("a", newline="") as file:
             writer = csv.DictWriter(file, [*asdict(rows[0])])
@@ -98,7 +109,7 @@ def main() -> None:
 def network(name: str) -> Classifier:
     """A model of random weights: of a shipped config, else timm's, wrapped."""
     torch.manual_seed(0)
-    if found := next(configs_dir().glob(f"swin*/{name}.yaml"), None):
+    if found := next(configs_dir().glob(f"*/{name}.yaml"), None):
         return build_model(load_config(str(found))).eval()
     timm = import_timm()
     size = timm.models.get_pretrained_cfg(name).input_size
@@ -110,7 +121,7 @@ def sqnr(expected: Tensor, found: Tensor) -> float:
     return round(10 * torch.log10(expected.square().sum() / (expected - found).square().sum()).item(), 1)
 
 
-def measured(name: str, rounds: int, without: list[str]) -> list[Row]:
+def measured(name: str, rounds: int, programs: list[str]) -> list[Row]:
     """The rows of one model, timed in turns."""
     model = network(name)
     generator = torch.Generator().manual_seed(1)
@@ -119,41 +130,49 @@ def measured(name: str, rounds: int, without: list[str]) -> list[Row]:
     with torch.inference_mode():
         expected = model(images[:1])
     rows, runs = list[Row](), list[Callable[[Tensor], Tensor]]()
-
-    def add(program: str, products: str, size: int, run: Callable[[Tensor], Tensor], fake: Tensor | None) -> None:
-        out = run(images[:1])
-        apart = None if fake is None else sqnr(fake, out)
-        rows.append(Row(name, program, products, round(size / 1e6, 1), apart, sqnr(expected, out)))
-        runs.append(run)
-
     with tempfile.TemporaryDirectory() as folder:
-        for target, policy in (("executorch", "executorch"), ("openvino", "cpu"), ("executorch", "float")):
-            if target in without or policy in without:
-                continue
-            fake = simulated(model, policy, images[:1])
-            precision = "float" if policy == "float" else "int8"
-            card = RunCard(name, {}, {}, policy=load_policy(policy).to_dict())
-            if target == "openvino":
-                from swin_quant.backends.onnx.options import OnnxOptions
-
-                artifact = exporter(target)(model, card, folder, OnnxOptions(precision, target, batch=1, plain=True))
+        for program in programs:
+            target, _, policy = program.partition("/")
+            fake = explained = None
+            if policy:
+                engine, artifact = exported(model, name, target, policy, folder)
+                counts = f"{engine.details['int8_gemms']} of {engine.details['all_gemms']}"
+                run, size = engine, artifact.file.stat().st_size
+                fake = simulated(model, policy, images[:1])
             else:
-                from swin_quant.backends.executorch.export import ExecutorchOptions
-
-                artifact = export(model, card, folder, ExecutorchOptions(precision))
-            engine = engine_loader(target)(artifact, EngineOptions(threads=1))
-            counts = f"{engine.details['int8_gemms']} of {engine.details['all_gemms']}"
-            add(f"{target}, {policy}", counts, artifact.file.stat().st_size, engine, fake)
-        if "pt2e" not in without:
-            content, products = pt2e(model, images)
-            add("executorch, XNNPACKQuantizer", products, len(content), running(content), None)
+                content, counts = pt2e(model, images)
+                run, size = running(content), len(content)
+            if program == "executorch/executorch":
+                kinds = artifact.record["options"]["products"]
+                int8 = [layer for layer, kind in kinds.items() if kind == "int8"]
+                explained = sqnr(fake, with_rounded_inputs(model, policy, int8, images[:1]))
+            out = run(images[:1])
+            beside = None if fake is None else sqnr(fake, out)
+            rows.append(Row(name, program, counts, round(size / 1e6, 1), explained, beside, sqnr(expected, out)))
+            runs.append(run)
+        spent = [list[float]() for _ in rows]
         for _ in range(rounds):
-            for row, run in zip(rows, runs, strict=True):
+            for times, run in zip(spent, runs, strict=True):
                 start = time.process_time()
                 run(images[:1])
-                spent = 1e3 * (time.process_time() - start)
-                row.cpu_ms = round(min(row.cpu_ms or spent, spent), 1)
+                times.append(1e3 * (time.process_time() - start))
+    for row, times in zip(rows, spent, strict=True):
+        row.cpu_ms, row.median_ms = round(min(times), 1), round(statistics.median(times), 1)
     return rows
+
+
+def exported(model: Classifier, name: str, target: str, policy: str, folder: str) -> tuple[Engine, Artifact]:
+    """A file of the model, and its engine of one thread."""
+    from swin_quant.backends.executorch.export import ExecutorchOptions
+    from swin_quant.backends.onnx.options import OnnxOptions
+
+    precision = "float" if policy == "float" else "int8"
+    card = RunCard(name, {}, {}, policy=load_policy(policy).to_dict())
+    options = (
+        OnnxOptions(precision, target, batch=1, plain=True) if target != "executorch" else ExecutorchOptions(precision)
+    )
+    artifact = exporter(target)(model, card, folder, options)
+    return engine_loader(target)(artifact, EngineOptions(threads=1)), artifact
 
 
 def simulated(model: Classifier, policy: str, images: Tensor) -> Tensor | None:
@@ -163,6 +182,26 @@ def simulated(model: Classifier, policy: str, images: Tensor) -> Tensor | None:
     apply_policy(model, load_policy(policy))
     with torch.inference_mode(), quantizing(model):
         return model(images)
+
+
+def with_rounded_inputs(model: Classifier, policy: str, layers: list[str], images: Tensor) -> Tensor:
+    """Fake-quant's logits with the inputs of these layers rounded to 255 steps from least to most: of each token of a
+    linear, of the whole map of a convolution."""
+
+    def rounded(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        (x,) = inputs
+        dims = [-1] if isinstance(layer, nn.Linear) else [*range(x.dim())]
+        low, high = x.amin(dims, keepdim=True).clamp(max=0), x.amax(dims, keepdim=True).clamp(min=0)
+        step = ((high - low) / 255).clamp(min=1e-12)
+        zero = (-128 - low / step).round()
+        return ((((x / step).round() + zero).clamp(-128, 127) - zero) * step,)
+
+    handles = [model.get_submodule(layer).register_forward_pre_hook(rounded) for layer in layers]
+    out = simulated(model, policy, images)
+    for handle in handles:
+        handle.remove()
+    assert out is not None
+    return out
 
 
 def pt2e(model: Classifier, images: Tensor) -> tuple[bytes, str]:
@@ -209,7 +248,8 @@ def forms(name: str, policies: list[str]) -> list[Form]:
         for policy in policies:
             fake = simulated(model, policy, images[:1])
             card = RunCard(name, {}, preprocess, policy=load_policy(policy).to_dict())
-            plain = OnnxOptions(batch=1, **({} if policy == "a16" else {"opset": 20}))  # GELU as one operator
+            is_wide = any(node.setting.bits > 8 for node in enabled_nodes(model).values())
+            plain = OnnxOptions(batch=1, opset=None if is_wide else 20)  # GELU as one operator
             found = list[tuple[Tensor, dict[str, list[int]]]]()
             for form, options in (("ordinary", plain), ("--npu", OnnxOptions(npu=True))):
                 artifact = exporter("onnx")(model, card, folder, options)
@@ -223,9 +263,9 @@ def forms(name: str, policies: list[str]) -> list[Form]:
                         form,
                         highest_rank(artifact.file),
                         *(sqnr(fake, out) for out in outs.values()),
-                        on_qnn(artifact.file, images[:1], outs["onnxruntime"]),
                         torch.equal(found[0][0], found[-1][0]),
                         f"{same} of {len(found[-1][1])}",
+                        *on_qnn(artifact.file, images[:1], outs["onnxruntime"]),
                     )
                 )
     return rows
@@ -256,24 +296,32 @@ def levels(file: Path, images: Tensor) -> dict[str, list[int]]:
     return {name: torch.bincount(one - one.min()).tolist() for name, one in zip(names.values(), counted, strict=True)}
 
 
-def on_qnn(file: Path, images: Tensor, expected: Tensor) -> float | None:
-    """SQNR of the simulator of Qualcomm's NPU to `expected`; None without `onnxruntime-qnn`."""
+def on_qnn(file: Path, images: Tensor, expected: Tensor) -> tuple[float | None, str]:
+    """SQNR of the simulator of Qualcomm's NPU to `expected`, and the operators that it left to the CPU; None without
+    `onnxruntime-qnn`."""
     import onnxruntime
 
     try:
         import onnxruntime_qnn as qnn
     except ImportError:
-        return None
+        return None, ""
     name = "QNNExecutionProvider"
     if not any(device.ep_name == name for device in onnxruntime.get_ep_devices()):
         onnxruntime.register_execution_provider_library(name, qnn.get_library_path())
     device = next(device for device in onnxruntime.get_ep_devices() if device.ep_name == name)
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
+    settings.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     chosen = {"backend_path": qnn.get_qnn_htp_path(), "soc_model": "60"}  # without a model it compiles no file
     settings.add_provider_for_devices([device], chosen)
-    (out,) = onnxruntime.InferenceSession(str(file), settings).run(None, {"images": images.numpy()})
-    return sqnr(expected, torch.from_numpy(out))
+    try:
+        session = onnxruntime.InferenceSession(str(file), settings)
+    except Exception as error:
+        return None, str(error).splitlines()[0][:80]
+    (out,) = session.run(None, {"images": images.numpy()})
+    parts = session.get_provider_graph_assignment_info()
+    left = Counter(node.op_type for part in parts if part.ep_name != name for node in part.get_nodes())
+    return sqnr(expected, torch.from_numpy(out)), " ".join(f"{count} {kind}" for kind, count in sorted(left.items()))
 
 
 if __name__ == "__main__":

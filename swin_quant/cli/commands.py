@@ -5,7 +5,7 @@ SECTIONS = {
         "quantize": "float checkpoint + pictures -> artifact for an engine, verified and scored, in one go",
         "calibrate": "float checkpoint + pictures -> calibrated INT8 checkpoint + run card",
         "evaluate": "accuracy and latency of a checkpoint or of artifacts on their engines, the float model first",
-        "export": "calibrated checkpoint -> FasterTransformer, ONNX, ONNX Runtime, OpenVINO, TensorRT, CUDA",
+        "export": "calibrated checkpoint -> ONNX Runtime, OpenVINO, TensorRT, CUDA, ExecuTorch, FasterTransformer",
         "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
         "predict": "the most probable classes of pictures, from a checkpoint or an artifact; or its logits",
         "report": "the accuracy-delta table of any number of run cards",

@@ -73,12 +73,13 @@ def export(
 
     Args:
         model: A calibrated model or checkpoint, ours or FasterTransformer's.
-        backend: backend that will run it: onnx, onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript
+        backend: backend that will run it: onnx, onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript,
+            executorch
         folder: folder for the artifact and its run card
         policy: Default: see above.
         precision: float: the baseline
         float_type: type of float layers (default: float32; for GPUs float16; bfloat16: cuda)
-        batch: ONNX: only batches of N; fastertransformer, cuda: up to N
+        batch: ONNX, executorch: only batches of N (executorch: default 1); fastertransformer, cuda: up to N
         sm: fastertransformer: compute capability (default 80)
         fix_gelu_bias: fastertransformer: undo its misreading of more than 4096 biases (Swin-L)
         opset: ONNX: 17 to 20 (default: the oldest that costs nothing; 21 with --int4-weights)

@@ -145,7 +145,8 @@ def quantize(
     Args:
         model: A model, or checkpoints of any publisher.
         pictures: A place on disk, whose training pictures calibrate and whose val scores, or batches.
-        backend: backend that will run it: onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript, onnx
+        backend: backend that will run it: onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript,
+            onnx, executorch
         folder: folder of the results (default: output/<NAME>)
         policy: Default: the backend's best; auto: `search` finds one within the budget.
         scored_on: Pictures that score, in place of the place's val.

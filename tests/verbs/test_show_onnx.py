@@ -63,6 +63,24 @@ def test_the_report_goes_to_a_file(run, model, tmp_path):
     assert report["gemms"][0]["name"] == "layers.0.blocks.1.mlp.fc1" and report["gemms"][0]["int8"]
 
 
+def test_rules_of_npus_are_printed_with_their_sources_and_go_to_a_file(run, model, tmp_path):
+    lines = run("show", model, "--for", "qnn", "--json", tmp_path / "report.json").ok().out.splitlines()
+    assert lines[0].startswith("qnn (") and lines[0].endswith(": 1 nodes do not fit")
+    assert lines[1] == "x (input): its shape is open: export with a fixed batch and size"
+    assert all(line.startswith("source: ") for line in lines[2:4]) and "14052" in lines[3]
+    found = json.loads((tmp_path / "report.json").read_text())["npu"]
+    assert found["for"] == "qnn" and [one["node"] for one in found["misfits"]] == ["x"]
+    assert "MatMul" in found["takes"] and found["lacks"] == ["Loop", "If", "Scan"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--for", "coreml"), "there are qnn, openvino-npu"), (("--engine", "qnn"), "runs no ONNX file")],
+)
+def test_unknown_targets_are_a_line(run, model, words, said):
+    assert said in run("show", model, *words).error(2)
+
+
 def test_files_that_are_no_onnx(run, tmp_path):
     bad = tmp_path / "bad.onnx"
     assert "no such file" in run("show", bad).error(1)

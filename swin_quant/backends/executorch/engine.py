@@ -30,11 +30,11 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if options.threads:  # of the process: the runtime has one pool
         library("executorch.extension.pybindings.portable_lib", "executorch")._unsafe_reset_threadpool(options.threads)
     forward = _method(artifact, "forward")
-    batch = forward.metadata.input_tensor_meta(0).sizes()[0]
+    batch, *shape = forward.metadata.input_tensor_meta(0).sizes()
     version = library("executorch.version", "executorch").__version__
     known = {"library": f"executorch {version}", "float_type": "float32", "threads": options.threads}
     products = checked(dict[str, str], artifact.record["options"].get("products"), str(artifact.file), "products")
-    run, details = partial(_run, artifact, forward, batch), Details(known, lambda: products)
+    run, details = partial(_run, artifact, forward, batch, shape), Details(known, lambda: products)
     precision, policy = artifact.record["precision"], policy_of(artifact)
     return Engine(NAME, precision, policy, run, max_batch=batch, sizes=(batch,), details=details)
 
@@ -56,13 +56,13 @@ def _runtime_errors(artifact: Artifact) -> Iterator[None]:
         raise SwinQuantError(f"{artifact.file}: {said}: export it again") from error
 
 
-def _run(artifact: Artifact, forward: Any, batch: int, images: Tensor) -> Tensor:
-    count = len(images)
-    missing = images.new_zeros(batch - count, *images.shape[1:])
-    given = torch.cat([images, missing]).float().contiguous()
+def _run(artifact: Artifact, forward: Any, batch: int, shape: list[int], images: Tensor) -> Tensor:
+    if (given := [*images.shape[1:]]) != shape:
+        raise UsageError(f"{artifact.file}: takes pictures of {shape}, not {given}: prepare them as its run card says")
+    filled = torch.cat([images, images.new_zeros(batch - len(images), *shape)]).float().contiguous()
     with _runtime_errors(artifact):
-        logits: Tensor = forward.execute((given,))[0]
-    return logits[:count]
+        logits: Tensor = forward.execute((filled,))[0]
+    return logits[: len(images)]
 
 
 def about(artifact: Artifact) -> dict[str, Any]:

@@ -23,8 +23,8 @@ class NpuRules:
 
     what: str
     most_rank: int
-    takes: frozenset[str] | None
-    lacks: frozenset[str]
+    takes: tuple[str, ...] | None
+    lacks: tuple[str, ...]
     sources: tuple[str, ...]
 
 
@@ -55,8 +55,8 @@ NPUS: dict[str, NpuRules] = {
     "qnn": NpuRules(
         what="Qualcomm's NPUs by ONNX Runtime's QNN",
         most_rank=5,
-        takes=frozenset(_QNN_OPERATORS.split()),
-        lacks=frozenset({"Loop", "If", "Scan"}),
+        takes=tuple(_QNN_OPERATORS.split()),
+        lacks=("Loop", "If", "Scan"),
         sources=(
             "operators, static shapes, no Loop: onnxruntime-qnn, docs/execution_providers/QNN-ExecutionProvider.md",
             "rank: pytorch/executorch issue 14052: QNN refuses tensors of SwinV2-T for their rank 6",
@@ -66,11 +66,11 @@ NPUS: dict[str, NpuRules] = {
         what="Intel's NPUs by OpenVINO",
         most_rank=5,
         takes=None,
-        lacks=frozenset({"Loop", "If", "Scan", "ScatterND", "ScatterElements", "Where"}),
+        lacks=("Loop", "If", "Scan", "ScatterND", "ScatterElements", "Where"),
         sources=(
             "static shapes: docs.openvino.ai, Supported Devices: no dynamic shapes on NPUs",
             "windows by tensors above rank 5, masks by ScatterND and Where: openvino issues 37264 (wrong answers, no "
-            "error) and 37265 (Swin-L does not compile); OpenVINO lists no operators for NPUs",
+            "error) and 37265 (Swin-L does not compile); OpenVINO's list of ONNX operators is for all devices",
         ),
     ),
 }
@@ -82,6 +82,8 @@ def misfits(model: "ModelProto", target: str) -> list[Misfit]:
     rules, graph = NPUS[target], infer_shapes(model)
     shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info, *graph.output)}
     inputs = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    ranks |= {name: len(shape.dim) for name, shape in shapes.items()}
     found = [
         Misfit(name, "input", "its shape is open: export with a fixed batch and size")
         for name in sorted(inputs)
@@ -93,7 +95,7 @@ def misfits(model: "ModelProto", target: str) -> list[Misfit]:
             faults += ["the operator is not taken, or not rightly"]
         elif rules.takes is not None and node.op_type not in rules.takes:
             faults += ["the operator is not in the target's list"]
-        rank = max((len(shapes[name].dim) for name in node.output if name in shapes), default=0)
+        rank = max((ranks.get(name, 0) for name in (*node.input, *node.output)), default=0)
         faults += [f"a tensor of rank {rank}, above {rules.most_rank}"] if rank > rules.most_rank else []
         found += [Misfit(label(node), node.op_type, fault) for fault in faults]
     return found

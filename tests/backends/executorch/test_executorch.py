@@ -152,11 +152,14 @@ def test_a_swin_has_all_products_of_its_blocks_in_int8(kind, tiny_model, written
         loaded(torch.zeros(3, 3, 32, 32))
 
 
-def test_float_equals_torch(written):
+def test_float_equals_torch_and_another_size_is_refused_in_words(written):
     artifact, _ = written(made(TwoLinears), "executorch", precision="float")
+    loaded = engine.load(artifact)
     with torch.inference_mode():
-        torch.testing.assert_close(engine.load(artifact)(IMAGES), made(TwoLinears)(IMAGES), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loaded(IMAGES), made(TwoLinears)(IMAGES), rtol=1e-5, atol=1e-5)
     assert artifact.file.name == "net_fp32.pte"
+    with pytest.raises(UsageError, match=r"net_fp32.pte: takes pictures of \[3, 8, 8\], not \[3, 9, 8\]"):
+        loaded(torch.zeros(1, 3, 9, 8))
 
 
 @pytest.mark.parametrize(

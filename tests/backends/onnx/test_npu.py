@@ -120,13 +120,16 @@ def test_misfits_are_listed_with_their_reasons():
         helper.make_node("Where", ["c", "x", "x"], ["w"], name="mask"),
         helper.make_node("Det", ["w"], ["d"], name="det"),
         helper.make_node("Reshape", ["x", "six"], ["y"], name="windows"),
+        helper.make_node("ReduceSum", ["y", "others"], ["s"], name="back", keepdims=0),
+        helper.make_node("Gather", ["wide", "zero"], ["g"], name="constant"),
     ]
-    constants = {"c": np.array(True), "six": np.array([0, 1, 2, 2, 1, 1])}
+    constants = {"c": np.array(True), "six": np.array([0, 1, 2, 2, 1, 1]), "others": np.array([1, 2, 3, 4, 5])}
+    constants |= {"wide": np.zeros((1, 1, 1, 1, 1, 2), np.float32), "zero": np.array(0)}
     graph = helper.make_graph(
         nodes,
         "g",
         [info("x", 1, ["batch", 2, 2])],
-        [info("d", 1, ["batch"]), info("y", 1, None)],
+        [info("d", 1, ["batch"]), info("s", 1, ["batch"]), info("g", 1, [1, 1, 1, 1, 2])],
         [numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
@@ -134,6 +137,7 @@ def test_misfits_are_listed_with_their_reasons():
     def found(target):
         return [(one.node, one.why.split(":")[0]) for one in misfits(onnx.ModelProto.FromString(data), target)]
 
-    is_open, six = ("x", "its shape is open"), ("windows", "a tensor of rank 6, above 5")
-    assert found("qnn") == [is_open, ("det", "the operator is not in the target's list"), six]
-    assert found("openvino-npu") == [is_open, ("mask", "the operator is not taken, or not rightly"), six]
+    is_open, six = ("x", "its shape is open"), "a tensor of rank 6, above 5"
+    ranks = [(name, six) for name in ("windows", "back", "constant")]  # its result, its input, its constant
+    assert found("qnn") == [is_open, ("det", "the operator is not in the target's list"), *ranks]
+    assert found("openvino-npu") == [is_open, ("mask", "the operator is not taken, or not rightly"), *ranks]
