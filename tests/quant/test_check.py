@@ -38,8 +38,8 @@ def test_good_ranges_are_measured_and_nothing_else_is_tried(kind, subject):
     check = check_ranges(model, calibration, Method("percentile"), batches)
     quantize(model)
     with torch.inference_mode():
-        found = torch.cat([model(batch.images) for batch in batches]).double()
-    expected = torch.cat([batch.logits for batch in batches]).double()
+        found = torch.cat([model(images) for images, _ in batches]).double()
+    expected = torch.cat([logits for _, logits in batches]).double()
     assert check.sqnr_db == pytest.approx(10 * torch.log10(expected.square().sum() / (found - expected).square().sum()))
     assert check.agreement == 100 * (found.argmax(1) == expected.argmax(1)).double().mean()
     assert (check.pictures, check.others, check.better, check.at_fault) == (12, {}, None, ())

@@ -41,7 +41,7 @@ def tiles_for(launch: Launch, batch: int, table: TileTable) -> Tiles | None:
         SwinQuantError: The launch's kernel does not take the tiles: the table is older than the kernel.
     """
     timed = {int(other): found for other, found in table.get(shape_of(launch), {}).items()}
-    nearest = min(timed, key=lambda other: (max(batch, other) / min(batch, other), other), default=None)
+    nearest = min(timed, key=lambda other: (max(batch, other) / min(batch, other), -other), default=None)
     if nearest is None or max(batch, nearest) > FARTHEST * min(batch, nearest):
         return None
     tiles = Tiles(*map(int, timed[nearest][:-1]))

@@ -41,7 +41,7 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
 }
 
 
-class Node(nn.Module):
+class RoundingNode(nn.Module):
     """A node that gives `rounded` of its input and of `tensors`, its buffers; without it, the input."""
 
     def __init__(self, rounded: Callable[..., Tensor] | None = None, *tensors: Tensor) -> None:
@@ -54,11 +54,11 @@ class Node(nn.Module):
         return self.rounded(x, *self.buffers()) if self.rounded else x
 
 
-def fixed(node: Quantizer) -> Node:
+def fixed(node: Quantizer) -> RoundingNode:
     """An activation's node as an int8 pair of a fixed range; a zero point of 0 to 255 becomes one of -128 to 127."""
     qmin, qmax = node.grid
     how = (float(node.range_for().detach() / qmax), 0 if node.setting.symmetric else -128 - qmin, *_INT8)
-    return Node(lambda x: _PAIRS.dequantize_per_tensor(_PAIRS.quantize_per_tensor(x, *how), *how))
+    return RoundingNode(lambda x: _PAIRS.dequantize_per_tensor(_PAIRS.quantize_per_tensor(x, *how), *how))
 
 
 def by_token(x: Tensor) -> Tensor:
@@ -73,14 +73,16 @@ def by_map(x: Tensor) -> Tensor:
     return _PAIRS.dequantize_per_tensor.tensor(_PAIRS.quantize_per_tensor.tensor(x, *how), *how)
 
 
-def by_row(node: Quantizer, weight: Tensor, plain: bool) -> Node:
+def by_row(node: Quantizer, weight: Tensor, plain: bool) -> RoundingNode:
     """A weight's node: int8 levels [out, ...] with a scale for each row, or the rounded values, if `plain`."""
     levels, scale = to_levels(weight.detach(), node.range_for(weight).detach(), *node.grid)
     scale = torch.where(scale > 0, scale, 1.0)  # XNNPACK takes no scale of 0
     if plain:
-        return Node(lambda weight, values: values, levels * scale)
+        return RoundingNode(lambda weight, values: values, levels * scale)
     rows = scale.flatten().expand(len(weight)).contiguous(), torch.zeros(len(weight), dtype=torch.int64)
-    return Node(lambda weight, *pair: _PAIRS.dequantize_per_channel(*pair, 0, *_INT8), levels.to(torch.int8), *rows)
+    return RoundingNode(
+        lambda weight, *pair: _PAIRS.dequantize_per_channel(*pair, 0, *_INT8), levels.to(torch.int8), *rows
+    )
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def spell_out(model: nn.Module, plain: Collection[str]) -> None:
     layers, nodes = weighted_layers(model), named_nodes(model)
     for name, node in nodes.items():  # a layer's input comes before its weight
         if name not in layers or not node.setting.enabled:
-            model.set_submodule(name, fixed(node) if node.setting.enabled else Node())
+            model.set_submodule(name, fixed(node) if node.setting.enabled else RoundingNode())
             continue
         layer, owner = layers[name], name.rpartition(".")[0]
         is_fixed = nodes[f"{owner}._input_quantizer"].setting.enabled
@@ -171,7 +173,7 @@ def spell_out(model: nn.Module, plain: Collection[str]) -> None:
         model.set_submodule(name, by_row(node, layer.weight, is_plain))
         if not is_fixed and not is_plain:
             rounded = by_token if isinstance(layer, nn.Linear) else by_map
-            model.set_submodule(f"{owner}._input_quantizer", Node(rounded))
+            model.set_submodule(f"{owner}._input_quantizer", RoundingNode(rounded))
 
 
 def _without_int8(traced: Any) -> set[str]:
