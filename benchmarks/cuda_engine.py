@@ -1,14 +1,14 @@
 """Time the CUDA engine on this GPU, beside torch and TensorRT with the same networks.
 
-    python benchmarks/cuda_engine.py [--models ...] [--batch 32 1 8 64] [--seconds 480] [--tiles FILE] [--output FOLDER]
+    python benchmarks/cuda_engine.py [--models ...] [--batch 32 1 8 64] [--seconds 480] [--output FOLDER]
     python benchmarks/cuda_engine.py --only-compile [--models ...] [--batch ...] [--seconds 480]
 
 Random weights and ranges from noise cost as much as real ones. Times are the median over replays of a CUDA graph, with
 pictures taking turns. Our kernels are compiled first, in as many processes as there are cores. Everything else runs in
 another process, which is replaced after a candidate that hangs, dies, or corrupts the GPU: that candidate is listed as
-failed. Our engine fails too if its logits are not its references': wrong kernels are not timed. Tiles come from
-`--tiles`, a file of `python tools/cuda/tune.py`. `--seconds` limits the whole run; jobs that were not reached are
-listed. Writes cuda_engine.md after each result.
+failed. Our engine fails too if its logits are not its references': wrong kernels are not timed. Tiles are
+those that `python tools/cuda/tune.py` wrote into the GPU's file. `--seconds` limits the whole run; jobs that were not
+reached are listed. Writes cuda_engine.md after each result.
 
 `--device cpu` is a dry run of this script with micro models: it measures no GPU. `trace` is torch.jit.trace of
 Microsoft's network, FasterTransformer's own baseline. eager, compile and max-autotune (of torch.compile) run timm's
@@ -37,15 +37,15 @@ from torch import Tensor, nn
 
 from swin_quant.backends.cuda.binding import Bound, bind
 from swin_quant.backends.cuda.choose_fusions import fused_program
-from swin_quant.backends.cuda.engine import capability_here, machine_here
+from swin_quant.backends.cuda.engine import capability_here, name_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.machines import Machine
+from swin_quant.backends.cuda.machines import Machine, load_machine
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.sessions import HostSession
 from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, here, read_tiles
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, tiles_for
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
@@ -78,18 +78,17 @@ Run = Callable[[Tensor], object]
 
 @dataclass(frozen=True)
 class Place:
-    """Where candidates run: device "cuda" or "cpu", and a file of tiles."""
+    """Where candidates run: device "cuda" or "cpu"."""
 
     device: str
-    tiles: Path | None = None
 
     @property
     def machine(self) -> Machine | None:
-        return None if self.device == "cpu" else machine_here()
+        return None if self.device == "cpu" else load_machine(name_here())
 
     @property
-    def tuned(self) -> TileTable:
-        return read_tiles(self.tiles, here()) if self.tiles and self.device == "cuda" else NO_TILES
+    def tiles(self) -> TileTable:
+        return self.machine.gpu.tiles if self.machine else NO_TILES
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 1, 8, 64])
     parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--tiles", type=Path, help="timed tiles for our kernels")
     parser.add_argument("--only-compile", action="store_true", help="compile our kernels, and measure nothing")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=Path("out/cuda_engine"))
@@ -118,11 +116,7 @@ def main() -> None:
     end += args.seconds
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("cuda_engine.py: torch finds no GPU here: nothing was measured")
-    place = Place(args.device, args.tiles)
-    try:
-        place.tuned, place.machine  # noqa: B018
-    except SwinQuantError as error:
-        sys.exit(f"cuda_engine.py: {error}")
+    place = Place(args.device)
     notes = []
     if args.device == "cuda":
         os.environ.pop("TRITON_INTERPRET", None)  # else kernels are interpreted on the GPU's tensors
@@ -176,7 +170,7 @@ def write(
     """Write the page: a line for each network and batch, what failed, and what was not reached."""
     on_gpu = place.device == "cuda"
     where = torch.cuda.get_device_name() if on_gpu else "DRY RUN ON A CPU: no GPU was used, times mean nothing"
-    tiles = f"tiles of {place.tiles.name}" if place.tiles else "tiles by default"
+    tiles = "tiles as timed" if place.tiles else "tiles by default"
     about = f"ms: median of {REPLAYS} replays of a CUDA graph, {INPUTS} batches of pictures in turn; random weights."
     page = [f"# CUDA engine: {where}", "", f"{versions_here()}; {tiles}. {about} int8, fp16: ours.", *notes, ""]
     page += [*table(times), ""]
@@ -212,12 +206,12 @@ def compile_all(models: Sequence[str], batches: Sequence[int], place: Place, sec
     from crosscompile import compile_ahead
 
     def launches() -> Iterator[tuple[Launch, Tiles | None]]:
-        tuned = place.tuned
+        machine, tiles = place.machine, place.tiles
         for name, batch in ((model, batch) for batch in batches for model in models):
             for precision in ("int8", "float"):
                 spec = spec_of_config(load_config(find_config(name)), precision)
-                for one in fused_program(spec, batch, place.machine, tuned).launches:
-                    yield one, tuned.tiles_for(one, batch)
+                for one in fused_program(spec, batch, machine).launches:
+                    yield one, tiles_for(one, batch, tiles)
 
     started = time.monotonic()
     made = compile_ahead(launches(), capability_here(), seconds)
@@ -286,8 +280,8 @@ def engine(name: str, batch: int, place: Place, precision: str) -> Run:
     """Our engine: a program bound to memory; `milliseconds` captures the graph. SwinQuantError for wrong logits."""
     network, device = packed(name, precision), torch.device(place.device)
     tensors = {key: tensor.to(device) for key, tensor in network.tensors.items()}
-    tuned = place.tuned
-    bound = bind(fused_program(network.spec, batch, place.machine, tuned), tensors, network.scalars, device, tuned)
+    program = fused_program(network.spec, batch, place.machine)
+    bound = bind(program, tensors, network.scalars, device, place.tiles)
     check_logits(bound, expected(name, precision))
 
     def run(images: Tensor) -> None:

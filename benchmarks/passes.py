@@ -32,7 +32,6 @@ POLICIES = ("ft-mode1", "ft-mode2", "qdq", "tensorrt-centred", "onnxruntime", "c
 VARIANTS: dict[str, object] = {
     "plain": [],
     "equalize": ["equalize"],
-    "ridge": ["ridge"],
     "gptq": ["gptq"],
     "range search": ["range_search"],
     "range search, gptq": ["range_search", "gptq"],
@@ -45,7 +44,7 @@ VARIANTS: dict[str, object] = {
 CALIBRATE = 512
 MORE = {"best, 1,024 pictures": 1024}  # calibration pictures
 RECIPES = ("plain", "fast", "best")
-ALONE = ("equalize", "ridge", "gptq", "range search")
+ALONE = ("equalize", "gptq", "range search")
 SLOW = ("reconstruct", "distill", *MORE)  # minutes each: only for the examples
 FEWER = ((6, 6), (4, 8), (4, 4))  # bits
 EMULATED = ("ft-mode1", "ft-mode2")  # with fewer bits only in fake-quant, and only for the examples
@@ -256,8 +255,8 @@ all 5,000 of `val` score. Δ: top-1 in points against float, ± paired standard 
 calibration and passes, on one shared core of an Intel Xeon or an AMD EPYC: good for orders of magnitude. Fewer than 8
 bits by the calibrator mse; FasterTransformer's kernels have 8 alone, and its modes fewer in fake-quant only. The epoch
 of the examples was chosen on these 5,000 pictures, which flatters float a little. `python benchmarks/passes.py` writes
-page and table, and goes on where it was cut off. Rows of passes that the product no longer has (`erq`, ranges by row)
-are kept.
+page and table, and goes on where it was cut off. Rows of passes that the product no longer has (`erq`, `ridge`,
+ranges by row) are kept.
 """
 PLANTED_HEAD = """# Planted outliers
 

@@ -110,7 +110,6 @@ class Backend:
     `labels`: names a function from an artifact of this backend to the class names in it.
     `check_card`: names a function of an artifact of this backend, which refuses a run card that contradicts the file.
     `graph_per_shape`: the engine compiles a graph for each batch size, and keeps `EngineOptions.graphs` of them.
-    `beside`: endings of files that the engine takes from beside an artifact, in place of its own ending; * is any text.
     `inside`: names a function `inside(artifact, options)`, which returns a function from images to the output of each
     module on the engine, by the module's name.
     `products`: names a function `products(file, batch)`: product of an OnnxFile -> the type that the engine runs it in,
@@ -139,7 +138,6 @@ class Backend:
     labels: str | None = None
     check_card: str | None = None
     graph_per_shape: bool = False
-    beside: tuple[str, ...] = ()
     inside: str | None = None
     products: str | None = None
     restore: str | None = None

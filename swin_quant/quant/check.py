@@ -104,15 +104,15 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
 
 
 def _compared(model: nn.Module, batches: Sequence[Shown]) -> tuple[float, float]:
-    """Top-1 agreement in percent and SQNR in dB of the quantized model."""
-    with quantizing(model), torch.inference_mode(), eval_mode(model):
-        return _figures([_sums(rows(model(images)), logits) for images, logits in batches])
+    """`compare` on pictures with their float logits."""
+    with eval_mode(model):
+        return compare(model, [images for images, _ in batches], torch.cat([logits for _, logits in batches]))
 
 
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of the quantized model's logits against `expected`."""
     with quantizing(model):
-        return _figures([_sums(logits_of(model, batches), expected)])
+        return agreement_and_sqnr(logits_of(model, batches), expected)
 
 
 @torch.inference_mode()
@@ -122,16 +122,7 @@ def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
     return torch.cat([rows(model(batch)) for batch in batches]).float()
 
 
-_Sums = Sequence[float]
-
-
-def _sums(logits: Tensor, expected: Tensor) -> _Sums:
-    """A batch's number of pictures, agreeing pictures, signal and noise."""
-    logits, expected = logits.double(), expected.double()
+def agreement_and_sqnr(logits: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Top-1 agreement in percent and SQNR in dB of logits [N, classes] against the `expected` ones."""
     agree = (logits.argmax(1) == expected.argmax(1)).sum().item()
-    return len(logits), agree, *noise(logits, expected)
-
-
-def _figures(batches: Sequence[_Sums]) -> tuple[float, float]:
-    pictures, agree, signal, noise = (sum(column) for column in zip(*batches, strict=True))
-    return 100 * agree / pictures, decibels(signal, noise)
+    return 100 * agree / len(logits), decibels(*noise(logits.double(), expected.double()))

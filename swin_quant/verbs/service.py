@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from glob import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,7 +14,7 @@ from PIL import Image
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.description import described
 from swin_quant.backends.open_artifact import open_artifact
-from swin_quant.backends.registry import engine_named, takers
+from swin_quant.backends.registry import engine_named
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.paths import card_path
@@ -103,10 +102,7 @@ def private_copy(artifact: Artifact) -> Iterator[Artifact]:
     """The artifact in a folder of its own: replacing the file while it is served changes nothing."""
     with TemporaryDirectory(prefix="swin_quant_") as folder:
         names = [artifact.file.name, *(other["file"] for other in artifact.record["others"])]
-        beside = [ending for backend in takers(artifact.record["backend"]) for ending in backend.beside]
-        stem = escape(artifact.file.stem)
-        there = {file for ending in beside for file in artifact.file.parent.glob(stem + ending) if file.is_file()}
-        for name in (*names, card_path(artifact.file).name, *(file.name for file in there)):
+        for name in (*names, card_path(artifact.file).name):
             shutil.copyfile(artifact.file.with_name(name), Path(folder, name))
         try:
             yield open_artifact(Path(folder, artifact.file.name))

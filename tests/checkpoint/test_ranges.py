@@ -119,7 +119,7 @@ def test_weights_that_a_pass_rounded_are_for_the_granularity_of_its_policy(model
     assert warned(model, made, policy(), policy(name="ft-mode2"), caplog=caplog) == []
     (message,) = warned(model, made, policy(name="qdq"), caplog=caplog)
     assert "gptq rounded weights" in message and "policy qdq" in message and "calibrate" in message
-    for one in (done("range_search", keeps_function=True), done("ridge"), done("gptq", kept=False)):
+    for one in (done("range_search", keeps_function=True), done("bias_correction"), done("gptq", kept=False)):
         made = card(bits=8, other_bits={}, passes=[one])
         assert warned(model, made, policy(name="qdq"), caplog=caplog) == []
 

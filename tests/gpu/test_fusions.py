@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.engine import machine_here
-from swin_quant.backends.cuda.fusions import FUSIONS, fused, rows
+from swin_quant.backends.cuda.engine import name_here
+from swin_quant.backends.cuda.fusions import fused, rows
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import GraphSession
 from swin_quant.backends.cuda.spec_from_policy import spec_for
@@ -18,7 +19,7 @@ def test_the_networks_that_a_gpu_is_given_have_all_fusions(calibrated, kind, pre
     """Also without a GPU: otherwise nothing here would show that these tests got networks that they cannot run."""
     model = calibrated(kind, "cuda")
     program = program_of(spec_for(model, precision), 16)
-    ops = {launch.op for launch in fused(program, rows(program.launches, FUSIONS)).launches}
+    ops = {launch.op for launch in fused(program, rows(program.launches)).launches}
     assert {"norm_gemm", "attention_norm", "mlp"} <= ops
 
 
@@ -30,11 +31,11 @@ def test_fused_kernels_compute_what_the_others_do(calibrated, cuda, images, kind
     tensors = {name: tensor.cuda() for name, tensor in network.tensors.items()}
     program = program_of(network.spec, len(images))
     found = []
-    for one in (program, fused(program, rows(program.launches, FUSIONS))):
+    for one in (program, fused(program, rows(program.launches))):
         bound = bind(one, tensors, network.scalars, cuda)
         bound.images.copy_(images)
         bound()
         found.append(bound.logits.cpu())
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0.02 * found[0].std().item())
-    chosen = GraphSession(network, cuda, len(images), machine=machine_here())(images.cuda()).cpu()
+    chosen = GraphSession(network, cuda, len(images), load_machine(name_here()))(images.cuda()).cpu()
     torch.testing.assert_close(chosen, found[0], rtol=0, atol=0.02 * found[0].std().item())

@@ -63,8 +63,8 @@ def test_a_network_that_names_no_units_is_refused_in_a_line():
     from swin_quant.quant.layer import QuantLinear
 
     model = nn.Sequential(nn.Flatten(), QuantLinear(192, 3))
-    with pytest.raises(SwinQuantError, match=r"ridge: .* names no units.*wrap"):
-        sq.calibrate(model, [torch.randn(4, 3, 8, 8)], "qdq", passes=["ridge"])
+    with pytest.raises(SwinQuantError, match=r"gptq: .* names no units.*wrap"):
+        sq.calibrate(model, [torch.randn(4, 3, 8, 8)], "qdq", passes=["gptq"])
 
 
 class Residual(nn.Module):

@@ -125,7 +125,7 @@ def test_branches_that_do_nothing_and_values_beyond_float16(subject):
 def test_four_bits_ask_for_a_recipe_once_and_not_where_it_would_be_refused(subject):
     findings = subject(bits=4, method="mse")[1]
     assert "passes" in kinds(findings)
-    assert "passes" not in kinds(replace(findings, passes=["ridge"]))
+    assert "passes" not in kinds(replace(findings, passes=["gptq"]))
     for node in findings.nodes.values():
         change(node, block=16 if node.role is Role.GEMM_WEIGHT else None)
     assert "passes" not in kinds(findings)

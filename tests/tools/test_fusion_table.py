@@ -5,7 +5,7 @@ from random import Random
 
 import fusions as tool
 
-from swin_quant.backends.cuda.choose_fusions import chosen, listed
+from swin_quant.backends.cuda.choose_fusions import listed
 from swin_quant.backends.cuda.fusions import FUSIONS
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.tuning import shape_of
@@ -16,26 +16,24 @@ def test_changes_lie_between_known_sizes():
     assert tool.changes({49: -1, 196: 0}) == [] and tool.changes({}) == []
 
 
-def test_by_the_table_the_engine_takes_the_fusions_of_the_least_sum(monkeypatch):
+def test_by_the_table_the_engine_takes_the_fusions_of_the_least_sum():
     """Of any times, if blocks of one size have one best choice."""
     batches = (1, 8)
     programs = tool.programs_of(["swin_tiny_patch4_window7_224"], batches)
     random = Random(3)
     times = {}
 
-    def model_of(machine, batch, counted, capability):
+    def us_at(batch):
         def us(launch):  # the same with a shift and without
             key = re.sub(r"shift=\d+", "", shape_of(launch)), batch
             return times.setdefault(key, random.uniform(1, 4))
 
         return us
 
-    monkeypatch.setattr(tool, "model_of", model_of)
-    machine = load_machine("h200")
-    table = tool.table_of(programs, machine, {}, 90)
+    table = tool.table_of(programs, us_at)
     assert set(table) == {"int8", "float8", "half"}
     for (_, _, batch), launches in programs.items():
-        best = chosen(launches, model_of(machine, batch, {}, 90))
+        best = tool.chosen(launches, us_at(batch))
         assert [fusion for fusion, _ in listed(launches, table)] == [fusion for fusion, _ in best]
 
 
@@ -45,7 +43,7 @@ def test_a_table_takes_the_place_of_the_one_in_the_file(tmp_path):
     before = load_machine(str(path))
     table = {"int8": {FUSIONS[0].title: {"192": [10, 20], "96": []}}}
     for _ in range(2):
-        tool.write_table(path, table, "me")
+        tool.write_table(path, table, "by me")
         found = load_machine(str(path))
         assert found.gpu.fusions == table and found.int8_tops == before.int8_tops
     assert path.read_text().count("fusions:") == 1

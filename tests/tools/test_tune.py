@@ -1,27 +1,28 @@
 """tools/cuda/tune.py with a stand-in for compiling and timing kernels; tests/gpu has both on a GPU."""
 
-import json
 import sys
+from dataclasses import astuple
 from types import SimpleNamespace
 
 import pytest
 import torch
 import tune
 from crosscompile import CompiledAhead
-from tune import tiles_to_try
+from fusions import with_fusions
+from tune import times_in
 
 from swin_quant.backends.cuda.export import CudaOptions, export
-from swin_quant.backends.cuda.fusions import candidates
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import TimedTiles, TunedFor, kernels_hash, read_tiles, shape_of, tiles_path
+from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.score.jobs import JobFailed
 
-HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
+H200 = "NVIDIA H200"
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def network(tiny_model, tmp_path_factory):
 
     def kernels(*batches):
         lists = {batch: program_of(spec, batch).launches for batch in batches}
-        all_of = [(shape_of(one), batch) for batch, found in lists.items() for one in (*found, *candidates(found))]
+        all_of = [(shape_of(one), batch) for batch, found in lists.items() for one in with_fusions(found)]
         return list(dict.fromkeys(all_of))
 
     folder = tmp_path_factory.mktemp("network")
@@ -91,37 +92,30 @@ def gpu(monkeypatch, network):
         Gpu.compiled = len({(shape_of(launch), launch.operands["out"].shape) for launch, _ in wanted})
         return CompiledAhead(Gpu.compiled, (), 0)
 
-    def best_tiles(launch, batch, device):
+    def best_tiles(launch, device):
         number = len(Gpu.timed)
-        Gpu.timed.append((shape_of(launch), batch))
+        Gpu.timed.append(shape_of(launch))
         if number in Gpu.at:
             raise Gpu.at[number]
-        return TimedTiles(launch=shape_of(launch), batch=batch, tiles=tiles_to_try(launch)[0], us=10.0), 15.0
+        return Tiles(64), 10.0, 15.0
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: H200)
     for name, value in {
         "check_gpu": lambda format: None,
         "check_launcher": lambda: None,
         "capability_here": lambda: 90,
-        "here": lambda: HERE,
         "tiles_to_try": lambda launch: [Tiles(64)],
         "compile_ahead": compile_ahead,
         "best_tiles": best_tiles,
         "JobProcess": InThisProcess,
     }.items():
         monkeypatch.setattr(tune, name, value)
-    yield Gpu
-    tiles_path(network[0], HERE.gpu).unlink(missing_ok=True)
+    return Gpu
 
 
-def held(file):
-    """The shapes and batches that ran, in the order of a tiles file."""
-    table = read_tiles(file, HERE).known
-    entries = json.loads(file.read_text())["timed"]
-    assert {(one["launch"], one["batch"]) for one in entries} == {
-        (shape, batch) for shape in table for batch in table[shape]
-    }
-    return [(one["launch"], one["batch"]) for one in entries if one["tiles"]]
+def shapes(kernels):
+    return [shape for shape, _ in kernels]
 
 
 def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
@@ -129,25 +123,50 @@ def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
     assert "torch finds none here" in run(tmp_path / "none.safetensors").err
 
 
-def test_every_kernel_is_timed_batch_after_batch(run, network, gpu):
+def test_a_gpu_without_a_file_is_named(run, network, gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L40")
+    assert "NVIDIA L40: has no file in " in run(network[0]).err
+
+
+def test_every_kernel_is_timed_batch_after_batch(run, network, gpu, tmp_path):
     """When time runs out, the first batches, by which fusions are chosen, then have all their times."""
     file, kernels = network
-    done = run(file, "--batch", 8, 1)
+    mine = tmp_path / "mine.yaml"
+    done = run(file, "--batch", 8, 1, "--machine", mine)
     count = len(kernels(8, 1))
-    assert done.code == 0 and gpu.timed == kernels(8, 1) == held(tiles_path(file, HERE.gpu)), done.err
-    said = f"{count} kernels on NVIDIA H200: {10 * count} µs together, by default {15 * count}; 0 were timed before"
-    assert done.out.startswith(f"{tiles_path(file, HERE.gpu)}: {said}")
+    assert done.code == 0 and gpu.timed == shapes(kernels(8, 1)), done.err
+    assert times_in(mine) == {which: [*astuple(Tiles(64)), 10.0] for which in kernels(8, 1)}
+    said = f"{count} kernels on {H200}: {10 * count} µs together, by default {15 * count}; 0 were timed before"
+    assert done.out.startswith(f"{mine}: {said}")
+    assert f"on {H200}, triton" in mine.read_text() and "rows, columns, inner" in mine.read_text()
 
 
-def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, network, gpu):
+def test_measured_times_decide_the_fusions_of_their_widths(run, network, gpu, tmp_path):
+    """All kernels take the same time here, so the fewest are best; one that a GPU refused is never chosen."""
     file, kernels = network
+    mine, shipped = tmp_path / "mine.yaml", load_machine("h200").gpu.fusions["int8"]
+    refused = shapes(kernels(8)).index(next(shape for shape in shapes(kernels(8)) if shape.startswith("mlp ")))
+    gpu.at = {refused: RuntimeError("spills")}
+    done = run(file, "--batch", 8, "--machine", mine)
+    assert done.code == 0 and "not timed: RuntimeError: spills" in done.err and "1 ran with no tiles" in done.out
+    found = load_machine(str(mine)).gpu.fusions["int8"]
+    widths = {title: set(found[title]) - set(shipped[title]) for title in shipped}
+    assert widths["one MLP"] == {"32", "64"} and found["one MLP"]["32"] == [] != found["one MLP"]["64"]
+    assert widths["norm1 into qkv"] and all(found["norm1 into qkv"][width] for width in widths["norm1 into qkv"])
+    assert all(found[title][width] == shipped[title][width] for title in shipped for width in shipped[title])
+
+
+def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, network, gpu, tmp_path):
+    file, kernels = network
+    mine = tmp_path / "mine.yaml"
     gpu.at = {3: KeyboardInterrupt()}
-    assert run(file, "--batch", 1, 8).code == 130
-    assert held(tiles_path(file, HERE.gpu)) == kernels(1)[:3]
+    assert run(file, "--batch", 1, 8, "--machine", mine).code == 130
+    assert list(times_in(mine)) == kernels(1)[:3]
     gpu.timed, gpu.at = [], {}
-    done = run(file, "--batch", 1, 8)
-    assert done.code == 0 and gpu.timed == kernels(1, 8)[3:] and gpu.compiled == len(gpu.timed)
-    assert held(tiles_path(file, HERE.gpu)) == kernels(1, 8) and "; 3 were timed before" in done.out
+    done = run(file, "--batch", 1, 8, "--machine", mine)
+    assert done.code == 0 and gpu.timed == shapes(kernels(1, 8)[3:]) and gpu.compiled == len(gpu.timed)
+    assert times_in(mine).keys() == set(kernels(1, 8)) and "; 3 were timed before" in done.out
     gpu.timed = []
-    assert run(file, "--batch", 8, 4).code == 0 and gpu.timed == kernels(4)  # batches 8 and 1 keep their times
-    assert held(tiles_path(file, HERE.gpu)) == kernels(1, 8, 4)
+    done = run(file, "--batch", 8, 4, "--machine", mine)
+    assert done.code == 0 and gpu.timed == shapes(kernels(4))  # batches 8 and 1 keep their times
+    assert times_in(mine).keys() == set(kernels(1, 8, 4))

@@ -120,11 +120,11 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(nam
 @pytest.mark.parametrize(
     "nodes, bits, name",
     [("layers.0.blocks.0.mlp.fc1._weight_quantizer", 4, "equalize"), ("role:gemm_weight", 7, "equalize"),
-     ("role:gemm_weight", 4, "gptq"), ("role:activation", 4, "ridge")],
+     ("role:gemm_weight", 4, "gptq"), ("role:activation", 4, "reconstruct")],
 )  # fmt: skip
 def test_a_recipe_goes_by_the_bits_that_most_nodes_have(tiny_model, tmp_path, nodes, bits, name):
     file = tmp_path / "mine.yaml"
-    file.write_text("passes: [equalize]\nbelow_8_bits: [gptq]\nactivations_below_8_bits: [ridge]\n")
+    file.write_text("passes: [equalize]\nbelow_8_bits: [gptq]\nactivations_below_8_bits: [reconstruct]\n")
     model = tiny_model()
     apply_policy(model, load_policy("qdq").and_then(Rule(nodes=(nodes,), bits=bits)))
     assert [step.name for step in PassPlan.of(load_passes(str(file))).for_model(model).steps] == [name]
@@ -172,8 +172,8 @@ def test_channels_that_stand_out_are_evened_out_unasked_and_said(
     "flags, passes",
     [
         (["--policy", "ft-mode1"], "[{name: equalize, pictures: 8}, {name: range_search, pictures: 6}, "
-         "{name: ridge, pictures: 8}, {name: reconstruct, iterations: 2, batch: 3}]"),
-        (["--policy", "ft-mode1"], "[{name: range_search, pictures: 6, weighted: true}, gptq, "
+         "{name: gptq, pictures: 8}, {name: reconstruct, iterations: 2, batch: 3}]"),
+        (["--policy", "ft-mode1"], "[{name: range_search, pictures: 6}, gptq, "
          "{name: distill, iterations: 2, batch: 3}]"),
         (["--policy", "qdq", "--calibrator", "auto"], ""),
     ],
@@ -209,7 +209,7 @@ def test_the_pass_that_a_policy_forbids_is_named(run, float_flags, write_config,
 @pytest.fixture
 def long_recipe(tmp_path):
     path = tmp_path / "long.yaml"
-    path.write_text("passes:\n  - equalize\n  - {name: reconstruct, iterations: 4, batch: 4}\n  - ridge\n")
+    path.write_text("passes:\n  - equalize\n  - {name: reconstruct, iterations: 4, batch: 4}\n  - gptq\n")
     return path
 
 

@@ -8,7 +8,6 @@ import yaml
 
 from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.sessions import HostSession, sizes
-from swin_quant.backends.cuda.tuning import TunedFor, kernels_hash
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy
@@ -159,28 +158,16 @@ def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-HERE = TunedFor(kernels_hash(), "NVIDIA H200", "3.6.0")
-
-
 @pytest.fixture
 def fake_gpu(monkeypatch):
-    """Load every engine as if on a GPU but run it on the CPU; list the tiles that sessions were given."""
-    given = []
-
-    def session(network, device, largest, tuned, machine):
-        given.append(tuned)
-        return HostSession(network)
-
-    monkeypatch.setattr(engine, "GraphSession", session)
+    """Load every engine as if on a GPU but run it on the CPU."""
+    monkeypatch.setattr(engine, "GraphSession", lambda network, device, largest, machine: HostSession(network))
     monkeypatch.setattr(engine, "check_gpu", lambda format="int8": None)
     monkeypatch.setattr(engine, "check_launcher", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(engine, "here", lambda: HERE)
-    monkeypatch.setattr(engine, "machine_here", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: HERE.gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
     load = engine.load
     monkeypatch.setattr(engine, "load", lambda artifact, options: load(artifact, replace(options, device="cuda")))
-    return given
 
 
 @pytest.mark.parametrize("largest", [1, 7, 8])

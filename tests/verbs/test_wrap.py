@@ -108,7 +108,7 @@ def test_a_calibration_that_fails_leaves_its_norms_as_they_were(module, x):
 
 
 def test_corrected_weights_are_scored_beside_the_original_or_it_is_said_that_there_is_none(module, x, tmp_path, caplog):
-    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["ridge"])
+    model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["gptq"])
     found = sq.evaluate(model, [(x, torch.zeros(16))], half="none")
     with torch.no_grad():
         right = 100 * float((module.eval()(x).argmax(1) == 0).float().mean())
@@ -229,7 +229,7 @@ def test_a_policy_is_searched_for_against_the_module_that_was_wrapped(tmp_path, 
     torch.manual_seed(1)
     layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     module, x = nn.Sequential(*layers, nn.Linear(8, 4)).eval(), torch.randn(16, 1, 12, 9)
-    model = sq.calibrate(sq.wrap(module, (1, 12, 9), name="mine"), [x], "qdq", passes=["ridge"])
+    model = sq.calibrate(sq.wrap(module, (1, 12, 9), name="mine"), [x], "qdq", passes=["gptq"])
 
     def sqnr():
         expected = module(x).detach().double()

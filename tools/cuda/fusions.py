@@ -10,17 +10,19 @@ this one instead of the GPU's own, so that all GPUs share the compiler's work. N
 
 import argparse
 import os
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from math import inf, isqrt
 from pathlib import Path
 
 from crosscompile import OLDEST_FLOAT8
 from estimates import KernelCounts, count, estimate_of
 
-from swin_quant.backends.cuda.choose_fusions import chosen, size_of
-from swin_quant.backends.cuda.fusions import FUSIONS, with_fusions
+from swin_quant.backends.cuda.choose_fusions import size_of
+from swin_quant.backends.cuda.fusions import FUSIONS, Row
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
 from swin_quant.backends.cuda.program import Launch, kernel_of
@@ -42,6 +44,41 @@ BATCHES = (1, 8, 32)
 Programs = Mapping[tuple[str, str, int], Sequence[Launch]]
 Counted = Mapping[tuple[str, int, int], KernelCounts | None]
 Table = dict[str, dict[str, dict[str, list[int]]]]
+
+
+def candidates(launches: Sequence[Launch]) -> Iterator[Launch]:
+    """Every launch that some fusion could make of these launches."""
+    for at in range(len(launches)):
+        for fusion in FUSIONS:
+            if fusion.fits(launches[at:]):
+                yield fusion.merged(launches[at : at + len(fusion.patterns)])
+
+
+def with_fusions(launches: Sequence[Launch]) -> list[Launch]:
+    """These launches, and every launch that some fusion could make of them."""
+    return [*launches, *candidates(launches)]
+
+
+def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:
+    """The grouping of launches whose kernels take the least time in sum; of two with equal times, the one with fewer
+    kernels."""
+    least: list[float] = [0.0] * (len(launches) + 1)
+    best: list[Row] = []  # from the last launch to the first
+    for at in reversed(range(len(launches))):
+        least[at], found = us(launches[at]) + least[at + 1], None
+        for fusion in FUSIONS:
+            if fusion.fits(launches[at:]):
+                end = at + len(fusion.patterns)
+                together = us(fusion.merged(launches[at:end])) + least[end]
+                if together <= least[at]:
+                    least[at], found = together, fusion
+        best.append((found, launches[at : at + (len(found.patterns) if found else 1)]))
+    best.reverse()
+    rows, at = [], 0
+    while at < len(launches):
+        rows.append(best[at])
+        at += len(best[at][1])
+    return rows
 
 
 def programs_of(models: Sequence[str], batches: Sequence[int]) -> Programs:
@@ -77,7 +114,7 @@ def count_one(launch: Launch, capability: int) -> KernelCounts | None:
     return count(launch, capability)
 
 
-def model_of(machine: Machine, batch: int, counted: Counted, capability: int) -> Callable[[Launch], float]:
+def model_of(machine: Machine, counted: Counted, capability: int, batch: int) -> Callable[[Launch], float]:
     """Estimated microseconds of a launch; infinite where its kernel does not take it."""
 
     def us(launch: Launch) -> float:
@@ -87,15 +124,16 @@ def model_of(machine: Machine, batch: int, counted: Counted, capability: int) ->
     return us
 
 
-def table_of(programs: Programs, machine: Machine, counted: Counted, capability: int) -> Table:
-    """The fusions that are taken on a machine: for operands, fusion and channels, the tokens at which it is taken,
-    left, and so on. Where blocks of one size differ, as with and without a shift, most of them decide."""
+def table_of(programs: Programs, us_at: Callable[[int], Callable[[Launch], float]], has_float8: bool = True) -> Table:
+    """The fusions with the least sum of microseconds, which `us_at` a batch gives for a launch: for operands, fusion
+    and channels, the tokens at which it is taken, left, and so on. Where blocks of one size differ, as with and without
+    a shift, most of them decide."""
     votes: dict[tuple[str, str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for (_, precision, batch), launches in programs.items():
-        if precision == "fp8" and not machine.gpu.fp8_tflops:
+        if precision == "fp8" and not has_float8:
             continue
         at = 0
-        for taken, group in chosen(launches, model_of(machine, batch, counted, capability)):
+        for taken, group in chosen(launches, us_at(batch)):
             for fusion in FUSIONS:
                 if fusion.fits(launches[at:]):
                     size = size_of(launches[at : at + len(fusion.patterns)])
@@ -120,10 +158,9 @@ def changes(votes: Mapping[int, int]) -> list[int]:
     return found
 
 
-def write_table(path: Path, table: Table, command: str) -> None:
-    """Put the table at the end of a GPU's file, in place of the one that is there."""
-    text = path.read_text(encoding="utf-8").partition("  # Fusions")[0]
-    lines = [f"  # Fusions, estimated and not measured: `{command}` writes them", "  fusions:"]
+def write_table(path: Path, table: Table, about: str) -> None:
+    """Put the fusions into a GPU's file, in place of those that are there."""
+    lines = ["  fusions:"]
     for operands, fusions in table.items():
         lines.append(f"    {operands}:")
         for title, widths in fusions.items():
@@ -131,7 +168,15 @@ def write_table(path: Path, table: Table, command: str) -> None:
                 f'"{width}": {tokens}' for width, tokens in sorted(widths.items(), key=lambda item: int(item[0]))
             )
             lines.append(f'      "{title}": {{{words}}}')
-    atomic_write_bytes(path, (text + "\n".join(lines) + "\n").encode())
+    write_section(path, f"Fusions, {about}", lines)
+
+
+def write_section(path: Path, comment: str, lines: Sequence[str]) -> None:
+    """Put lines at the end of a file, below a comment, whose first word says which older ones they replace."""
+    start = f"  # {comment.split(',')[0]}"
+    parts = re.split(r"(?m)^(?=  # (?:Fusions|Tiles))", path.read_text(encoding="utf-8"))
+    kept = "".join(part for part in parts if not part.startswith(start))
+    atomic_write_bytes(path, (kept + "\n".join([f"  # {comment}", *lines]) + "\n").encode())
 
 
 def main() -> None:
@@ -148,9 +193,11 @@ def main() -> None:
         capability = args.capability or machine.gpu.capability
         if not any(known == capability for _, _, known in counted):
             counted |= count_all(programs, capability)
-        table = table_of(programs, machine, counted, capability)
+        us_at = partial(model_of, machine, counted, capability)
+        table = table_of(programs, us_at, bool(machine.gpu.fp8_tflops))
         for_one = f" --capability {args.capability}" if args.capability else ""
-        write_table(MACHINES / f"{name}.yaml", table, f"python tools/cuda/fusions.py {name}{for_one}")
+        about = f"estimated and not measured: `python tools/cuda/fusions.py {name}{for_one}` writes them"
+        write_table(MACHINES / f"{name}.yaml", table, about)
         print(MACHINES / f"{name}.yaml", flush=True)
 
 

@@ -1,47 +1,46 @@
-"""Find the fastest tiles of an artifact's kernels on this GPU, and write them to a file beside it.
+"""Find the fastest tiles of an artifact's kernels on this GPU, and write them into the GPU's file in configs/machines.
 
-    python tools/cuda/tune.py out/my_int8_cuda.safetensors [--batch 1 8 32] [--seconds 300]
+    python tools/cuda/tune.py out/my_int8_cuda.safetensors [--batch 1 8 32] [--seconds 300] [--machine FILE]
 
-The engine takes the file where it lies beside its artifact and was made by the same kernels and compiler on such a GPU;
-any other file is left aside with a warning. The file is written again after each kernel, and its entries are not timed
-again. Kernels run in another process: one that hangs, dies or corrupts the GPU costs only its own time.
+The file is written again after each kernel, and launches that it holds are not timed again: remove its tiles after an
+update of the kernels or of Triton. Where all launches of a batch were timed, fused and apart, their times decide the
+fusions of their widths. Kernels run in another process: one that hangs, dies or corrupts the GPU costs only its own
+time. `--machine`: write this file instead, which starts as a copy.
 """
 
 import argparse
+import json
+import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
 from functools import partial
+from importlib.metadata import version
 from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import torch
 from crosscompile import compile_ahead
+from fusions import MACHINES, table_of, with_fusions, write_section, write_table
 
-from swin_quant.backends.cuda.engine import capability_here, check_gpu
+from swin_quant.backends.cuda.engine import capability_here, check_gpu, own_file
 from swin_quant.backends.cuda.file import read_network
-from swin_quant.backends.cuda.fusions import with_fusions
 from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
 from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.program import Launch, TensorRef, kernel_of
 from swin_quant.backends.cuda.spec_from_policy import check_batch
-from swin_quant.backends.cuda.tuning import (
-    TimedTiles,
-    here,
-    shape_of,
-    tiles_path,
-    timed_before,
-    write_tiles,
-)
+from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 from swin_quant.score.jobs import JobProcess
 
+TILES = tuple(field.name for field in fields(Tiles))
 # rows, columns, warps, stages; `inner` is the default's, and half as much.
 GEMM = (
     (128, 128, 8, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (32, 64, 4, 4),
@@ -96,10 +95,10 @@ def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int
                     yield replace(default, rows=rows, inner=inner, warps=warps, stages=stages)
 
 
-def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedTiles, float]:
+def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, float]:
     """Time a launch's candidate tiles on a GPU. Returns the fastest whose results match those of the first that runs
-    (the default if it runs), and the default's microseconds, or the fastest's if the default does not run. Raises the
-    last error if none runs."""
+    (the default if it runs), its microseconds, and the default's, or the fastest's if the default does not run. Raises
+    the last error if none runs."""
     copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
     default, *_ = tried = tiles_to_try(launch)
     times: dict[Tiles, float] = {}
@@ -116,7 +115,7 @@ def best_tiles(launch: Launch, batch: int, device: torch.device) -> tuple[TimedT
     if not times:
         raise last
     best = min(times, key=times.__getitem__)
-    return TimedTiles(launch=shape_of(launch), batch=batch, tiles=best, us=times[best]), times.get(default, times[best])
+    return best, times[best], times.get(default, times[best])
 
 
 def results_of(launch: Launch, tiles: Tiles, device: torch.device) -> list[torch.Tensor]:
@@ -186,34 +185,29 @@ COMPILING = 0.5  # the largest share of the time
 LONGEST = 120.0  # seconds for one kernel with all of its tiles, including the start of a process
 
 
-def tune(path: str | Path, batches: Sequence[int] = BATCHES, seconds: float = SECONDS) -> str:
+def tune(
+    path: str | Path, batches: Sequence[int] = BATCHES, seconds: float = SECONDS, machine: str | Path | None = None
+) -> str:
     """Time candidate tiles for every kernel shape of the artifact at `path`, for these batches, until `seconds` are
-    over. Returns a line that says what was done.
+    over, and write them into the file `machine`, by default this GPU's. Returns a line that says what was done.
 
-    Entries of the file for this GPU, these kernels and this compiler are kept. UsageError without a GPU.
+    UsageError without a GPU, and for one that has no file.
     """
     if not torch.cuda.is_available():
         raise UsageError("tune times kernels on a GPU, and torch finds none here")
     if min(batches) < 1 or not 0 < seconds < inf:
         raise UsageError("--batch must be at least 1, and --seconds a number above 0")
-    artifact = open_artifact(path)
-    spec = read_network(artifact.file).spec
+    spec = read_network(open_artifact(path).file).spec
     check_gpu(spec.format)
     check_launcher()
     for batch in batches:
         check_batch(spec, batch)
-    place = here()
-    file = tiles_path(artifact.file, place.gpu)
-    ensure_writable_dir(file.parent)
+    file = file_here(machine)
     lists = {batch: program_of(spec, batch).launches for batch in batches}
-    wanted = {
-        (shape_of(one), batch): one for batch, found in lists.items() for one in with_fusions(found)
-    }  # fused launches too, so that measured times decide
-    launches = program_of(spec, 1).launches
-    known = {(one["launch"], one["batch"]): one for one in timed_before(file, place, launches)}
-    done = {which for which, one in known.items() if one["tiles"]}  # launches that failed are tried again
-    todo = {which: launch for which, launch in wanted.items() if which not in done}
-    failed, now, before, end = 0, [], [], time.monotonic() + seconds
+    wanted = {(shape_of(one), batch): one for batch, found in lists.items() for one in with_fusions(found)}
+    known = times_in(file)
+    todo = {which: launch for which, launch in wanted.items() if which not in known}
+    failed, now, before, end = set[tuple[str, int]](), [], [], time.monotonic() + seconds
     choices = ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one))
     compile_ahead(choices, capability_here(), COMPILING * seconds)
     process = JobProcess(time_kernel)
@@ -222,36 +216,84 @@ def tune(path: str | Path, batches: Sequence[int] = BATCHES, seconds: float = SE
             if (left := end - time.monotonic()) <= 0:
                 break
             try:
-                known[shape, batch], default = process.do((launch, batch), min(LONGEST, left))
+                tiles, us, default = process.do(launch, min(LONGEST, left))
             except SwinQuantError as error:
                 if time.monotonic() >= end:
                     break
                 print(f"{launch.name}, batch {batch}: not timed: {error}", file=sys.stderr)
-                failed += 1
-                known[shape, batch] = TimedTiles(launch=shape, batch=batch, tiles=None, us=None)
-            else:
-                now.append(known[shape, batch]["us"] or 0.0)
-                before.append(default)
-            if now:  # a GPU that runs nothing gets no file
-                with one_at_a_time(file.parent):  # another process may tune for other batches
-                    held = timed_before(file, place, launches, is_told=False)  # a file for another GPU was told of
-                    known = {(one["launch"], one["batch"]): one for one in held} | known
-                    write_tiles(file, place, list(known.values()))
+                failed.add((shape, batch))
+                continue
+            now.append(us)
+            before.append(default)
+            with one_at_a_time(file.parent):  # another process may tune for other batches
+                known = {**times_in(file), (shape, batch): [*astuple(tiles), round(us, 2)]}
+                write_tiles(file, known)
     finally:
         process.close()
     if failed and not now:
-        raise SwinQuantError(f"{artifact.file}: no kernel could be timed on {place.gpu}: see the lines above")
-    left_out = len(todo) - len(now) - failed
+        raise SwinQuantError(f"{path}: no kernel could be timed on {torch.cuda.get_device_name()}: see the lines above")
+    times = {which: found[-1] for which, found in known.items()} | dict.fromkeys(failed, inf)
+    write_fusions(file, lists, times)
+    left_out = len(todo) - len(now) - len(failed)
     return (
-        f"{file}: {len(now)} kernels on {place.gpu}: {sum(now):.0f} µs together, by default {sum(before):.0f}; "
-        f"{len(wanted) - len(todo)} were timed before, {failed} ran with no tiles, {left_out} were not reached"
+        f"{file}: {len(now)} kernels on {torch.cuda.get_device_name()}: {sum(now):.0f} µs together, by default "
+        f"{sum(before):.0f}; {len(wanted) - len(todo)} were timed before, {len(failed)} ran with no tiles, {left_out} "
+        "were not reached"
     )
 
 
-def time_kernel(job: tuple[Launch, int]) -> tuple[TimedTiles, float]:
-    """Time one launch and batch, in the kernels' process."""
-    launch, batch = job
-    return best_tiles(launch, batch, torch.device("cuda"))
+def file_here(machine: str | Path | None) -> Path:
+    """The file to write: this GPU's, or `machine`, which starts as a copy of it."""
+    gpu = torch.cuda.get_device_name()
+    if (name := own_file(gpu)) is None:
+        raise UsageError(f"{gpu}: has no file in {MACHINES}: add one (CONTRIBUTING.md, Adding)")
+    file = Path(machine or MACHINES / f"{name}.yaml")
+    ensure_writable_dir(file.parent)
+    if not file.exists():
+        shutil.copyfile(MACHINES / f"{name}.yaml", file)
+    return file
+
+
+def times_in(file: Path) -> dict[tuple[str, int], list[float]]:
+    """Tiles and microseconds by launch and batch, as the file holds them."""
+    table = load_machine(str(file)).gpu.tiles
+    return {(shape, int(batch)): found for shape, batches in table.items() for batch, found in batches.items()}
+
+
+def write_tiles(file: Path, known: Mapping[tuple[str, int], Sequence[float]]) -> None:
+    """Put tiles and times into a GPU's file, in place of those that are there."""
+    table: dict[str, dict[int, Sequence[float]]] = {}
+    for (shape, batch), found in known.items():
+        table.setdefault(shape, {})[batch] = found
+    lines = ["  tiles:"]
+    for shape, batches in table.items():
+        lines.append(f'    "{shape}":')
+        lines += [f'      "{batch}": {json.dumps(list(found))}' for batch, found in sorted(batches.items())]
+    about = f"timed by `python tools/cuda/tune.py` on {torch.cuda.get_device_name()}, triton {version('triton')}"
+    write_section(file, f"Tiles, {about}: {', '.join(TILES)}, µs", lines)
+
+
+def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapping[tuple[str, int], float]) -> None:
+    """Put the fusions of the least sum into a GPU's file, for the widths in batches whose launches were all timed."""
+
+    def is_timed(batch: int, launches: Sequence[Launch]) -> bool:
+        return all((shape_of(one), batch) in times for one in with_fusions(launches))
+
+    def us_at(batch: int) -> Callable[[Launch], float]:
+        return lambda launch: times[shape_of(launch), batch]
+
+    whole = {("", "", batch): launches for batch, launches in lists.items() if is_timed(batch, launches)}
+    if whole:
+        table = {key: dict(fusions) for key, fusions in load_machine(str(file)).gpu.fusions.items()}
+        for operands, fusions in table_of(whole, us_at).items():
+            own = table.setdefault(operands, {})
+            own.update({title: {**own.get(title, {}), **widths} for title, widths in fusions.items()})
+        write_table(file, table, "estimated, except of launches whose tiles `python tools/cuda/tune.py` timed")
+
+
+def time_kernel(launch: Launch) -> tuple[Tiles, float, float]:
+    """Time one launch, in the kernels' process."""
+    return best_tiles(launch, torch.device("cuda"))
 
 
 def main() -> None:
@@ -259,9 +301,10 @@ def main() -> None:
     parser.add_argument("artifact", help="a file that `swin-quant export --for cuda` wrote")
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="at most, about (default: %(default)g)")
+    parser.add_argument("--machine", type=Path, metavar="FILE", help="write this file, which starts as a copy")
     args = parser.parse_args()
     try:
-        print(tune(args.artifact, args.batch, args.seconds))
+        print(tune(args.artifact, args.batch, args.seconds, args.machine))
     except SwinQuantError as error:
         sys.exit(f"tune.py: {error}")
 

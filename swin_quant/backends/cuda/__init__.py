@@ -24,7 +24,6 @@ BACKEND = Backend(
     load="swin_quant.backends.cuda.engine:load",
     tolerances=Tolerances(quantized=0.05, float32=0.02, half=0.05),
     fast_on="cuda",
-    beside=(".tiles.json", ".*.tiles.json"),
     float8=True,
     check_card="swin_quant.backends.cuda.file:check_card",
     inside="swin_quant.backends.cuda.inside:inside",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.cuda.program import Program, ScalarRef, TensorRef
-from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
+from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, tiles_for
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,12 @@ def bind(
     tensors: Mapping[str, Tensor],
     scalars: Mapping[str, float],
     device: torch.device,
-    tuned: TileTable = NO_TILES,
+    tiles: TileTable = NO_TILES,
     block: Tensor | None = None,
 ) -> Bound:
     """`program` on a device that holds the packed `tensors`. Nothing is allocated after this.
 
-    Kernels that were `tuned` run with those tiles, the rest with their defaults. `block`: memory for the buffers (see
-    `memory`).
+    Kernels run with their `tiles`, or with their defaults. `block`: memory for the buffers (see `memory`).
     """
     known = dict(tensors)
     block = memory(program.nbytes, device) if block is None else block
@@ -78,7 +77,7 @@ def bind(
     calls: list[Callable[[], None]] = []
     for launch in program.launches:
         kernel = launch.kernel(tensor, scalars.__getitem__)
-        tiles = tuned.tiles_for(launch, program.batch)
-        calls.append(partial(kernel.launch, tiles) if launched else kernel.reference)
+        own = tiles_for(launch, program.batch, tiles) if launched else None
+        calls.append(partial(kernel.launch, own) if launched else kernel.reference)
     buffers = {name: known[name] for name in program.buffers}
     return Bound(buffers[program.images.name], buffers[program.logits.name], buffers, tuple(calls))

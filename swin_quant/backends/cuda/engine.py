@@ -9,12 +9,10 @@ from swin_quant.backends.artifact import Artifact, Details, policy_of
 from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.gpu_errors import check_launcher
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
+from swin_quant.backends.cuda.machines import gpus, load_machine
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.spec_from_policy import check_batch
-from swin_quant.backends.cuda.tuning import NO_TILES, here, tiles_beside
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
@@ -61,8 +59,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if options.threads:
         torch.set_num_threads(options.threads)
     on_gpu = device.type == "cuda"
-    tuned = tiles_beside(artifact.file, here(), program_of(spec, 1).launches) if on_gpu else NO_TILES
-    session = GraphSession(network, device, largest, tuned, machine_here()) if on_gpu else HostSession(network)
+    session = GraphSession(network, device, largest, load_machine(name_here())) if on_gpu else HostSession(network)
     known = {
         "library": _library(device),
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
@@ -78,21 +75,27 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     )
 
 
-def machine_here() -> Machine:
-    """The file of this GPU: the shipped machine whose name matches its name, else the one with the nearest compute
-    capability and, among these, the nearest number of multiprocessors, which a line names."""
-    known, gpu = {name: load_machine(name) for name in gpus()}, torch.cuda.get_device_name()
-    if named := [name for name in known if _words(name) <= _words(gpu)]:
-        return known[max(named, key=lambda name: len(_words(name)))]  # the most specific name: a100_80gb before a100
+def name_here() -> str:
+    """The name of this GPU's file (`own_file`), else of that with the nearest compute capability and, among these, the
+    nearest number of multiprocessors, which a line names."""
+    gpu = torch.cuda.get_device_name()
+    if own := own_file(gpu):
+        return own
     capability, sms = capability_here(), torch.cuda.get_device_properties("cuda").multi_processor_count
 
-    def unlike(machine: Machine) -> tuple[int, int]:
-        known = machine.gpu
+    def unlike(name: str) -> tuple[int, int]:
+        known = load_machine(name).gpu
         return abs(known.capability - capability), abs(known.sms - sms)
 
-    nearest = min(known, key=lambda name: unlike(known[name]))
-    log.info("%s: no file of configs/machines is for it; fusions are those of the nearest, %s", gpu, nearest)
-    return known[nearest]
+    nearest = min(gpus(), key=unlike)
+    log.info("%s: no file of configs/machines is for it; fusions and tiles are those of the nearest, %s", gpu, nearest)
+    return nearest
+
+
+def own_file(gpu: str) -> str | None:
+    """The name of the shipped machine whose words are all in the name of a GPU: a100_80gb, rather than a100."""
+    named = [name for name in gpus() if _words(name) <= _words(gpu)]
+    return max(named, key=lambda name: len(_words(name)), default=None)
 
 
 def _words(name: str) -> set[str]:

@@ -1,7 +1,7 @@
 """Rows of launches that one kernel can replace: their patterns, the kernel, and its arguments."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
@@ -144,7 +144,7 @@ ATTENTION = Fusion(
 )
 
 FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING, MERGING_NORM, PROLOGUE2)
-"""Every fusion that has a kernel; where several fit, the planner compares them."""
+"""Every fusion that has a kernel; where several fit, the first that the GPU's table lists is taken."""
 Row = tuple[Fusion | None, Group]
 """A fusion and the launches that it merges, or None and a single launch."""
 
@@ -155,36 +155,19 @@ def label(launch: Launch) -> str:
     return f"{launch.op}{kind}:{launch.name}"
 
 
-def rows(launches: Sequence[Launch], fusions: Sequence[Fusion]) -> list[Row]:
-    """The launches in groups: each is the first of the fusions that fits there, or a single launch."""
+def rows(launches: Sequence[Launch], takes: Callable[[Fusion, Group], bool] = Fusion.fits) -> list[Row]:
+    """The launches in groups: each is the first fusion that `takes` the launches from there, or a single launch."""
     found: list[Row] = []
     at = 0
     while at < len(launches):
-        one = next((fusion for fusion in fusions if fusion.fits(launches[at:])), None)
+        one = next((fusion for fusion in FUSIONS if takes(fusion, launches[at:])), None)
         end = at + (len(one.patterns) if one else 1)
         found.append((one, launches[at:end]))
         at = end
     return found
 
 
-def merged(found: Sequence[Row]) -> tuple[Launch, ...]:
-    """One launch for each group."""
-    return tuple(fusion.merged(group) if fusion else group[0] for fusion, group in found)
-
-
 def fused(program: Program, found: Sequence[Row]) -> Program:
-    """The program with these groups merged."""
-    return make_program(program.batch, merged(found), program.images, program.logits)
-
-
-def candidates(launches: Sequence[Launch]) -> Iterator[Launch]:
-    """Every launch that some fusion could make of these launches."""
-    for at in range(len(launches)):
-        for fusion in FUSIONS:
-            if fusion.fits(launches[at:]):
-                yield fusion.merged(launches[at : at + len(fusion.patterns)])
-
-
-def with_fusions(launches: Sequence[Launch]) -> list[Launch]:
-    """These launches, and every launch that some fusion could make of them."""
-    return [*launches, *candidates(launches)]
+    """The program with these groups merged, one launch for each."""
+    launches = tuple(fusion.merged(group) if fusion else group[0] for fusion, group in found)
+    return make_program(program.batch, launches, program.images, program.logits)

@@ -1,4 +1,4 @@
-"""GPUs that the kernels run on: their peaks, and the fusions that pay on each. Files of `configs/machines`."""
+"""GPUs that the kernels run on: peaks, the fusions that pay, tiles. Each is a file of `configs/machines`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ class GpuFacts:
     measurements, neither on the newest GPUs: 1.1 for adding 1,024 numbers (pytorch issue 161104) and 0.5 between
     kernels (3.4 a kernel of 2.9: NVIDIA, "Getting Started with CUDA Graphs", 2019).
     `fusions`: for operands (int8, float8, half), a fusion's title and a width in channels, the tokens in a batch from
-    which it is taken, left, taken again, and so on.
+    which it is taken, left, taken again, and so on. `tiles`: a `tuning.TileTable`.
     """
 
     capability: Annotated[int, within(least=70, most=200)]
@@ -27,6 +27,7 @@ class GpuFacts:
     fp8_tflops: Annotated[float | None, within(above=0)] = None
     launch_us: Annotated[float, within(least=0)] = LAUNCH_US
     fusions: dict[str, dict[str, dict[str, list[int]]]] = field(default_factory=dict, repr=False)
+    tiles: dict[str, dict[str, list[float]]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)

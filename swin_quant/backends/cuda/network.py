@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_quant.backends.cuda.kernels.attention import bias_row
-from swin_quant.backends.cuda.kernels.gemm import gelu_table
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
+from swin_quant.backends.integer_arithmetic import gelu_table
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.layers import Swin

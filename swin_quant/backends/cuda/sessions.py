@@ -74,19 +74,12 @@ class GraphSession:
 
     Work is queued on the caller's stream; nothing waits for it before the session is dropped. With pictures on the GPU
     in the network's own format, a call allocates only the logits that it returns, and nothing if `out` is given.
-    Programs are captured when a batch first needs them, for `sizes` up to `largest`, with the fusions of
-    `machine`. A program captured after a larger one shares its memory.
+    Programs are captured when a batch first needs them, for `sizes` up to `largest`, with the fusions and
+    tiles of `machine`. A program captured after a larger one shares its memory.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        device: torch.device,
-        largest: int,
-        tuned: TileTable = NO_TILES,
-        machine: Machine | None = None,
-    ) -> None:
-        self.network, self.device, self.largest, self.tuned, self.machine = network, device, largest, tuned, machine
+    def __init__(self, network: Network, device: torch.device, largest: int, machine: Machine | None = None) -> None:
+        self.network, self.device, self.largest, self.machine = network, device, largest, machine
         need = sum(tensor.nbytes for tensor in network.tensors.values())
         with gpu_errors(
             "a copy of the weights", device, need, "end what else has memory there, or export a smaller model"
@@ -131,11 +124,12 @@ class GraphSession:
         with self._lock:
             if size not in self._captured:
                 apart = program_of(self.network.spec, size)
-                program = fused_program(self.network.spec, size, self.machine, self.tuned)
+                program = fused_program(self.network.spec, size, self.machine)
+                tiles = self.machine.gpu.tiles if self.machine else NO_TILES
                 try:
-                    self._captured[size] = self._made(program, self.tuned)
-                except NoKernel as refused:  # a fused kernel, or tiles tuned elsewhere
-                    if program.launches == apart.launches and self.tuned is NO_TILES:
+                    self._captured[size] = self._made(program, tiles)
+                except NoKernel as refused:  # a fused kernel, or tiles of another GPU or compiler
+                    if program.launches == apart.launches and not tiles:
                         raise
                     log.warning(
                         "%s: its launches run apart, with default tiles; `python tools/cuda/tune.py` may mend it",
@@ -144,11 +138,11 @@ class GraphSession:
                     self._captured[size] = self._made(apart, NO_TILES)
             return self._captured[size]
 
-    def _made(self, program: Program, tuned: TileTable) -> Captured:
+    def _made(self, program: Program, tiles: TileTable) -> Captured:
         with gpu_errors(f"a batch of {program.batch}", self.device, program.nbytes):
             if self._block is None or self._block.nbytes < program.nbytes:
                 self._block = memory(program.nbytes, self.device)
-            bound = bind(program, self.tensors, self.network.scalars, self.device, tuned, self._block)
+            bound = bind(program, self.tensors, self.network.scalars, self.device, tiles, self._block)
             return self._capture(bound)
 
     def _capture(self, bound: Bound) -> Captured:

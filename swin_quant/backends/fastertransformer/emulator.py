@@ -6,7 +6,6 @@ Window attention is computed as by the fused or the unfused kernels. Pooled feat
 op, is float32.
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,13 +19,11 @@ from swin_quant.backends.fastertransformer.limits import computed_rows
 from swin_quant.backends.fastertransformer.manifest import Stored
 from swin_quant.backends.fastertransformer.slots import head_dim
 from swin_quant.backends.fastertransformer.weights import REDUCTION, Scales
+from swin_quant.backends.integer_arithmetic import as_half, gelu_table, normed, product, rounded
 from swin_quant.base.errors import UsageError
 from swin_quant.models.windows import window_partition, window_reverse
 
 NORMALIZE_EPSILON = SOFTMAX_EPSILON = 1e-6
-# |sum of k int8 products| <= k * 2^14, and float32 holds every whole number up to 2^24: sums of 1024 products are exact
-# in any order and grouping, fused or not. Longer ones are split and added in float64.
-EXACT_PRODUCTS = 1024
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,10 @@ class AttentionWeights:
 def attention(x: Tensor, w: AttentionWeights, fused: bool) -> Tensor:
     """int8 context, at the range of the projection's input, from int8 tokens. [B * nW, L, C] -> [B * nW, L, C]."""
     s = w.scales
-    sums = to_int8(int8_gemm(x, w.qkv) * s.gemm("attn.qkv"))
+    sums = rounded(product(x, w.qkv) * s.gemm("attn.qkv"))
     real = (sums * s.step("attn.qkv._aftergemm_quantizer") + w.qkv_bias).unflatten(-1, (3, w.heads, -1))
     q, k, v = (
-        to_int8(part * s.levels(f"attn.matmul_{name}_input_quantizer"))
+        rounded(part * s.levels(f"attn.matmul_{name}_input_quantizer"))
         for name, part in zip("qkv", real.permute(2, 0, 3, 1, 4), strict=True)
     )
     if w.logit_scale is not None:
@@ -62,7 +59,7 @@ def attention(x: Tensor, w: AttentionWeights, fused: bool) -> Tensor:
     products = q @ k.transpose(-2, -1)  # exact: sums of 32 or 64 products
     probabilities = (_fused_softmax if fused else _unfused_softmax)(products, w)
     context = probabilities @ v  # exact: at most 1024 products, in the largest window
-    context = to_int8(context * (s.fused("a v") if fused else s.gemm("a v")))
+    context = rounded(context * (s.fused("a v") if fused else s.gemm("a v")))
     return context.transpose(1, 2).flatten(2)
 
 
@@ -70,22 +67,22 @@ def _normalized(x: Tensor, name: str, s: Scales, factor: Tensor | float) -> Tens
     """V2: x / |x| * factor, int8 in and out."""
     real = x * s.step(f"attn.matmul_{name}_input_quantizer")
     norm = torch.rsqrt(real.square().sum(-1, keepdim=True) + NORMALIZE_EPSILON) * factor
-    return to_int8(real * norm * s.levels(f"attn.mha_{name}_input_quantizer"))
+    return rounded(real * norm * s.levels(f"attn.mha_{name}_input_quantizer"))
 
 
 def _fused_softmax(products: Tensor, w: AttentionWeights) -> Tensor:
     """int8 probabilities from float logits; NVIDIA has not published how the fused kernel rounds inside."""
     logits = _add(products * (w.scales.fused("q k") * w.qk_scale), w)
-    return to_int8(logits.softmax(-1) * w.scales.fused("a"))
+    return rounded(logits.softmax(-1) * w.scales.fused("a"))
 
 
 def _unfused_softmax(products: Tensor, w: AttentionWeights) -> Tensor:
     """int8 probabilities from logits that are rounded to int8."""
-    logits = to_int8(products * w.scales.gemm("q k")) * w.qk_scale
+    logits = rounded(products * w.scales.gemm("q k")) * w.qk_scale
     logits = _add(logits * w.scales.step("attn.softmax_input_quantizer"), w)
     powers = (logits - logits.amax(-1, keepdim=True)).exp()
     share = powers * (1 / (powers.sum(-1, keepdim=True) + SOFTMAX_EPSILON))
-    return to_int8(share * w.scales.levels("attn.matmul_a_input_quantizer"))
+    return rounded(share * w.scales.levels("attn.matmul_a_input_quantizer"))
 
 
 def _add(logits: Tensor, w: AttentionWeights) -> Tensor:
@@ -113,7 +110,7 @@ class Norm:
 
     def __call__(self, x: Tensor, epsilon: float) -> Tensor:
         """float32 [..., C] of a float16 or float32 x."""
-        return layer_norm(x, self.weight, self.bias, epsilon)
+        return normed(x, self.weight, self.bias, epsilon)
 
 
 @dataclass(frozen=True)
@@ -168,7 +165,7 @@ class Reader:
             proj=self.layer(f"{at}attn.proj"),
             fc1=fc1,
             fc2=self.layer(f"{at}mlp.fc2"),
-            gelu=gelu_table(step, self._read(fc1.bias), levels),
+            gelu=gelu_table(step, self._read(fc1.bias), levels).float().flatten(),
             norm1=self.norm(f"{at}norm1"),
             norm2=self.norm(f"{at}norm2"),
             window=self.g.window_in_use(stage),
@@ -265,23 +262,23 @@ class Emulator:
         """One block on the residual stream, float16 [B, R, R, C]."""
         s, epsilon = b.scales, BLOCK_EPSILON[self.version]
         before = b.norm1(x, epsilon) if self.version == 1 else x.float()
-        y = self._attention(to_int8(before * s.levels("attn.qkv._input_quantizer")), b)
-        y = to_int8(int8_gemm(y, b.proj.kernel) * s.gemm("attn.proj"))
+        y = self._attention(rounded(before * s.levels("attn.qkv._input_quantizer")), b)
+        y = rounded(product(y, b.proj.kernel) * s.gemm("attn.proj"))
         step = s.step("attn.proj._aftergemm_quantizer")
         levels = s.levels("mlp.fc1._input_quantizer")
         if self.version == 1:
             after = x + (y * step).half() + b.proj.bias
-            x, y = _where_computed(after, x), _where_computed(to_int8(b.norm2(after, epsilon) * levels), y)
+            x, y = _where_computed(after, x), _where_computed(rounded(b.norm2(after, epsilon) * levels), y)
         else:
             given = b.norm1(y.half() * as_half(step) + b.proj.bias, epsilon) + x.float()
-            x, y = given.half(), to_int8(given * levels)
-        y = look_up(b.gelu, to_int8(int8_gemm(y, b.fc1.kernel) * s.gemm("mlp.fc1")))
-        sums, step = int8_gemm(y, b.fc2.kernel), s.step("mlp.fc2._aftergemm_quantizer")
+            x, y = given.half(), rounded(given * levels)
+        y = look_up(b.gelu, rounded(product(y, b.fc1.kernel) * s.gemm("mlp.fc1")))
+        sums, step = product(y, b.fc2.kernel), s.step("mlp.fc2._aftergemm_quantizer")
         if self.version == 2:
-            y = to_int8(sums * s.gemm("mlp.fc2")).half() * as_half(step) + b.fc2.bias
+            y = rounded(sums * s.gemm("mlp.fc2")).half() * as_half(step) + b.fc2.bias
             return (b.norm2(y, epsilon) + x.float()).half()
         if self.int8_mode == 1:
-            y = to_int8(sums * s.gemm("mlp.fc2")) * step
+            y = rounded(sums * s.gemm("mlp.fc2")) * step
         else:
             y = sums * (s.amax("mlp.fc2._input_quantizer") / 127) * (s.weight("mlp.fc2") / 127)
         return (y + b.fc2.bias + x.float()).half()
@@ -291,11 +288,11 @@ class Emulator:
         s = m.scales
         x = torch.cat([x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)], dim=-1)
         levels = s.levels(f"{REDUCTION}._input_quantizer")
-        x = to_int8((m.norm(x, EPSILON) if self.version == 1 else x.float()) * levels)
-        sums = int8_gemm(x, m.reduction)
+        x = rounded((m.norm(x, EPSILON) if self.version == 1 else x.float()) * levels)
+        sums = product(x, m.reduction)
         if self.version == 1 and self.int8_mode == 2:
             return (sums * (1 / levels * (s.weight(REDUCTION) / 127))).half()
-        x = to_int8(sums * s.gemm(REDUCTION)) * s.step(f"{REDUCTION}._aftergemm_quantizer")
+        x = rounded(sums * s.gemm(REDUCTION)) * s.step(f"{REDUCTION}._aftergemm_quantizer")
         return x.half() if self.version == 1 else m.norm(x, EPSILON).half()
 
     def _attention(self, x: Tensor, b: Block) -> Tensor:
@@ -316,43 +313,7 @@ def _where_computed(new: Tensor, old: Tensor) -> Tensor:
     return torch.where((torch.arange(rows, device=new.device) < computed).view_as(new[..., :1]), new, old)
 
 
-def as_half(value: float) -> float:
-    """A scale as a float16 kernel sees it."""
-    return torch.tensor(value, dtype=torch.float16).item()
-
-
-def to_int8(x: Tensor) -> Tensor:
-    """Round and saturate; float32 in and out, whole numbers from -128 to 127."""
-    return x.round().clamp_(-128, 127)
-
-
-def int8_gemm(x: Tensor, weight: Tensor) -> Tensor:
-    """The int32 sums of x [..., k] and weight [n, k], converted to float32 [..., n] as the hardware does."""
-    k = weight.shape[-1]
-    if k <= EXACT_PRODUCTS:
-        return F.linear(x, weight)
-    pieces = zip(x.split(EXACT_PRODUCTS, -1), weight.split(EXACT_PRODUCTS, -1), strict=True)
-    return functools.reduce(torch.add, (F.linear(a, b).double() for a, b in pieces)).float()
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float) -> Tensor:
-    """float32 norm of a float16 or float32 [..., C]; weight and bias are float16, as stored."""
-    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), epsilon)
-
-
-def gelu_table(step: float, bias: Tensor, levels: float) -> Tensor:
-    """float32 [hidden * 256]: for each channel, GELU's int8 result for the int8 sums -128 to 127.
-
-    The kernel works in float16, tanh form, rounding after each operation. It uses the hardware's approximate tanh
-    (2^-11 relative error); this uses a correctly rounded one.
-    """
-    x = torch.arange(-128, 128, device=bias.device).half() * as_half(step) + bias[:, None]
-    inner = as_half(0.7978845608028654) * (x + as_half(0.044715) * x * x * x)
-    gelu = x * (as_half(0.5) * (as_half(1.0) + inner.tanh()))
-    return to_int8((gelu * as_half(levels)).float()).flatten()
-
-
 def look_up(table: Tensor, x: Tensor) -> Tensor:
-    """Entry x[..., c] + 128 of channel c in a `gelu_table`. [..., hidden] -> [..., hidden]."""
+    """Entry x[..., c] + 128 of channel c in a flattened `gelu_table`. [..., hidden] -> [..., hidden]."""
     channels = 256 * torch.arange(x.shape[-1], device=x.device) + 128
     return table.index_select(0, (x + channels).int().flatten()).view_as(x)

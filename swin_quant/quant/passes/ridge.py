@@ -5,25 +5,12 @@ The error, |W (x + d) - (W + dW) x|^2 + lambda |dW|^2, has a closed form, from c
 solved on three quarters of the pictures must be best on the rest.
 """
 
-from dataclasses import dataclass
-from typing import Annotated
-
 import torch
 from torch import Tensor
 
-from swin_quant.base.schema import SelfChecked, counted, within
-from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.layerwise import ErrorForm, Problem, solve_layers
+from swin_quant.quant.passes.layerwise import ErrorForm, Problem
 
-DAMPS = (0.01, 0.1, 1.0, 10.0)
-
-
-@dataclass(frozen=True)
-class RidgeOptions(SelfChecked):
-    """`damp`: values of lambda to try, as shares of the inputs' mean variance."""
-
-    pictures: Annotated[int, within(least=1)] = 256
-    damp: Annotated[tuple[Annotated[float, within(above=0)], ...], counted(1, 64)] = DAMPS
+DAMPS = (0.01, 0.1, 1.0, 10.0)  # values of lambda to try, as shares of the mean variance of the inputs
 
 
 def damped(covariance: Tensor, damp: float) -> Tensor:
@@ -40,27 +27,13 @@ def ridge(weight: Tensor, form: ErrorForm, damp: float) -> Tensor:
     return torch.cholesky_solve((weight @ form.cross).T, factor).T
 
 
-def corrected(problem: Problem, damps: tuple[float, ...] = DAMPS) -> Tensor:
+def corrected(problem: Problem) -> Tensor:
     """The weight [out, in] of a layer, changed by `ridge` where that is a gain on held-out pictures."""
     weight = problem.weight.clone()
     for rows in problem.rows:
         mine = weight[rows.which]
-        gains = {damp: rows.others.gain(mine, ridge(mine, rows.most, damp)) for damp in damps}
+        gains = {damp: rows.others.gain(mine, ridge(mine, rows.most, damp)) for damp in DAMPS}
         best = max(gains, key=gains.__getitem__)
         if gains[best] > 0:
             weight[rows.which] = mine + ridge(mine, rows.whole, best)
     return weight
-
-
-def run(context: PassContext, options: RidgeOptions) -> str:
-    """Solve for the weights of every unit; their range is the largest magnitude, as after a calibration."""
-
-    def solve(problem: Problem) -> Tensor:
-        weight = corrected(problem, options.damp)
-        problem.layer._weight_quantizer.amax = weight.abs().max()
-        return weight
-
-    return solve_layers(context, options.pictures, solve)
-
-
-PASS = Pass(run, RidgeOptions)

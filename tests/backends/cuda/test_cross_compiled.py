@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
 from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of, kernels_with_tiles
+from fusions import candidates, with_fusions
 from nightly import share
 
-from swin_quant.backends.cuda.fusions import candidates, with_fusions
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.base.errors import UsageError

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from swin_quant.backends.cuda.engine import load, machine_here
+from swin_quant.backends.cuda.engine import load, name_here
 from swin_quant.backends.cuda.gpu_errors import gpu_errors
-from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import dequantize, load_policy, quantize
 from swin_quant.score.options import EngineOptions
@@ -264,6 +263,6 @@ def test_whose_fusions_a_gpu_takes(gpu_is, caplog, gpu, capability, sms, machine
     """For another GPU, those of the nearest by compute capability, then multiprocessors, which is named."""
     gpu_is(gpu, capability, sms)
     with caplog.at_level("INFO"):
-        assert machine_here() == load_machine(machine)
-    said = f"{gpu}: no file of configs/machines is for it; fusions are those of the nearest, {machine}"
+        assert name_here() == machine
+    said = f"{gpu}: no file of configs/machines is for it; fusions and tiles are those of the nearest, {machine}"
     assert caplog.messages == ([said] if (gpu, capability, sms, machine) in OTHER else [])

@@ -1,21 +1,20 @@
 """Fusions: the resulting launch lists, the choice for a GPU, and whole networks with all fusions."""
 
-from math import inf
 from random import Random
 
 import pytest
 import torch
+from fusions import candidates, chosen, with_fusions
 
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.choose_fusions import chosen, fused_program, listed, size_of
-from swin_quant.backends.cuda.fusions import FUSIONS, candidates, fused, rows, with_fusions
-from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.choose_fusions import fused_program, listed, size_of
+from swin_quant.backends.cuda.fusions import FUSIONS, fused, rows
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.machines import gpus, load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import spec_of_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import TileTable, shape_of
+from swin_quant.backends.cuda.tuning import shape_of
 from tests.backends.conftest import pictures
 from tests.backends.cuda.conftest import HEADS_OF_24, spec_of_model
 from tests.backends.cuda.test_interpreted import interpret
@@ -25,7 +24,7 @@ MODELS = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_patch4_
 FORMS = [("swin", "int8"), ("swinv2", "int8"), ("swin", "float"), ("swinv2", "float")]
 
 
-SPEC, H200 = spec_of_model(MODELS["swin"]), load_machine("h200")
+SPEC = spec_of_model(MODELS["swin"])
 
 
 def full_size(kind, batch, precision="int8"):
@@ -61,23 +60,13 @@ def is_read(name, after):
 
 
 def all_fused(program):
-    return fused(program, rows(program.launches, FUSIONS))
-
-
-def timed(launches, us, batch=8):
-    """Times of these launches for a table."""
-    return {shape_of(one): {batch: (Tiles(16), us)} for one in launches}
-
-
-def by_times(times, batch=8):
-    """The launches of Swin-T that an H200 with these times runs."""
-    return fused_program(SPEC, batch, H200, TileTable(times)).launches
+    return fused(program, rows(program.launches))
 
 
 @pytest.mark.parametrize(("kind", "precision"), FORMS)
 def test_fused_launches_move_what_is_left_and_compute_the_same(kind, precision):
     program = full_size(kind, 8, precision)
-    found = rows(program.launches, FUSIONS)
+    found = rows(program.launches)
     whole = fused(program, found)
     assert overlapping(whole) == [] and whole.operations == program.operations
     assert whole.packed == program.packed and sorted(whole.scalars) == sorted(program.scalars)
@@ -149,25 +138,6 @@ def test_no_other_choice_takes_less_time():
     found = chosen(launches, us)
     assert [one for _, group in found for one in group] == list(launches)
     assert sum(us(f.merged(group) if f else group[0]) for f, group in found) == pytest.approx(least(0))
-
-
-def test_times_overrule_the_table():
-    """Only if every launch that the program could consist of was timed."""
-    launches = program_of(SPEC, 8).launches
-    by_table = len(by_times({}))
-    apart, slow, quick = timed(launches, 1.0), timed(candidates(launches), 900.0), timed(candidates(launches), 0.1)
-    assert len(by_times(slow | apart)) == len(launches)
-    assert len(by_times(slow)) == by_table < len(launches)
-    assert len(by_times(apart | quick)) < by_table
-
-
-def test_what_a_gpu_refused_is_not_chosen_and_the_rest_goes_by_its_times():
-    """A kernel that failed in timing once left the choice to a model, which could choose that very kernel."""
-    launches = program_of(SPEC, 8).launches
-    refused = {shape_of(one): {8: (None, inf)} for one in candidates(launches) if one.op == "mlp"}
-    ops = {one.op for one in by_times(timed(with_fusions(launches), 1.0) | refused)}
-    assert ops >= {"norm_gemm", "attention_norm"} and "mlp" not in ops
-    assert TileTable(refused).tiles_for(next(candidates(launches)), 8) is None
 
 
 def test_fastertransformers_arithmetic_and_odd_widths_are_left_alone(calibrated, tiny_config):

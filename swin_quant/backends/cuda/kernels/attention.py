@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.arithmetic import as_type, rounded
+from swin_quant.backends.cuda.kernels.arithmetic import as_type
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.gemm_norm import GemmNormKernel
 from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_norm_tiles, attention_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
+from swin_quant.backends.integer_arithmetic import rounded
 
 MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
 _VECTOR = 8  # halves that one load takes

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.arithmetic import as_type, product, rounded
+from swin_quant.backends.cuda.kernels.arithmetic import as_type
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.kernel import Kernel
 from swin_quant.backends.cuda.kernels.tiles import LINE, Tiles, gemm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
+from swin_quant.backends.integer_arithmetic import product, rounded
 
 SMALLEST_NORM = 1e-12  # divides a vector of zeros
 FLAT = whole_map(1)  # rows stay in their order
@@ -149,19 +150,3 @@ def _unit(y: Tensor, lengths: Tensor, before: Tensor | None, e: Epilogue) -> Ten
     else:
         factor = torch.rsqrt(heads.square().sum(-1, keepdim=True) + e.unit_epsilon) * factor
     return torch.cat([(heads * factor).flatten(1), y[:, columns:]], dim=1)
-
-
-def gelu_table(step: float, bias: Tensor, levels: float) -> Tensor:
-    """int8 [N, 256]: FasterTransformer's GELU for the int8 sums -128 to 127 of each channel; bias half [N].
-
-    FasterTransformer's kernel works in float16, tanh form, rounding after each operation (docs/reference/weights.md,
-    section 3.8).
-    """
-    x = torch.arange(-128, 128, device=bias.device).half() * _as_half(step) + bias.half()[:, None]
-    inner = _as_half(0.7978845608028654) * (x + _as_half(0.044715) * x * x * x)
-    gelu = x * (_as_half(0.5) * (1.0 + inner.tanh()))
-    return as_type((gelu * _as_half(levels)).float(), torch.int8)
-
-
-def _as_half(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float16).item()

@@ -9,8 +9,6 @@ from swin_quant.base.errors import SwinQuantError
 FILLED = 128  # programs; fewer leave a large GPU idle, so smaller tiles are taken
 REGISTERS = 8192  # float32 values that a program of row kernels holds
 WARP_SUMS = 32 * 128  # the most float32 sums of a warp, beside their operands
-MOST = 1 << 20  # the most values of a Triton tensor
-MOST_WARPS = 32  # the most warps of a program, on every GPU
 LINE = 128  # bytes of a cache line
 LEAST_STEP = 32  # bytes along K of one tensor core instruction
 SEVERAL_WINDOWS = 8  # the most windows that a program of attention takes one after another
@@ -34,12 +32,6 @@ class Tiles:
     def options(self) -> dict[str, int]:
         """Options for Triton's compiler."""
         return {"num_warps": self.warps, "num_stages": self.stages}
-
-    def are_possible(self) -> bool:
-        """Whether any kernel could take these tiles."""
-        sides = (self.rows, self.columns or 1, self.inner or 1, self.warps, self.windows)
-        powers = all(0 < side <= MOST and side & (side - 1) == 0 for side in sides)
-        return powers and self.warps <= MOST_WARPS and 0 < self.stages <= MOST
 
     def holding(self, **least: int) -> "Tiles":
         """These tiles. SwinQuantError for a side smaller than what the kernel needs in one tile."""

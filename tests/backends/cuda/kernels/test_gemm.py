@@ -6,11 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kernel_runs import FLOAT8, HALVES, Draw, assert_same, few, linear, maps, need_float8, operands, poisoned, seeds
 
-from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel, gelu_table
+from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.rows import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
+from swin_quant.backends.integer_arithmetic import gelu_table
 
 
 @few

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fusions import with_fusions
 from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, attention_moves, both, poisoned
 
-from swin_quant.backends.cuda.fusions import FUSIONS, with_fusions
+from swin_quant.backends.cuda.fusions import FUSIONS
 from swin_quant.backends.cuda.launches import program_of
 from swin_quant.backends.cuda.program import ScalarRef, TensorRef, kernel_of
 from swin_quant.backends.cuda.spec import spec_of_config
