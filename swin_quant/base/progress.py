@@ -73,6 +73,9 @@ def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:
     logging.raiseExceptions = False  # a log file on a full disk must not fill the screen with tracebacks
 
 
+works: list[str] = []  # in progress, the outermost first
+
+
 def shows_bars() -> bool:
     """Whether standard error is a terminal."""
     return bars and console.is_terminal
@@ -144,9 +147,13 @@ def make_bar(before: str, after: str) -> Progress:
 
 def track(items: Iterable[T], description: str, total: int | None = None, noun: str = "") -> Iterator[T]:
     """Yield `items` under a bar of `total` items, or with plain lines without a terminal. `noun`: their plural."""
-    with make_bar("{task.description}", noun) as progress, Lines(total, noun=noun) as lines:
-        task = progress.add_task(description, total=total)
-        for number, item in enumerate(items, 1):
-            yield item
-            progress.advance(task)
-            lines.show(description, number)
+    works.append(description)
+    try:
+        with make_bar("{task.description}", noun) as progress, Lines(total, noun=noun) as lines:
+            task = progress.add_task(description, total=total)
+            for number, item in enumerate(items, 1):
+                yield item
+                progress.advance(task)
+                lines.show(description, number)
+    finally:
+        works.remove(description)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from termcolor import colored
 from swin_quant.base.errors import SwinQuantError
 
 _AGAIN_SECONDS = 0.05
+_SAID_AFTER = 1.0
 
 
 @contextmanager
@@ -36,13 +38,44 @@ def interrupts() -> Iterator[None]:
         return
     listened = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _interrupt) for number in (*listened, signal.SIGALRM)}
+    read, write = socket.socketpair()
+    write.setblocking(False)
+    wakeup = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(read, set(listened)), daemon=True).start()
     try:
         yield
     finally:
+        signal.set_wakeup_fd(wakeup)
+        write.close()
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             if handler is not None:  # set by another library, unknown to python
                 signal.signal(number, handler)
+
+
+def _watch(read: socket.socket, listened: set[signal.Signals]) -> None:
+    """Say what a stopped command still ends, where that takes more than a second; then a second signal ends the
+    process, also inside a library that runs no handler. Launchers send two signals at once: an early second one is the
+    first."""
+    is_stopping = is_said = False
+    with read:
+        while True:
+            read.settimeout(_SAID_AFTER if is_stopping and not is_said else None)
+            try:
+                came = read.recv(64)
+            except TimeoutError:
+                is_said = True
+                progress = sys.modules.get("swin_quant.base.progress")
+                what = progress.works[-1] if progress and progress.works else "the step in work"
+                with contextlib.suppress(OSError):
+                    print(f"stopping: {what} ends first; a second signal ends it at once", file=sys.stderr, flush=True)
+                continue
+            if not came:  # the command has ended
+                return
+            if listened & {*came}:
+                if is_said:
+                    os._exit(INTERRUPTED)
+                is_stopping = True
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -4,8 +4,8 @@ All nodes are observed, whatever the policy: the policy decides later which are 
 ranges are the float model's. On a CPU they are bit-identical for any batch size (`BatchInvariance`).
 """
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from swin_quant.quant import AUTO, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.observers import ActivationObserver, NonFiniteError
+from swin_quant.quant.observers import ActivationObserver, NonFiniteError, PictureCount
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import dequantize
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
@@ -117,7 +117,8 @@ class Observation:
     def __init__(self, model: nn.Module, nodes: Mapping[str, Quantizer], method: Method) -> None:
         self.model, self.device, self.pictures = model, next(model.parameters()).device, 0
         limit, counts = None if method.exact else VALUES_PER_PICTURE, method.name != "max"
-        self.observers = {name: ActivationObserver(name, self.device, counts, limit) for name in nodes}
+        self._count = PictureCount()
+        self.observers = {name: ActivationObserver(name, self.device, counts, limit, self._count) for name in nodes}
         self._batches = BatchInvariance(model, nodes.values(), self._forward)
 
     @torch.inference_mode()
@@ -127,17 +128,16 @@ class Observation:
         SwinQuantError for NaN or infinity in weights or activations, naming the first module.
         """
         self.pictures += len(images)
-        return self._batches.run(images)
-
-    def _forward(self, images: Tensor) -> Tensor:
-        for observer in self.observers.values():
-            observer.pictures = len(images)
         try:
-            logits = rows(self.model(images))
-            if not logits.isfinite().all():
-                raise NonFiniteError("the model's output")
+            return self._batches.run(images)
         except NonFiniteError as error:
             raise SwinQuantError(f"{first_non_finite(self.model, images)} (noticed at: {error})") from error
+
+    def _forward(self, images: Tensor) -> Tensor:
+        self._count.pictures = len(images)
+        logits = rows(self.model(images))
+        if not logits.isfinite().all():
+            raise NonFiniteError("the model's output")
         return logits
 
     def calibration(self) -> Calibration:
@@ -248,70 +248,66 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
 
 
 class BatchInvariance:
-    """Runs batches through the `forward` of `model`; each of its `nodes` has an observer."""
+    """Runs batches through the `forward` of `model`, whose `nodes` have observers: nodes see the same bits of a picture
+    in any batch, and with any number of threads.
+
+    Each part of a batch runs on one thread, and parts run side by side. Pictures run one by one in sizes of which the
+    first or the last picture differs when it runs alone.
+    """
 
     def __init__(self, model: nn.Module, nodes: Iterable[Quantizer], forward: Forward) -> None:
         self.nodes, self.forward = list(nodes), forward
-        self.holds: dict[tuple[int, ...], bool] = {}  # by shape of the batch
+        self.holds: dict[tuple[int, ...], bool] = {}  # by shape of the part
         parameter = next(model.parameters())
         sharded = hasattr(parameter, "full_tensor")  # a DTensor; importing the class takes a second
         # Single pictures are too slow for a GPU, and all ranks of a sharded model must run equally often.
         self.is_tried = parameter.device.type == "cpu" and not sharded
 
     def run(self, images: Tensor) -> Tensor:
-        """The outputs of the batch [B, 3, H, W], run as a whole or picture by picture."""
-        shape = tuple(images.shape)
-        if not self.is_tried or not len(images) or self.holds.get(shape):
+        """The outputs of the batch [B, 3, H, W]."""
+        if not self.is_tried or not len(images):
             return self.forward(images)
-        if shape not in self.holds and (together := self._try(images)) is not None:
-            return together
-        with _one_thread():
-            return torch.cat([self.forward(picture) for picture in images.split(1)])
+        threads = torch.get_num_threads()
+        with _one_thread(), ThreadPoolExecutor(threads) as pool:  # its threads have one of torch's each
+            parts = images.tensor_split(min(threads, len(images)))
+            pieces = [one for part in parts for one in ((part,) if self._is_alone(part) else part.split(1))]
+            return torch.cat(list(pool.map(self._inferred, pieces)))
 
-    def _try(self, images: Tensor) -> Tensor | None:
-        """The outputs of the batch; None, with all observers as before, if its first or last picture differs when it
-        runs alone."""
-        size = len(images)
-        if size == 1 and torch.get_num_threads() == 1:
+    def _inferred(self, images: Tensor) -> Tensor:
+        with torch.inference_mode():  # which is a thread's own
             return self.forward(images)
-        ends = sorted({0, size - 1})
-        before = [copy.deepcopy(vars(node.observer)) for node in self.nodes]
-        outputs, together = self._hashed(images, ends, observe=True)
-        with _one_thread():
-            alone = torch.cat([self._hashed(images[at : at + 1], [0], observe=False)[1] for at in ends], dim=1)
-        holds = torch.equal(together, alone)
-        if not holds:
-            for node, state in zip(self.nodes, before, strict=True):
-                vars(node.observer).update(state)
-            if all(self.holds.values()):
-                log.info("calibrating one picture at a time: on this CPU the last bits depend on batch and threads")
-        self.holds[tuple(images.shape)] = holds
-        return outputs if holds else None
 
-    def _hashed(self, images: Tensor, at: Sequence[int], observe: bool) -> tuple[Tensor, Tensor]:
-        """The outputs, and int32 [calls, len(at)]: a hash of the bits that each node sees of the pictures `at`."""
+    def _is_alone(self, images: Tensor) -> bool:
+        """Whether the nodes see the first and the last picture as when these run alone."""
+        shape, size = tuple(images.shape), len(images)
+        if size > 1 and shape not in self.holds:
+            ends = sorted({0, size - 1})
+            together = self._hashed(images, ends)
+            alone = torch.cat([self._hashed(images[at : at + 1], [0]) for at in ends], dim=1)
+            holds = torch.equal(together, alone)
+            if not holds and all(self.holds.values()):
+                log.info("calibrating one picture at a time: on this CPU the last bits depend on the batch")
+            self.holds[shape] = holds
+        return size == 1 or self.holds[shape]
+
+    def _hashed(self, images: Tensor, at: Sequence[int]) -> Tensor:
+        """int32 [calls, len(at)]: a hash of the bits that each node sees of the pictures `at`. Nothing is observed."""
         hashes: list[Tensor] = []
         observers = [node.observer for node in self.nodes]
 
-        def hashing(observer: Callable[[Tensor], None] | None) -> Callable[[Tensor], None]:
-            def see(x: Tensor) -> None:
-                bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
-                # Squares, so that errors up and down do not cancel; modulo 2**32, which makes the sum four times as
-                # fast.
-                hashes.append((bits * bits).sum(1, dtype=torch.int32))
-                if observe and observer is not None:
-                    observer(x)
-
-            return see
+        def see(x: Tensor) -> None:
+            bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
+            # Squares, so that errors up and down do not cancel; modulo 2**32, which makes the sum four times as fast.
+            hashes.append((bits * bits).sum(1, dtype=torch.int32))
 
         for node in self.nodes:
-            node.observer = hashing(node.observer)
+            node.observer = see
         try:
-            outputs = self.forward(images)
+            self.forward(images)
         finally:
             for node, observer in zip(self.nodes, observers, strict=True):
                 node.observer = observer
-        return outputs, torch.stack(hashes)
+        return torch.stack(hashes)
 
 
 @contextmanager

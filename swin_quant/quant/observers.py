@@ -10,6 +10,7 @@ counts, as in `torch.histc`, stop at 2**24 (docs/reference, section 9.3).
 """
 
 import math
+import threading
 from dataclasses import dataclass
 
 import torch
@@ -76,12 +77,24 @@ class NonFiniteError(SwinQuantError):
     """A tensor holds NaN or infinity; `calibration` finds the module that made it."""
 
 
-class ActivationObserver:
-    """Statistics of one node's tensors; `pictures` is the number of pictures in the current batch."""
+class PictureCount(threading.local):
+    """The number of pictures in the batch that this thread runs."""
 
-    def __init__(self, name: str, device: torch.device, histogram: bool, values_per_picture: int | None) -> None:
-        self.name = name
-        self.pictures = 1
+    pictures = 1
+
+
+class ActivationObserver:
+    """Statistics of one node's tensors, which may come from several threads; `count`: the pictures in a tensor."""
+
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        histogram: bool,
+        values_per_picture: int | None,
+        count: PictureCount | None = None,
+    ) -> None:
+        self.name, self.count, self._lock = name, count or PictureCount(), threading.Lock()
         self.lowest = self.highest = 0.0
         self.peaks: list[float] = []  # the largest magnitude in each picture
         self.histograms = [Histogram.empty(device) for _ in range(2)] if histogram else []  # below zero, and others
@@ -91,17 +104,18 @@ class ActivationObserver:
         """Observe x, [B, ...] or [B * windows, ...], pictures outermost; B may be 0."""
         if not x.numel():
             return
-        by_picture = x.detach().reshape(self.pictures, -1)
+        by_picture = x.detach().reshape(self.count.pictures, -1)
         # One call for all pictures: waking threads for every picture costs more than reading twice.
         least, most = torch.stack([by_picture.amin(1), by_picture.amax(1)]).tolist()
         if not math.isfinite(sum(least) + sum(most)):
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
         low, high = min(least), max(most)
-        self.peaks += map(max, (-end for end in least), most)
-        self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
-        if self.histograms:
-            below, above = self.histograms
-            add_sides(below, above, _subset(by_picture, self.values_per_picture), low, high)
+        with self._lock:
+            self.peaks += map(max, (-end for end in least), most)
+            self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
+            if self.histograms:
+                below, above = self.histograms
+                add_sides(below, above, _subset(by_picture, self.values_per_picture), low, high)
 
     @property
     def largest(self) -> float:

@@ -42,7 +42,7 @@ from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer, infer_batches
 
-PICTURES, BATCH = 64, 32
+PICTURES, BATCH = 32, 8
 EXAMPLES = """swin-quant verify out/my_int8.onnx --data-path imagenet
 swin-quant verify out/my_int8.onnx --engine openvino --images cat.jpg 'holiday/*.jpg'"""
 
@@ -95,7 +95,7 @@ def verify(
 
     Args:
         artifact: an exported file; its run card lies beside it
-        pictures: A place on disk, of which 64 pictures are taken, evenly spread, or batches.
+        pictures: A place on disk, of which 32 pictures are taken, evenly spread, or batches.
         engine: engines that run it (default: the one it was exported for, else all)
         checkpoint: the checkpoint that was exported (default: looked for)
         threads: threads of an engine (default: its own choice)

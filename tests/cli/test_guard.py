@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -112,6 +113,23 @@ def test_messages_that_cannot_be_written_do_not_end_the_work():
         guarded(work).replace("import sys", "import sys; from swin_quant.base import progress") + " 2>/dev/full"
     )
     assert (done.returncode, done.stdout) == (0, "result\n")
+
+
+def test_a_command_inside_a_library_says_what_it_ends_and_a_second_signal_ends_it_at_once():
+    code = (
+        "import hashlib, sys\nfrom swin_quant.base.progress import track\nfrom swin_quant.cli.guard import guarded\n"
+        "def work():\n    for _ in track([1], 'compiling'):\n        print('here', flush=True)\n"
+        "        hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)\n"
+        "sys.exit(guarded(work))"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "here\n"
+    time.sleep(0.5)  # until it is inside
+    child.send_signal(signal.SIGTERM)
+    assert child.stderr.readline() == "stopping: compiling ends first; a second signal ends it at once\n"
+    assert child.poll() is None
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(10) == 130
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -67,14 +67,14 @@ def test_statistics_are_those_of_pictures_alone_on_one_thread(error, threads):
 def test_batches_run_together_where_that_changes_nothing():
     model = Careless(nothing)
     found(model, torch.rand(20, 4), 6, 6, 6, 2)
-    assert model.sizes == [6, 1, 1, 6, 6, 2, 1, 1]  # the first and the last picture of each new size alone
+    assert model.sizes == [6, 1, 1, 6, 6, 6, 2, 1, 1, 2]  # each new size is tried, its ends alone
 
 
 def test_otherwise_one_by_one_and_it_is_said_once(caplog):
     model = Careless(of_batches)
     with caplog.at_level(logging.INFO, "swin_quant"):
         found(model, torch.rand(10, 4), 3, 3, 2, 2)
-    assert model.sizes[3:] == [1] * 3 + [1] * 3 + [2, 1, 1] + [1] * 4
+    assert model.sizes[3:] == [1] * 3 + [1] * 3 + [2, 1, 1] + [1] * 4 and model.sizes[:3] == [3, 1, 1]
     assert caplog.text.count("one picture at a time") == 1
 
 

@@ -21,7 +21,7 @@ def observed(x, batches, limit=None, per_picture=1):
     made = observer(limit)
     start = 0
     for size in batches:
-        made.pictures = size
+        made.count.pictures = size
         made(x[start : start + size * per_picture])
         start += size * per_picture
     assert start == len(x)

@@ -15,7 +15,7 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.units import UnitRun, walk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a context is itself alone: what was measured of it can be kept by it
 class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 

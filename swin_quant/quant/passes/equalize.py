@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -150,8 +151,8 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
     own = [exchange for exchange in open_exchanges(context) if not exchange.stream]
     wanted = set(context.units)
     if options.only_outliers:  # no other unit is run: its exchanges move nothing of theirs
-        found = _spreads(context.model, context.model, own, context.first(options.pictures))
-        names = {spread.place.scaled.name for spread in found if spread.stands_out}
+        found = measure(context, options.pictures)
+        names = {spread.place.scaled.name for spread in found if spread.stands_out and not spread.place.stream}
         wanted = {unit for unit in context.units if any(inside(name, unit) for name in names)}
     for step in context.walk(options.pictures) if wanted else ():
         if step.name not in wanted:
@@ -170,9 +171,9 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
 def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
     """Equalize each residual stream by the output of the last unit; returns the gain there in dB. All readers of a
     stream share a factor a channel, and a unit's own output does not show the gain of later units."""
-    places = [exchange for exchange in open_exchanges(context) if exchange.stream]
+    spreads = [spread for spread in measure(context, options.pictures) if spread.place.stream]
+    places = [spread.place for spread in spreads]
     images = context.first(options.pictures)
-    spreads = _spreads(context.model, context.model, places, images)
     if not any(spread.stands_out or not options.only_outliers for spread in spreads):
         return 0.0
     # The unit with float's whole output
@@ -188,6 +189,20 @@ def open_exchanges(context: PassContext) -> list[Exchange]:
     return [exchange for exchange in context.exchanges if not (closed and exchange.exit)]
 
 
+_MEASURED: "WeakKeyDictionary[PassContext, tuple[Any, list[Spread]]]" = WeakKeyDictionary()
+
+
+def measure(context: PassContext, pictures: int) -> list[Spread]:
+    """The channels of every open exchange on the first pictures, measured once as long as no weight is written."""
+    model = context.model
+    state = pictures, sum(parameter._version for parameter in model.parameters())
+    before, found = _MEASURED.get(context, (None, []))
+    if before != state:
+        found = _spreads(model, model, open_exchanges(context), context.first(pictures))
+        _MEASURED[context] = state, found
+    return found
+
+
 def _times(size: Tensor, like: Tensor) -> float:
     median = like[like > 0].median().item() if (like > 0).any() else 0.0
     return size.max().item() / median if median else 1.0
@@ -196,7 +211,7 @@ def _times(size: Tensor, like: Tensor) -> float:
 def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
     """Outlier channels that an exchange could cure, as the ratio of their size, by the module that shows them."""
     found: dict[str, float] = {}
-    for spread in _spreads(context.model, context.model, open_exchanges(context), context.first(pictures)):
+    for spread in measure(context, pictures):
         name = spread.place.scaled.name
         if spread.stands_out:
             found[name] = max(spread.times, found.get(name, 0.0))
