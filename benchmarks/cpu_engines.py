@@ -32,6 +32,8 @@ from pathlib import Path
 import torch
 from cpu_page import OPERATORS, Run, record
 from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
+from measuring import BenchPlan, BenchReport, bench_table, measure, noise
+from measuring.processes import BenchCandidate
 from pages import HEADING, cpu, older_cpu, place, script_parser
 
 import swin_quant as sq
@@ -55,13 +57,11 @@ from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import QuantConv2d, weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.report.engines import BENCH_FILES, bench_table
-from swin_quant.report.table import print_table
-from swin_quant.score.bench import BenchPlan, BenchReport, measure, noise
-from swin_quant.score.candidate import BenchCandidate
+from swin_quant.report.table import markdown, print_table
+from swin_quant.score.engine import EAGER
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.bench_candidates import REFERENCE
 
+REFERENCE = f"{EAGER} float32"  # the candidate whose logits are the reference
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # defaults
 PLUGINS = ("attention=swin_quant::Attention", "mlp=swin_quant::Mlp")
 BRANCHES = ("attention_branch=swin_quant::AttentionBranch", PLUGINS[1])
@@ -156,7 +156,7 @@ def main() -> None:
     print_table(bench_table(report))
     if args.output:
         title = f"Latency of {args.model} on {cpu()}{', without AMX' if args.without_amx else ''}"
-        place(args.output, HEADING, title, f"{BENCH_FILES['bench.md'](report)}\n* Written by `{command(args)}`.")
+        place(args.output, HEADING, title, f"{markdown(bench_table(report))}\n* Written by `{command(args)}`.")
     if args.record:
         record(run_of(args, report))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from measuring.processes import BenchCandidate
 from torch import Tensor, nn
 
 from swin_quant.base.compat import import_timm
@@ -16,7 +17,6 @@ from swin_quant.checkpoint import load_float
 from swin_quant.config import from_dict
 from swin_quant.config.sides import sides
 from swin_quant.models import build_model
-from swin_quant.score.candidate import BenchCandidate
 from swin_quant.score.engine import Engine
 
 CALIBRATION = 16  # pictures

@@ -141,11 +141,11 @@ def write_files(wanted: Sequence[Kind], folder: Path) -> None:
     """Export each kind into `folder`, with its reference beside it; pictures are seeded noise."""
     import numpy as np
     import onnxruntime
+    from measuring import noise
 
     import swin_quant as sq
     from swin_quant.backends.openvino.engine import without_functions
     from swin_quant.quant.policy import Rule, load_policy
-    from swin_quant.score.bench import noise
 
     @functools.cache
     def calibrated(name: str, output_kind: str | None) -> sq.Model:

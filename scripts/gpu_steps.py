@@ -175,8 +175,8 @@ def deployed(place: Place) -> Iterator[Step]:
     yield place.step("tune", "tools/cuda/tune.py", int8, "--batch", batch, "--seconds", "{seconds}", "--machine",
                      place.work / "machine.yaml", needs="export")  # fmt: skip
     # The GPU needs no more threads, and in a dry run several would wait for each other on a busy CPU.
-    yield place.swin_quant("bench", "bench", int8, "--checkpoint", place.calibrated, "--batch", batch, "--rounds", 2,
-                           "--seconds", 0.2, "--threads", 1, needs="calibrate export")  # fmt: skip
+    yield place.swin_quant("bench", "evaluate", int8, "--no-accuracy", "--checkpoint", place.calibrated,
+                           "--batch", batch, "--threads", 1, needs="calibrate export")  # fmt: skip
 
 
 def finetuning(place: Place) -> Iterator[Step]:

@@ -38,7 +38,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         except TypeError as error:
             raise UsageError(f"{name}: {error}: call {_right_call(name, signature, {}, {})}") from None
         wanted = [one for one in signature.parameters.values() if _is_needed(one) and given.get(one.name) is None]
-        if wanted and "statistics" not in given and not is_command():
+        if wanted and not is_command():
             call_ = _right_call(name, signature, {}, {})
             raise UsageError(f"{name}: missing a required argument: '{wanted[0].name}': call {call_}")
         if torch.get_default_dtype() is not torch.float32:

@@ -7,14 +7,9 @@ import gc
 import importlib.util
 import json
 import logging
-import multiprocessing
 import os
-import pickle
 import shutil
-import threading
-from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line, before torch is imported
 os.environ["SWIN_QUANT_OPERATORS"] = "0"  # files must not depend on the compiler and CPU
@@ -43,7 +38,6 @@ from swin_quant.config import defaults, load_config
 from swin_quant.models import build_model
 from swin_quant.models import registry as architectures
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.score import candidate, jobs
 
 reproducible()  # as the command line, before any matrix product
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -320,27 +314,6 @@ def install(tmp_path, monkeypatch):
     yield announce
     for cache in caches:
         cache.cache_clear()
-
-
-class _HereContext:
-    """As a context of multiprocessing, whose processes are threads here."""
-
-    Pipe = staticmethod(multiprocessing.Pipe)
-
-    @staticmethod
-    def Process(target, args, daemon):
-        pipe, work = args
-        own = Connection(os.dup(pipe.fileno()))  # the starter closes the other, as it can beside a process
-        thread = threading.Thread(target=target, args=(own, pickle.loads(pickle.dumps(work))), daemon=daemon)
-        thread.kill = lambda: None  # it ends with its pipe
-        return thread
-
-
-@pytest.fixture
-def engines_here(monkeypatch):
-    """Candidates of a bench or a search run in this process: one of their own imports torch for 3 seconds, each."""
-    monkeypatch.setattr(jobs, "multiprocessing", SimpleNamespace(get_context=lambda how: _HereContext))
-    monkeypatch.setattr(candidate.log, "handlers", list(candidate.log.handlers))
 
 
 @pytest.fixture

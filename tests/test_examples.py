@@ -102,7 +102,7 @@ def test_there_are_notebooks_without_old_results():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("book", share(BOOKS, 2), ids=lambda book: book.stem)
-def test_every_cell_of_a_notebook_runs(book, place, monkeypatch, engines_here):
+def test_every_cell_of_a_notebook_runs(book, place, monkeypatch):
     for engine in ("onnxruntime", "openvino") if "export" in book.stem else ():
         pytest.importorskip(engine)
     for name, key in {"CHECKPOINT": "model", "DATA": "data", "OUT": "out"}.items():

@@ -135,8 +135,6 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
         here = _grid_name(asked[name].bits, asked[name].format)
         if wrong:
             remedy = "finetune" if origin.method == LEARNED else "calibrate the float checkpoint"
-            if origin.method in RANGE_METHODS:
-                remedy = "calibrate (from ‹statistics›, without pictures)"
             raise UsageError(
                 f"{checkpoint}: {_origin_text(wrong, origin)} for {origin.grid}, and policy {policy.name} "
                 f"has {here} at {name}: {remedy} with these bits"

@@ -16,7 +16,6 @@ SECTIONS = {
         "convert": "a float checkpoint in another format or type: Microsoft, timm, safetensors -> .pth or .safetensors",
     },
     "measure": {
-        "bench": "latency, memory and agreement of artifacts on their engines, the float model on each beside them",
         "sensitivity": "the cost of each node and group of nodes: alone, and left out; in dB, KL and agreement",
         "search": "the policy that keeps the loss within a budget at the least measured latency, as YAML",
         "align": "two engines, checkpoints or dumps, layer by layer: the first that differs; or one training step",
@@ -41,7 +40,6 @@ FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
 # The commands that are made of a function.
 FUNCTIONS = {
     "analyze": "swin_quant.verbs.analyze:analyze",
-    "bench": "swin_quant.verbs.bench:bench",
     "calibrate": "swin_quant.verbs.calibrate:calibrate",
     "evaluate": "swin_quant.verbs.evaluate:evaluate",
     "export": "swin_quant.verbs.export:export",

@@ -1,89 +1,17 @@
-"""Tables of engines: their latency, their distance from a checkpoint or from each other, the classes that they find."""
+"""Tables of engines: their distance from a checkpoint or from each other, the classes that they find."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 from swin_quant.backends.tensorrt.layers import LayerReport, LayerRow
-from swin_quant.base.errors import one_line
-from swin_quant.base.files import finite, json_text
+from swin_quant.base.files import finite
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.report.table import Column, ReportTable, comma_separated, field, figure, markdown, records
+from swin_quant.report.table import Column, ReportTable, field, figure, records
 from swin_quant.score.alignment import Aligned, Differences
-from swin_quant.score.bench import BenchReport, BenchRow
 from swin_quant.score.difference import INT8_LEVELS
-
-SCHEMA = "swin-quant/bench/1"
-BENCH: tuple[Column[BenchRow], ...] = (
-    figure("batch", "batch", field("batch")),
-    Column("candidate", "engine, precision, policy", field("candidate"), fold=True),
-    Column("engine", "", field("engine")),
-    Column("precision", "", field("precision")),
-    Column("policy", "", field("policy")),
-    figure("p50_ms", "p50 ms", field("p50_ms"), "{:.2f}"),
-    figure("p90_ms", "p90 ms", field("p90_ms"), "{:.2f}"),
-    figure("images_per_s", "images/s", field("images_per_s"), "{:.1f}", spare=True),
-    Column("calls", "", field("calls")),
-    Column("baseline", "", field("baseline")),
-    figure("speedup", "x base", field("speedup"), "{:.2f}"),
-    figure("peak_mb", "peak MB", field("peak_mb"), "{:.0f}", spare=True),
-    Column("before_mb", "", field("before_mb")),
-    figure("file_mb", "file MB", field("file_mb"), "{:.1f}", spare=True),
-    Column(
-        "int8_gemms",
-        "int8 GEMMs",
-        field("int8_gemms"),
-        show=lambda row: f"{row.int8_gemms}/{row.all_gemms}",
-        right=True,
-    ),
-    Column("all_gemms", "", field("all_gemms")),
-    figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),
-    figure("agreement", "agree %", field("agreement"), "{:.1f}"),
-    figure("acc1", "acc@1", field("acc1"), "{:.2f}", may_lack=True),
-    Column("library", "", field("library")),
-    Column("failure", "", field("failure")),
-)
-
-
-def bench_table(report: BenchReport) -> ReportTable[BenchRow]:
-    """The table with its bench_notes; without accuracy if the pictures had no labels."""
-    return ReportTable(BENCH, report.rows, bench_notes(report))
-
-
-def bench_notes(report: BenchReport) -> list[str]:
-    """The meaning of the figures, and the conditions they were measured under."""
-    plan, versions = report.plan, report.versions
-    bases = dict.fromkeys(row.baseline for row in report.rows if row.baseline)
-    libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
-    texts = [
-        f"{report.name} on {versions.get('cpu')}; threads: {plan.threads}; {plan.rounds} interleaved rounds of "
-        f"{plan.seconds:g} s each, a process for each row; torch {versions.get('torch')}"
-        + "".join(f", {name}" for name in libraries),
-        f"the CPU's int8 instructions: {', '.join(report.int8_features) or 'none known'}; "
-        f"bfloat16: {', '.join(report.bfloat16_features) or 'none known'}",
-        *([f"x base: over {', '.join(bases)}, of its own engine; median of the ratios within rounds"] if bases else []),
-        f"SQNR and agreement: with {report.reference}, on {report.pictures}",
-        "int8 GEMMs: of the engine's own products; those inside compiled operators are not counted",
-        "peak MB: of the whole process, Python and torch included",
-        *report.cautions,
-        *(row.failure for row in report.rows if row.failure),
-    ]
-    return [one_line(note) for note in texts]
-
-
-def bench_data(report: BenchReport) -> dict[str, Any]:
-    """The whole report for JSON, unrounded, with the type that each matrix product runs in."""
-    return {"schema": SCHEMA, **asdict(report)}
-
-
-BENCH_FILES: dict[str, Callable[[BenchReport], str]] = {
-    "bench.md": lambda report: markdown(bench_table(report)),
-    "bench.csv": lambda report: comma_separated(BENCH, report.rows),
-    "bench.json": lambda report: json_text(bench_data(report)),
-}
-
 
 _STYLES = {"pass": "green", "FAIL": "red", None: ""}
 

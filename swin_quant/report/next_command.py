@@ -11,13 +11,11 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.policy import Policy
 
 DIR = "DIR"  # a folder of pictures, where none is known
-BENCH = "swin-quant bench {file}"
-_BENCH_ON = "swin-quant bench {file} --engine {engine}"
+TIME = "swin-quant evaluate {file} --no-accuracy"
 EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float --output {folder}"
 EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
 SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
 _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
-_BENCH_ON = "swin-quant bench {file} --engine {engine}"
 _SERVE = "swin-quant serve {file} --engine {engine}"
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
 
@@ -48,7 +46,7 @@ def fill(template: str, **words: object) -> str:
 
 def after_scoring(card: RunCard, file: Path, engine: str) -> str:
     """The command behind a file that is good to deploy: serve it where pictures can be prepared for it."""
-    return fill(_SERVE if Abilities.of(card).takes_pictures else _BENCH_ON, file=file, engine=engine)
+    return fill(_SERVE if Abilities.of(card).takes_pictures else TIME + " --engine {engine}", file=file, engine=engine)
 
 
 def to_export_float(card: RunCard, checkpoint: Path, target: str, folder: Path) -> str:
@@ -82,7 +80,7 @@ def after_export(card: RunCard, file: Path, target: Backend, data: str = DIR) ->
     """The commands behind an export, in order; what no file can build is timed alone."""
     able = Abilities.of(card)
     if not able.is_rebuilt:
-        return [fill(BENCH, file=file)]
+        return [fill(TIME, file=file)]
     if not able.has_classes or (card.policy is None and target.only_quantized):
         return []
     return [fill(step, file=file, data=data) for step in target.exporting.next_step]

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,12 +32,10 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import all_or_nothing, give_state, state_of
 from swin_quant.quant.policy import Policy, apply_policy, load_policy
 from swin_quant.verbs.calibration_result import calibrated_on, draw, take
-from swin_quant.verbs.statistics import search_again
 
 EXAMPLES = """swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
 swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out
-swin-quant calibrate my.pth --cfg my.yaml --data-path data --calibrator mse --pictures 160
-swin-quant calibrate --statistics out/my_calib.stats.npz --policy qdq --aprec 4 --output out4"""
+swin-quant calibrate my.pth --cfg my.yaml --data-path data --calibrator mse --pictures 160"""
 KEPT = 16  # inputs that a wrapped module keeps
 WRAPPED = "qdq-unsigned"  # the default policy of a wrapped module
 NONE = "none"
@@ -54,7 +52,6 @@ def calibrate(
     exact: bool = False,
     passes: Annotated[str | Sequence[Any] | None, Parameter(accepts_keys=False)] = None,
     augment: bool = False,
-    statistics: str | Path | None = None,
     folder: Annotated[str | Path | None, Parameter(parse=False)] = None,
 ) -> Model:
     """Find the range of every node of a model on pictures, and apply a policy.
@@ -73,7 +70,6 @@ def calibrate(
         passes: what recovers accuracy afterwards: a recipe (fast, best, ...) or its file; none (default: channels that
             stand out are evened out). In Python also a list of names or {"name": ..., option: ...}.
         augment: calibrate on augmented training crops, as FasterTransformer does
-        statistics: search ranges again in what a calibration left, *.stats.npz; no pictures are needed
         folder: Where long passes keep their finished parts: the same call goes on where one was cut off.
 
     Returns:
@@ -88,15 +84,6 @@ def calibrate(
     with called_in_python(calibrator="method"):
         name = "percentile" if method is None and percentile is not None else method
         found_by = Method(name, exact=exact) if percentile is None else Method(name, percentile, exact)
-    if statistics is not None:
-        asked = {"passes": passes is not None, "augment": augment, "exact": exact}
-        if isinstance(pictures, PictureSet):
-            asked |= {one.name: getattr(pictures, one.name) not in (None, "", ()) for one in fields(PictureSet)}
-        if idle := [name for name, is_given in asked.items() if is_given] or ["pictures"] * (pictures is not None):
-            raise UsageError(f"‹{idle[0]}›: the pictures are those of ‹statistics›: leave it out")
-        return search_again(
-            model if isinstance(model, ModelFile) else ModelFile(str(model)), statistics, chosen, found_by
-        )
     plan = plan_passes(passes)
     if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):
         check_channels(model.config())

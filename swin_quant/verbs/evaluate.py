@@ -9,7 +9,7 @@ from torch import nn
 
 from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields, Parameter
-from swin_quant.base.distributed import World, this_world
+from swin_quant.base.distributed import World, one_process, this_world
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import check_writable, one_at_a_time
 from swin_quant.base.progress import log
@@ -38,11 +38,13 @@ from swin_quant.score.saved_predictions import PredictionFolder
 from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.evaluate_artifacts import ELSEWHERE as ELSEWHERE
 from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
+from swin_quant.verbs.timing import Latency, compare_latency
 
 EXAMPLES = """swin-quant evaluate out/my_calib.pth --data-path imagenet
 swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
 swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet
 swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers
+swin-quant evaluate out/my_int8.onnx --no-accuracy --batch 1
 torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1"""
 
 BATCH = {"cpu": 8, "cuda": 32}  # pictures at a time: latencies are of batches as in deployment
@@ -52,13 +54,13 @@ BATCH = {"cpu": 8, "cuda": 32}  # pictures at a time: latencies are of batches a
 class Evaluation:
     """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table.
 
-    A model without logits has no `results`: its `outputs` are compared with float32's. One artifact has a `verdict`;
-    several have a card each in `cards`.
+    A model without logits has no `results`: its `outputs` are compared with float32's. Without accuracy, `outputs` are
+    latencies. One artifact has a `verdict`; several have a card each in `cards`.
     """
 
     results: tuple[Result, ...]
     card: RunCard
-    outputs: tuple[FeatureScore, ...] = ()
+    outputs: tuple[FeatureScore, ...] | tuple[Latency, ...] = ()
     verdict: DeployVerdict | None = None
     cards: tuple[RunCard, ...] = ()
     model: Model | None = None
@@ -139,6 +141,7 @@ def evaluate(
     shard: int | None = None,
     fake_quant: bool = False,
     own_float: Annotated[bool, Parameter(negative="--no-own-float")] = True,
+    no_accuracy: bool = False,
     batch_size: Annotated[int | None, Parameter(parse=False)] = None,
 ) -> Evaluation:
     """Score a model, or artifacts on their engines, on labelled pictures: float32, half precision, and quantized.
@@ -162,6 +165,7 @@ def evaluate(
         shard: pictures a Parquet file (default 10000)
         fake_quant: score the simulation beside an artifact
         own_float: score the float form on the engine beside an artifact
+        no_accuracy: time the engines alone, in turns, on batches of seeded noise; no pictures are needed
         batch_size: Pictures at a time (default: 8, on a GPU 32): a latency is that of a batch in deployment.
 
     Returns:
@@ -177,6 +181,10 @@ def evaluate(
         source = replace(source, batch=source.batch or batch_size or BATCH[this_world().device.type])
         if isinstance(model, SubjectFiles) and not source.images:
             source = replace(source, split=source.split or "val")
+    timed = None
+    if no_accuracy:
+        one_process("evaluate --no-accuracy")
+        timed = (source.batch if isinstance(source, PictureSet) else batch_size) or BATCH["cpu"]
     names = (engine,) if isinstance(engine, str) else tuple(engine or ())
     if shard is not None and answers is None:
         raise UsageError("--shard: is for --answers")
@@ -197,6 +205,7 @@ def evaluate(
             own_float and answers is None,
             keep,
             exported[0].origin,
+            timed,
         )
         return _score_artifacts(exported, scoring)
     for_artifacts = {"engine": names, "threads": threads, "extension": extension, "float_type": float_type}
@@ -223,6 +232,11 @@ def evaluate(
     world = this_world(subject.device)
     baseline = baseline_of(subject, chosen, world, original, subject.given)
     before = subject.card  # which names the original now
+    if timed is not None:
+        engines = engines_beside(subject.module, world.device, half_type(half, world.device), chosen, baseline)
+        shape = getattr(subject.module, "input_shape", None) or (3, *subject.preprocess.sides)
+        with eval_mode(subject.module):
+            return Evaluation((), subject.card, compare_latency(engines, timed, shape))
     found = score_model(subject, source, chosen, world, half, baseline, keep)
     return replace(found, model=subject, before=before)
 
@@ -260,6 +274,8 @@ def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluati
     for one in exported:
         check_writable(card_path(one.file))  # which gets the results
     found = score_artifacts([one.artifact for one in exported], scoring)
+    if scoring.timed is not None:
+        return Evaluation((), exported[0].card, tuple(latency for one in found for latency in one.latencies))
     if this_world().is_main:
         write_cards(found)
     cards = [with_results(replace(one.card, results=[]), one.measured) for one in found]

@@ -23,6 +23,7 @@ from swin_quant.cards.lineage import original_of
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
 from swin_quant.config.outputs import classes_of, need_logits
+from swin_quant.config.sides import sides
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import (
@@ -52,8 +53,8 @@ from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import ModelInputs, score_engines
-from swin_quant.verbs.bench_candidates import has_float_baseline
 from swin_quant.verbs.export_target import ExportTarget, export_checkpoint
+from swin_quant.verbs.timing import Latency, compare_latency
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Scoring:
             place of torch's half precision if `half` is auto.
         answers: Where the answers to each picture are kept.
         origin: The model of a wrapped module, which no file can build.
+        timed: The size of a batch of noise that is timed in place of scoring pictures.
     """
 
     pictures: PictureSet | Iterable[Any]
@@ -84,6 +86,7 @@ class Scoring:
     own_float: bool = False
     answers: Sharding | None = None
     origin: Model | None = None
+    timed: int | None = None
 
 
 ELSEWHERE = {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}  # a card's values name no folder of this machine
@@ -94,6 +97,7 @@ class Scored(Artifact):
     """An artifact with results in its card, and the newly measured ones."""
 
     measured: tuple[Result, ...] = ()
+    latencies: tuple[Latency, ...] = ()
 
 
 def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Scored]:
@@ -142,7 +146,10 @@ class _Prepared:
 
 def _prepare(artifact: Artifact, engines: list[str], scoring: Scoring) -> _Prepared:
     cfg = config_of(artifact, ELSEWHERE)
-    need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
+    if scoring.timed is None:
+        need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
+    elif artifact.card.wrapped and "inputs" in artifact.card.wrapped:
+        raise UsageError(f"{artifact.file}: takes several inputs: time `sq.artifact(FILE).load()` in your own loop")
     checkpoint = find_checkpoint(artifact, scoring.checkpoint)
     prepared = _Prepared(artifact, engines, cfg, prepared_by(artifact).preprocess, checkpoint)
     if scoring.original:
@@ -162,7 +169,8 @@ def _own_floats(group: Sequence[_Prepared], scoring: Scoring, world: World, fold
     given = {name for p in group if not p.artifact.card.policy for name in p.engines}
     for name in dict.fromkeys(name for p in group for name in p.engines):
         backend = engine_named(name)
-        if name in given or not has_float_baseline(backend, world.device.type):
+        runs_float = backend.runs_its_export and not backend.only_quantized
+        if name in given or not runs_float or not backend.is_fast_on(backend.home or world.device.type):
             continue
         try:
             artifact = _float_artifact(first, first.checkpoint, name, folder / name, scoring.origin)
@@ -198,6 +206,11 @@ def _score_group(
     floats = {name: {f"{one.label} on {name}": one for one in some} for name, some in own.items()}
     engines = baseline | {key: one for some in floats.values() for key, one in some.items()}
     engines |= {key: engine for engines in loaded.values() for key, engine in engines.items()}
+    if scoring.timed is not None:
+        wrapped = first.artifact.card.wrapped
+        shape = tuple(wrapped["shape"]) if wrapped else (3, *sides(first.cfg.DATA.IMG_SIZE))
+        found = compare_latency(engines, scoring.timed, shape)
+        return [Scored(p.artifact.file, p.artifact.card, (), () if number else found) for number, p in enumerate(group)]
     called = unique_names(str(p.artifact.file) for p in group)
     files = {called[str(p.artifact.file)]: p.artifact.record["sha256"] for p in group}
     whose = {"artifacts": files, "checkpoint": first.group[0] if first.checkpoint else None,

@@ -7,24 +7,20 @@ from typing import Annotated, Any, Literal
 
 from swin_quant.arguments import checked
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.registry import target_named
 from swin_quant.backends.saturation import at_risk, warn
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, read_lines
-from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.exported import Exported, model_of
 from swin_quant.loading import ModelFile, giving
 from swin_quant.model import Model, place_for
-from swin_quant.models.classifier import Classifier
 from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant.policy import Policy, apply_policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.verbs.export_compared import check_export
 from swin_quant.verbs.export_compared import compared as beside_fake_quant
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.export_tuned import check_tunable, tuned_forms, write_fastest
@@ -93,7 +89,7 @@ def export(
         top_k: ONNX: give the N best classes and theirs, too
         labels: ONNX: file of class names, one a line, to travel in the file
         tune: openvino: try policies and operators here, keep the fastest (a minute)
-        check: run or read back the export and compare it with the model
+        check: fastertransformer: read the export back and compare it with the model
         saturation_safe: Weights of 7 bits for CPUs without VNNI.
         compared: Compare that of a wrapped module with fake-quant.
         options: Further options of the backend's exporter.
@@ -116,33 +112,26 @@ def export(
             "plain": plain,
             "npu": npu,
         },
-        **{"uint8_input": uint8_input, "softmax": softmax, "top_k": top_k, "labels": names and tuple(names), **options},
+        **{"uint8_input": uint8_input, "softmax": softmax, "top_k": top_k, "labels": names and tuple(names)},
+        **{"check": check, **options},
     }
     if isinstance(policy, PolicyChoice):
         saturation_safe = policy.saturation_safe
         policy = None if policy == PolicyChoice(saturation_safe=True) else policy
     asked = one_policy(policy)
-    flags = target_named(backend).exporting.flags
-    given |= {"check": check} if "check" in flags else {}
     target = ExportTarget.of(backend, precision, given, saturation_safe)
     if isinstance(model, ModelFile):
-        made, module = _from_file(model, target, folder, asked, tune)
-        origin = None
+        made, origin = _from_file(model, target, folder, asked, tune), None
     else:
         model = model_of(model)
-        made, module = _from_memory(model, target, folder, asked, tune, compared)
+        made = _from_memory(model, target, folder, asked, tune, compared)
         origin = model if model.card.wrapped else None
-    if check and "check" not in flags:
-        log.info("check: %s", check_export(made, module))  # its engine says whether products saturate here
-    else:
-        for engine in at_risk(target.backend):
-            warn(engine, made)
+    for engine in at_risk(target.backend):
+        warn(engine, made)
     return Exported(made, origin)
 
 
-def _from_file(
-    file: ModelFile, target: ExportTarget, folder: str | Path, asked: Policy | None, tune: bool
-) -> tuple[Artifact, Classifier]:
+def _from_file(file: ModelFile, target: ExportTarget, folder: str | Path, asked: Policy | None, tune: bool) -> Artifact:
     opened = file.need_checkpoint()
     file.config()  # refused before a policy is chosen
     if tune:
@@ -151,12 +140,12 @@ def _from_file(
     model = file.load(used)
     assert model.given is not None, "`ModelFile.load` sets it"
     parts = model.network, giving(model.card, model.given), opened.file, folder
-    return (write_fastest(target, *parts) if tune else target.write(*parts, *used)), model.network
+    return write_fastest(target, *parts) if tune else target.write(*parts, *used)
 
 
 def _from_memory(
     model: Model, target: ExportTarget, folder: str | Path, asked: Policy | None, tune: bool, compared: bool
-) -> tuple[Artifact, Classifier]:
+) -> Artifact:
     if tune:
         check_tunable(target, asked, model.card)
     used = tuned_forms(target)[0][0] if tune else target.policy(model.card, model.file, asked)
@@ -164,13 +153,13 @@ def _from_memory(
     file = file_of(model, ensure_writable_dir(folder))
     module = deepcopy(model.network).cpu().eval()  # the caller's keeps its policy and its place
     if tune:
-        return write_fastest(target, module, model.card, file, folder), module
+        return write_fastest(target, module, model.card, file, folder)
     check_bits(model.module, model.card, [used], model.name)
     apply_policy(module, used)
     made = target.write(module, model.card, file, folder, used)
     if model.card.wrapped and compared:
         made = beside_fake_quant(made, model, module, target.backend)
-    return made, module
+    return made
 
 
 def _need_ranges(model: Model, policy: Policy) -> None:

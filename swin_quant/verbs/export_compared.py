@@ -1,7 +1,4 @@
-"""An artifact beside the model that it was made of, on its engine: `export --check`.
-
-The artifact of a wrapped module counts as done if its engine loses no more than fake-quant.
-"""
+"""An artifact of a wrapped module beside fake-quant, on its engine: it counts as done if it loses no more."""
 
 import hashlib
 import math
@@ -21,7 +18,6 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import names_of_engines
 from swin_quant.model import Model
@@ -30,13 +26,10 @@ from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.watch import watching
-from swin_quant.score.bench import noise as seeded_pictures
-from swin_quant.score.difference import difference, difference_of_outputs
-from swin_quant.score.engine import HALF_TYPES, Engine, engine_under, torch_engines
+from swin_quant.score.difference import difference_of_outputs
+from swin_quant.score.engine import HALF_TYPES, Engine, torch_engines
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.verify import is_quantized, tolerance_of
 
-CHECKED = 4  # pictures of --check
 MARGIN_DB = 3.0
 EXACT_DB, HALF_DB = 60.0, 40.0  # left by rounding in float32 and in half types: no engine has to have more
 INPUTS, VALUES = 16, 1 << 22  # at most: a few seconds of a large network
@@ -56,31 +49,6 @@ class Likeness:
         """The distance of the engine above its limit; negative: it fails, as it does where no number tells."""
         spare = self.sqnr_db - (self.fake_quant_db - self.margin_db)
         return -math.inf if math.isnan(spare) else spare
-
-
-def check_export(artifact: Artifact, model: Classifier) -> str:
-    """Run the artifact on seeded noise on the first engine installed; a sentence with its distance from the model.
-
-    The reference is fake-quant for a quantized artifact, else float32. SwinQuantError beyond `verify`'s tolerance.
-    """
-    name = names_of_engines(artifact)[0]
-    record, policy = artifact.record, artifact.card.policy
-    policies = [policy_from_dict(policy, artifact.card.name)] if policy and is_quantized(record["precision"]) else []
-    reference = engine_under(model, torch.device("cpu"), policies)
-    count = record["options"].get("batch") or CHECKED
-    images = _as_input(artifact, seeded_pictures(count, model.input_shape).images)
-    with torch.inference_mode():
-        given, expected = engine_loader(name)(artifact, EngineOptions())(images), reference(images)
-    has_logits = model.output_kind == LOGITS
-    found = difference(given, expected) if has_logits else difference_of_outputs([given], [expected])
-    limit = tolerance_of(name, record["precision"], record["options"].get("float_type"))
-    text = (
-        f"{name} against {reference.name} {reference.label}, {count} seeded pictures: mean |Δlogit| "
-        f"{found['mean']:.3g} (limit {limit:g}), max {found['max']:.3g}"
-    )
-    if not found["mean"] < limit:
-        raise SwinQuantError(f"{artifact.file}: is not what the model computes: {text}")
-    return text
 
 
 def compared(artifact: Artifact, model: Model, module: Classifier, target: Backend) -> Artifact:

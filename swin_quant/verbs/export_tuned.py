@@ -26,7 +26,7 @@ from swin_quant.score.difference import difference
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import ExportTarget
-from swin_quant.verbs.search_costs import timed_in_turns
+from swin_quant.verbs.timing import timed_in_turns
 
 BATCHES = (1, 8)
 WITHIN_DB = 0.3  # of the best SQNR, what a faster file may lose

@@ -1,7 +1,7 @@
 """From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,9 +12,8 @@ from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named, target_named
 from swin_quant.base.arguments import Fields, Parameter, as_command
 from swin_quant.base.distributed import one_process
-from swin_quant.base.errors import SwinQuantError, UsageError, called_in_python, memory_errors_named, one_line
+from swin_quant.base.errors import UsageError, called_in_python
 from swin_quant.base.files import ensure_writable_dir
-from swin_quant.base.progress import log
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.sources import TRAIN, place_has
 from swin_quant.exported import Exported, model_of
@@ -24,8 +23,6 @@ from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import load_policy
-from swin_quant.report.accuracy import AccuracyTable
-from swin_quant.report.table import NARROW, print_text, screen_width
 from swin_quant.report.verdict import DeployVerdict
 from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import calibrate
@@ -39,27 +36,7 @@ from swin_quant.verbs.search import search
 from swin_quant.verbs.verify import verify
 
 EXAMPLES = """swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
-swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out
-swin-quant quantize my.pth swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output family"""
-
-
-@dataclass(frozen=True)
-class ModelFiles(ModelFile):
-    """Checkpoints, and how they become models.
-
-    Args:
-        files: float or calibrated checkpoints, from anywhere; several have a folder each below --output
-    """
-
-    files: tuple[str, ...] = ()
-
-    def each(self) -> list[ModelFile]:
-        """The checkpoints one by one. UsageError where none is named."""
-        names = self.files or ((self.checkpoint,) if self.checkpoint else ())
-        if not names:
-            raise UsageError("no checkpoint: name a float or a calibrated one")
-        given = {one.name: getattr(self, one.name) for one in fields(ModelFile)}
-        return [ModelFile(**{**given, "checkpoint": name}) for name in names]
+swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --max-drop 0.1 --output out"""
 
 
 @dataclass(frozen=True)
@@ -83,41 +60,16 @@ class Quantized:
 
     def show(self) -> None:
         """Print the table and the verdict."""
-        QuantizedFiles([self]).show()
+        self.evaluation.show()
 
     def to_json(self) -> Any:
         """The table as data, with the verdict."""
-        return QuantizedFiles([self]).to_json()
-
-
-@dataclass(frozen=True)
-class QuantizedFiles:
-    """What became of several checkpoints: those that were made, and why others failed."""
-
-    made: Sequence[Quantized]
-    failed: Sequence[SwinQuantError] = ()
-
-    def show(self) -> None:
-        """Print one table of all, and a verdict each."""
-        if cards := [one.artifact.card for one in self.made if one.artifact.card.results]:
-            AccuracyTable.of(cards).show()
-        for one in self.made:
-            print_text("\n" + one.verdict.text(screen_width(NARROW)))
-
-    def to_json(self) -> Any:
-        """The table as data, with the verdicts."""
-        cards = [one.artifact.card for one in self.made if one.artifact.card.results]
-        return AccuracyTable.of(cards).as_data() | {"verdicts": [one.verdict.to_dict() for one in self.made]}
-
-    def check(self) -> None:
-        """The error of what failed."""
-        if self.failed:
-            raise self.failed[0]
+        return self.evaluation.to_json()
 
 
 @checked
 def quantize(
-    model: Annotated[Model | nn.Module | str | Path | ModelFiles, Fields(ModelFiles, "model", ("files",))],
+    model: Annotated[Model | nn.Module | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
     pictures: Annotated[Source, Fields(PictureSet, "pictures", without=("images",))],
     backend: Annotated[str, Parameter(name="--for")],
     folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
@@ -136,14 +88,14 @@ def quantize(
     half: Literal["auto", "none", "float16", "bfloat16"] = "auto",
     dry_run: bool = False,
     config: Annotated[str | Path | None, Parameter(parse=False)] = None,
-) -> Quantized | QuantizedFiles | None:
+) -> Quantized | None:
     """Calibrate, export for a backend, verify and score: from a float checkpoint to a file to deploy, and a verdict.
 
     A step whose result lies in the output folder is not done again, so a run that was cut off goes on. A model in
     memory is done anew, and is then calibrated.
 
     Args:
-        model: A model, or checkpoints of any publisher.
+        model: A model, or a checkpoint of any publisher.
         pictures: A place on disk, whose training pictures calibrate and whose val scores, or batches.
         backend: backend that will run it: onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript,
             onnx, executorch
@@ -188,34 +140,27 @@ def quantize(
         kind = "percentile" if method is None and percentile is not None else method
         found_by = Method(kind, exact=exact) if percentile is None else Method(kind, percentile, exact)
     if isinstance(model, str | Path):
-        model = ModelFiles(str(model), cfg=str(config) if config else None)
+        model = ModelFile(str(model), cfg=str(config) if config else None)
     plain = isinstance(policy, str | PolicyChoice | None) and isinstance(passes, str | None) and scored_on is None
-    if isinstance(model, ModelFiles) and isinstance(source, PictureSet) and plain:
-        if choice is None:
-            choice = PolicyChoice((policy,) if isinstance(policy, str) else ())
+    if isinstance(model, ModelFile) and isinstance(source, PictureSet) and plain:
+        choice = choice or PolicyChoice((policy,) if isinstance(policy, str) else ())
         _check_choice(choice)
-        each = model.each()
-        jobs = []
-        for file in each:
-            file = _turning(file, pictures)
-            cfg = file.config()
-            file.need_checkpoint().forget()
-            place = Path(folder or "output") / cfg.MODEL.NAME if len(each) > 1 or folder is None else Path(folder)
-            assert isinstance(asked_pictures, PictureSet), "`source` is one"
-            settled = asked_pictures.settled(cfg)
-            asked = replace(asked_pictures, path=settled.path, zip_mode=settled.zip_mode or None)
-            if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
-                settled.of_split(TRAIN).open()  # says what is missing, before the choice of a policy compiles operators
-            wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
-            jobs.append(Quantization(file, cfg, place, target, settled, asked, *wanted, float_type, threads, half))
-        return _quantize_files(jobs, dry_run)
+        model = _turning(model, pictures)
+        cfg = model.config()
+        model.need_checkpoint().forget()
+        place = Path("output") / cfg.MODEL.NAME if folder is None else Path(folder)
+        assert isinstance(asked_pictures, PictureSet), "`source` is one"
+        settled = asked_pictures.settled(cfg)
+        asked = replace(asked_pictures, path=settled.path, zip_mode=settled.zip_mode or None)
+        if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
+            settled.of_split(TRAIN).open()  # says what is missing, before the choice of a policy compiles operators
+        wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
+        job = Quantization(model, cfg, place, target, settled, asked, *wanted, float_type, threads, half)
+        return _quantize_file(job, dry_run)
     if dry_run:
         raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")
-    if isinstance(model, ModelFiles):
-        single, *others = model.each()
-        if others:
-            raise UsageError("several checkpoints: give options that have names, or quantize them one by one")
-        subject = _turning(single, pictures).load()
+    if isinstance(model, ModelFile):
+        subject = _turning(model, pictures).load()
     elif config:
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     else:
@@ -254,48 +199,19 @@ def _changes(choice: Annotated[PolicyChoice, Fields(PolicyChoice, "")]) -> None:
     """Never called: `as_command` reads its signature."""
 
 
-def _quantize_files(jobs: Sequence[Quantization], dry_run: bool) -> Quantized | QuantizedFiles | None:
-    """Each job in turn; where there are several, one that fails does not keep the others from being done."""
-    named = {one.cfg.MODEL.NAME: one for one in jobs}
-    if len(named) < len(jobs):
-        raise UsageError("two checkpoints have one name, which would be their folder's: quantize them one by one")
-    for one in jobs:
-        refuse_contradictions(one)
+def _quantize_file(job: Quantization, dry_run: bool) -> Quantized | None:
+    """Print the steps of a job, or do those that are not done."""
+    refuse_contradictions(job)
+    unscored = f"{job.pictures.path} has no val split"
     if dry_run:
-        for one in jobs:
-            for step in steps(one):
-                print(step.command + ("    # done" if step.is_done else ""))
-            if one.engine and not one.has_val:
-                print(f"# not scored: {one.pictures.path} has no val split")
+        for step in steps(job):
+            print(step.command + ("    # done" if step.is_done else ""))
+        if job.engine and not job.has_val:
+            print(f"# not scored: {unscored}")
         return None
-    made: list[Quantized] = []
-    failed: dict[str, SwinQuantError] = {}
-    for number, (name, one) in enumerate(named.items(), 1):
-        if len(jobs) > 1:
-            log.info("%d of %d: %s", number, len(jobs), name)
-        try:
-            with memory_errors_named():
-                artifact = finish(one)
-        except SwinQuantError as refusal:
-            failed[name] = refusal
-        except (RuntimeError, OSError) as fault:  # by exporters and engines
-            if len(jobs) == 1:
-                raise
-            failed[name] = SwinQuantError(one_line(f"{type(fault).__name__}: {fault}"))
-        else:
-            unscored = f"{one.pictures.path} has no val split"
-            verdict = verdict_on(artifact, one.target, one.calibrated, one.pictures.path, unscored)
-            results = tuple(artifact.card.measured())
-            made.append(Quantized(Exported(artifact), Evaluation(results, artifact.card, verdict=verdict)))
-        if name in failed and number < len(jobs):
-            log.warning("%s: %s: going on with the next", name, failed[name])
-    if len(jobs) == 1:
-        if failed:
-            raise next(iter(failed.values()))
-        return made[0]
-    reasons = "; ".join(f"{name}: {error}" for name, error in failed.items())
-    error = SwinQuantError(f"{len(failed)} of {len(jobs)} checkpoints failed: {reasons}")
-    return QuantizedFiles(made, [error] if failed else [])
+    artifact = finish(job)
+    verdict = verdict_on(artifact, job.target, job.calibrated, job.pictures.path, unscored)
+    return Quantized(Exported(artifact), Evaluation(tuple(artifact.card.measured()), artifact.card, verdict=verdict))
 
 
 def _quantize_in_memory(

@@ -20,7 +20,7 @@ from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import DEFAULT_PERCENTILE, SEARCHED_ON
-from swin_quant.report.next_command import BENCH, Abilities, after_export, fill
+from swin_quant.report.next_command import TIME, Abilities, after_export, fill
 from swin_quant.report.verdict import DeployVerdict, of_artifact
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
@@ -179,7 +179,7 @@ def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str,
     if engine_for(target) is not None:
         has_classes = Abilities.of(artifact.card).has_classes
         said = f"not scored: {unscored}" if has_classes else "it gives no classes, whose accuracy could be scored"
-        return DeployVerdict(str(file), f"verified; {said}", fill(BENCH, file=file))
+        return DeployVerdict(str(file), f"verified; {said}", fill(TIME, file=file))
     engines = [target] if target.load else takers(target.exporting.artifact)
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
     why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"

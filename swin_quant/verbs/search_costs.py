@@ -6,7 +6,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -41,14 +40,13 @@ from swin_quant.report.printed import Printed
 from swin_quant.report.table import NARROW, WIDE, ReportTable, print_text, screen_width
 from swin_quant.report.verdict import DeployVerdict, of_search
 from swin_quant.score.baseline import load_original
-from swin_quant.score.candidate import time_calls
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.export_target import ExportTarget, float_type_options
 from swin_quant.verbs.sensitivity import Sample
+from swin_quant.verbs.timing import timed_in_turns
 
-ROUNDS, SECONDS = 5, 0.2  # of timing, for each file
 _ALONE = 16  # pictures on which each layer is measured alone
 _CHOOSING = 4  # one picture in so many chooses, the others confirm
 _LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
@@ -214,13 +212,6 @@ class Timer:
                 return artifact_engine(str(file), self.backend, self.options)
             except RuntimeError as error:
                 raise SwinQuantError(f"{self.backend.name} could not be timed: {one_line(str(error))}") from error
-
-
-def timed_in_turns(engines: Sequence[Engine], batch: int, shape: Sequence[int]) -> list[tuple[float, ...]]:
-    """The milliseconds of each engine for a batch of seeded noise, round after round: the median within each."""
-    for engine in engines:
-        time_calls(engine, batch, shape, 0.0)  # compiles, and allocates memory
-    return [tuple(median(time_calls(one, batch, shape, SECONDS)) for one in engines) for _ in range(ROUNDS)]
 
 
 def measure_layers(timer: Timer, losses: Losses) -> list[Layer]:

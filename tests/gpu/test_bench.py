@@ -1,13 +1,11 @@
-"""Engines on a GPU are timed by the GPU's work, each in a separate process."""
+"""Engines on a GPU are timed by the GPU's work."""
 
 import time
-from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
 
-from swin_quant.score.candidate import BenchCandidate, interleave, milliseconds
+from swin_quant.score.candidate import milliseconds
 from swin_quant.score.engine import Engine, torch_engines
 
 
@@ -42,16 +40,3 @@ def test_the_time_is_that_of_the_work_not_of_queueing_it(cuda):
         done = 1000 * (time.perf_counter() - start)
         taken = milliseconds(engine, images)
     assert queued < 0.8 * done and 0.5 * done < taken < 2 * done
-
-
-def test_candidates_run_where_their_engine_is(gpu):
-    products = (1, 200) if gpu.type == "cuda" else (1, 4)
-    few, many = (BenchCandidate(f"{n} products", partial(busy, n, str(gpu))) for n in products)
-    outputs = {}
-
-    def examine(runner):
-        outputs[runner.name] = runner.logits(torch.ones(2, 3, 8, 8))
-
-    one, other = interleave([few, replace(many, baseline=few.name)], [2], 2, 0.01, (3, 8, 8), afterwards=examine)
-    assert other.p50_ms > 2 * one.p50_ms > 0
-    assert all(logits.shape == (2, 3) and logits.device.type == "cpu" for logits in outputs.values())

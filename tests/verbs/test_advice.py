@@ -21,12 +21,6 @@ def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_fl
     assert run("evaluate", *five, 5).code == 0
     if {"mse", "entropy"} & {*record["node_methods"].values(), *record["methods"].values()}:
         assert "for 5 bits" in run("evaluate", *five, 4).error(2)
-    statistics = (tmp_path / FILE).with_suffix(".stats.npz")
-    again = ["--cfg", scoring_flags[1], "--statistics", statistics, "--calibrator", "auto", "--policy", "ft-mode1"]
-    assert "--calibrator auto: looks at pictures" in run("calibrate", *again, "--output", tmp_path / "again").error(2)
-    anew = run("calibrate", *again[:4], "--calibrator", "max", "--policy", "ft-mode1", "--output", tmp_path / "again",
-               "--device", "cpu")  # fmt: skip
-    assert anew.code == 0 and "node_methods" not in card_of(tmp_path / "again" / FILE)["calibration"], anew
 
 
 def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):

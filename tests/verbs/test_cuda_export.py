@@ -80,13 +80,13 @@ def test_verify_finds_every_form_to_be_the_model(run, files, calibrated_32, pict
 
 
 @pytest.mark.slow
-def test_predict_evaluate_and_bench(run, file, pictures, engines_here):
+def test_predict_and_evaluate(run, file, pictures):
     picture = sorted((pictures / "val").rglob("*.png"))[0]
     assert run("predict", file, picture, "--device", "cpu").code == 0
     scored = run("evaluate", file, "--data-path", pictures, "--engine", "cuda", "--device", "cpu")
     assert scored.code == 0 and "cuda (emulated)" in scored.out, scored.err
-    timed = run("bench", file, "--batch", 1, "--rounds", 1, "--seconds", 0.05, "--device", "cpu")
-    assert timed.code == 0 and "cuda int8 cuda" in timed.out, timed.out
+    timed = run("evaluate", file, "--no-accuracy", "--batch", 1, "--device", "cpu").ok()
+    assert " on cuda: " in timed.out and "images/s" in timed.out
 
 
 @pytest.fixture

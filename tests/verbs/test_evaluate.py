@@ -335,3 +335,13 @@ def test_a_sample_is_seeded_and_is_not_taken_for_all_pictures(run, scoring_flags
     for count in (0, 8):
         has = run("evaluate", *flags, "--pictures", count).error(2)
         assert f"--pictures {count}" in has or f"--pictures asks for {count}" in has
+
+
+def test_without_accuracy_the_engines_are_timed_in_turns_without_pictures(run, calibrated, scoring_flags, snapshot):
+    before = snapshot(calibrated.parent)
+    words = ["--no-accuracy", "--batch", 2, "--half", "none", "--device", "cpu"]
+    rows = json.loads(run("evaluate", calibrated, *words, "--json").ok().out)
+    assert len(rows) == 2 and rows[0]["speedup"] == 1.0 and rows[0]["batch"] == rows[1]["batch"] == 2
+    assert all(row["ms"] > 0 for row in rows) and rows[0]["subject"] == "float32"
+    assert "images/s" in run("evaluate", calibrated, *words).ok().out
+    assert snapshot(calibrated.parent) == before, "latencies of noise are no results"

@@ -12,7 +12,7 @@ import swin_quant as sq
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.verbs import export_tuned, quantization, search_costs
+from swin_quant.verbs import export_tuned, quantization, timing
 from swin_quant.verbs.export_tuned import fastest
 
 ROW = st.fixed_dictionaries(
@@ -21,13 +21,13 @@ ROW = st.fixed_dictionaries(
 
 
 @pytest.fixture
-def quick(monkeypatch, engines_here):
+def quick(monkeypatch):
     """Two candidates, timed for a moment."""
     every = export_tuned.tuned_forms
     monkeypatch.setattr(export_tuned, "tuned_forms", lambda target: [every(target)[0], every(target)[-3]])
     monkeypatch.setattr(export_tuned, "BATCHES", (2,))
-    monkeypatch.setattr(search_costs, "ROUNDS", 1)
-    monkeypatch.setattr(search_costs, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "ROUNDS", 1)
+    monkeypatch.setattr(timing, "SECONDS", 0.01)
 
 
 @given(st.lists(ROW, min_size=1, max_size=8))

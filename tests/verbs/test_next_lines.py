@@ -15,12 +15,12 @@ import swin_quant as sq
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 pytestmark = pytest.mark.slow
-QUICK = {"bench": "--batch 1 --rounds 1 --seconds 0.001 --threads 1", "search": "--pictures 8 --batch 4"}
+QUICK = {"search": "--pictures 8 --batch 4"}
 FAR = {"build-engine": "tensorrt"}  # needs what no machine without a GPU has; the error names it
 
 
 @pytest.fixture
-def follow(run, fork, pictures, engines_here):
+def follow(run, fork, pictures):
     """follow(words) -> what a next command printed; a service is asked whether it listens, and stopped."""
 
     def go(words):
@@ -129,6 +129,6 @@ def test_behind_a_module_of_one_s_own(follow, tensors, tmp_path, knows):
     assert made.verdict.float_ms and "no float" not in made.verdict.summary
     if not made.verdict.next.startswith("sq."):
         follow(shlex.split(made.verdict.next))
-        assert made.verdict.next.split()[1] == ("serve" if knows else "bench")
+        assert made.verdict.next.split()[1] == ("serve" if knows else "evaluate")
     else:
         exec(made.verdict.next, {"sq": sq, "model": model})

@@ -3,20 +3,14 @@
 import json
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from commands import command
 
 from swin_quant.base.files import sha256_of
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import CheckpointRecord
 from swin_quant.cli.command import Command
-from swin_quant.config import load_config
-from swin_quant.config.load import portable_config
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.verbs import quantization
 
 
@@ -194,31 +188,6 @@ def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monk
     assert card["results"] == []
 
 
-@pytest.mark.slow
-def test_of_several_each_has_its_folder_and_one_table_shows_all(run, micro, pictures, tmp_path):
-    family = ["quantize", *(named(micro, kind, tmp_path) for kind in ("swin", "swinv2"))]
-    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "torchscript"]
-    common += ["--half", "none", "--output", tmp_path / "family"]
-    done = run(*family, *common)
-    assert done.code == 0 and "2 of 2: swinv2_micro" in done.err
-    for name in ("swin_micro", "swinv2_micro"):
-        assert (tmp_path / "family" / name / f"{name}_int8.torchscript.json").is_file()
-        assert f"{name}: " in done.out
-    (tmp_path / "family" / "swin_micro" / "swin_micro_int8.torchscript.json").unlink()
-    again = run(*family, *common)
-    assert again.code == 0 and again.err.count("done before") == 1 + 4
-
-
-@pytest.mark.slow
-def test_one_that_fails_does_not_stop_the_others(run, micro, pictures, tmp_path):
-    good, bad = named(micro, "swin", tmp_path), named(micro, "swinv2", tmp_path, fill=float("nan"))
-    common = ["--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", "torchscript", "--half", "none"]
-    done = run("quantize", bad, good, *common, "--output", tmp_path / "family")
-    assert done.code == 1 and "going on with the next" in done.err
-    assert done.err.splitlines()[-1].startswith("error: 1 of 2 checkpoints failed: swinv2_micro: ")
-    assert "swin_micro: " in done.out
-
-
 def test_one_policy_is_deployed(run, words):
     assert "--policy qdq cpu: give one" in run("quantize", *words, "--policy", "qdq", "cpu").error(2)
 
@@ -228,20 +197,3 @@ def test_a_policy_of_other_targets_is_refused_before_any_work(run, words, tmp_pa
     refused = run("quantize", *words, "--policy", "cpu").error(2)
     assert "--policy cpu: fastertransformer runs ft-mode1 and ft-mode2 alone" in refused
     assert not (tmp_path / "out").exists()
-
-
-def test_two_of_one_name_would_share_a_folder(run, words):
-    refused = run("quantize", words[0], *words)
-    assert "two checkpoints have one name" in refused.error(2)
-
-
-def named(micro, kind, folder, fill=None):
-    """A copy of a micro checkpoint that names its own model; its head's weights are `fill`."""
-    file, state = folder / f"{kind}.pth", torch.load(micro / f"{kind}.pth")
-    if fill is not None:
-        state["model"]["head.weight"][:] = fill
-    torch.save(state, file)
-    cfg = load_config(micro / f"{kind}.yaml")
-    card = RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
-    replace(card, checkpoint=CheckpointRecord(file=file.name, sha256=sha256_of(file))).write(file.with_suffix(".json"))
-    return file

@@ -1,15 +1,12 @@
-"""`bench` and `align` of a wrapped module, which no file builds: artifacts beside each other, and beside the model."""
+"""Latency and `align` of a wrapped module, which no file builds: artifacts beside each other, and beside the model."""
 
 import json
-import math
 
 import pytest
 import torch
 from torch import nn
 
 import swin_quant as sq
-
-QUICK = ("--batch", 1, "--rounds", 1, "--seconds", 0.001, "--threads", 1)
 
 
 class Net(nn.Module):
@@ -40,20 +37,12 @@ def exported(tmp_path_factory, images):
 
 
 @pytest.mark.slow
-def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(run, exported, engines_here):
-    model, quantized, plain = exported
-    one, other = json.loads(run("bench", quantized.file, plain.file, *QUICK, "--json").ok().out)["rows"]
-    assert [one["precision"], other["precision"]] == ["float32", "int8"] and other["baseline"] == one["candidate"]
-    noise = torch.randn(64, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        found, exact = (torch.cat([part.flatten(1) for part in of(noise).values()], 1) for of in (model, plain.load()))
-    sqnr = 10 * math.log10(float(exact.square().sum() / (found - exact).square().sum()))
-    assert other["sqnr_db"] == pytest.approx(sqnr, abs=0.5) and other["agreement"] is None and other["p50_ms"] > 0
-
-
-def test_the_checkpoint_of_a_wrapped_module_is_refused(run, images, tmp_path):
-    file = sq.calibrate(sq.wrap(Net(), 8, channels=1, name="net"), [images]).save(tmp_path / "net.pth")
-    assert "net: is a wrapped module, which only Python builds: bench what it exports" in run("bench", file).error(2)
+def test_the_artifacts_of_a_wrapped_module_are_timed_beside_its_float_one(run, exported):
+    _, quantized, plain = exported
+    words = [plain.file, quantized.file, "--no-accuracy", "--batch", 2, "--threads", 1, "--json"]
+    rows = json.loads(run("evaluate", *words).ok().out)
+    assert {row["subject"] for row in rows} == {f"{one.file} on onnxruntime" for one in (plain, quantized)}
+    assert all(row["batch"] == 2 and row["ms"] > 0 for row in rows)
 
 
 @pytest.mark.slow

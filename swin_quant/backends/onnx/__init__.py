@@ -7,7 +7,7 @@ BACKEND = Backend(
     exports=onnx_target(
         OnnxTarget("portable", takes_float16=True, int4=True, fp8=True, npu=True),
         ("qdq", "tensorrt-fp8", "cuda-fp8", "a16"),
-        ("swin-quant show {file}", "swin-quant bench {file}"),
+        ("swin-quant show {file}", "swin-quant evaluate {file} --no-accuracy"),
     ),
     writes="ONNX with symmetric Q/DQ pairs",
     runs_on="ONNX Runtime, OpenVINO",

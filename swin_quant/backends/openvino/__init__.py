@@ -33,7 +33,7 @@ BACKEND = Backend(
             ),
         ),
         ("cpu", "qdq", "cpu-operators", "qdq-unsigned"),
-        ("swin-quant bench {file}",),
+        ("swin-quant evaluate {file} --no-accuracy",),
         ("cpu-operators", "swin_quant.backends.openvino.operators:are_default"),
     ),
     writes="ONNX with Q/DQ pairs, a compiled operator for each branch of a block, or float products of attention",

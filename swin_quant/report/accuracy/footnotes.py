@@ -108,7 +108,7 @@ def _settings(row: AccuracyRow) -> str | None:
 
 def _untimed(row: AccuracyRow) -> str | None:
     without = [f"{one.precision} on {one.engine}" for one in row.measured if one.ms_per_picture is None]
-    return f"not timed: {listed(without)}; `swin-quant bench` times engines" if without else None
+    return f"not timed: {listed(without)}; `swin-quant evaluate --no-accuracy` times engines" if without else None
 
 
 def _no_baseline(row: AccuracyRow) -> str | None:

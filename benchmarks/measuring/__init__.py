@@ -2,24 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from measuring.processes import BenchCandidate, Runner, Timing, interleave
 from swin_quant.base.cpu import BFLOAT16_FEATURES, INT8_FEATURES, features, usable_cores
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, versions
-from swin_quant.cards.paths import card_path
-from swin_quant.data.loader import load_batches
-from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sources import open_pictures
-from swin_quant.score.candidate import BenchCandidate, Runner, Timing, interleave
+from swin_quant.base.errors import UsageError, one_line
+from swin_quant.cards.card import versions
+from swin_quant.report.table import Column, ReportTable, figure
+from swin_quant.report.table import field as value_of
 from swin_quant.score.difference import difference
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import evenly
 
 
 @dataclass(frozen=True)
@@ -171,14 +166,58 @@ def _row(
     )
 
 
-def load_pictures(file: str, data_path: str, split: str, zip_mode: bool, count: int) -> BenchPictures:
-    """`count` pictures of a data set, evenly spread over it, prepared as the card of `file` says."""
-    preprocess = Preprocess.from_dict(RunCard.read(card_path(file)).preprocess)
-    source = open_pictures(data_path, split, zip_mode=zip_mode)
-    count = min(count, len(source))
-    batch = next(load_batches(source, preprocess, [evenly(len(source), count)]))
-    if not batch.indices:
-        raise SwinQuantError(f"{data_path}: none of {count} pictures can be read: {listed(batch.unreadable)}")
-    if batch.unreadable:
-        log.warning("left out, unreadable: %s", listed(batch.unreadable))
-    return BenchPictures(batch.images, batch.labels, f"{len(batch.indices)} pictures of {Path(data_path).name}/{split}")
+BENCH: tuple[Column[BenchRow], ...] = (
+    figure("batch", "batch", value_of("batch")),
+    Column("candidate", "engine, precision, policy", value_of("candidate"), fold=True),
+    Column("engine", "", value_of("engine")),
+    Column("precision", "", value_of("precision")),
+    Column("policy", "", value_of("policy")),
+    figure("p50_ms", "p50 ms", value_of("p50_ms"), "{:.2f}"),
+    figure("p90_ms", "p90 ms", value_of("p90_ms"), "{:.2f}"),
+    figure("images_per_s", "images/s", value_of("images_per_s"), "{:.1f}", spare=True),
+    Column("calls", "", value_of("calls")),
+    Column("baseline", "", value_of("baseline")),
+    figure("speedup", "x base", value_of("speedup"), "{:.2f}"),
+    figure("peak_mb", "peak MB", value_of("peak_mb"), "{:.0f}", spare=True),
+    Column("before_mb", "", value_of("before_mb")),
+    figure("file_mb", "file MB", value_of("file_mb"), "{:.1f}", spare=True),
+    Column(
+        "int8_gemms",
+        "int8 GEMMs",
+        value_of("int8_gemms"),
+        show=lambda row: f"{row.int8_gemms}/{row.all_gemms}",
+        right=True,
+    ),
+    Column("all_gemms", "", value_of("all_gemms")),
+    figure("sqnr_db", "SQNR dB", value_of("sqnr_db"), "{:.1f}"),
+    figure("agreement", "agree %", value_of("agreement"), "{:.1f}"),
+    figure("acc1", "acc@1", value_of("acc1"), "{:.2f}", may_lack=True),
+    Column("library", "", value_of("library")),
+    Column("failure", "", value_of("failure")),
+)
+
+
+def bench_table(report: BenchReport) -> ReportTable[BenchRow]:
+    """The table with its bench_notes; without accuracy if the pictures had no labels."""
+    return ReportTable(BENCH, report.rows, bench_notes(report))
+
+
+def bench_notes(report: BenchReport) -> list[str]:
+    """The meaning of the figures, and the conditions they were measured under."""
+    plan, versions = report.plan, report.versions
+    bases = dict.fromkeys(row.baseline for row in report.rows if row.baseline)
+    libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
+    texts = [
+        f"{report.name} on {versions.get('cpu')}; threads: {plan.threads}; {plan.rounds} interleaved rounds of "
+        f"{plan.seconds:g} s each, a process for each row; torch {versions.get('torch')}"
+        + "".join(f", {name}" for name in libraries),
+        f"the CPU's int8 instructions: {', '.join(report.int8_features) or 'none known'}; "
+        f"bfloat16: {', '.join(report.bfloat16_features) or 'none known'}",
+        *([f"x base: over {', '.join(bases)}, of its own engine; median of the ratios within rounds"] if bases else []),
+        f"SQNR and agreement: with {report.reference}, on {report.pictures}",
+        "int8 GEMMs: of the engine's own products; those inside compiled operators are not counted",
+        "peak MB: of the whole process, Python and torch included",
+        *report.cautions,
+        *(row.failure for row in report.rows if row.failure),
+    ]
+    return [one_line(note) for note in texts]
