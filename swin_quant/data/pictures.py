@@ -1,14 +1,9 @@
-"""The interface of every source of pictures, and the one decoder from a file of any kind to RGB.
-
-The code blocks of a JPEG 2000 file are counted before openjpeg decodes it, which keeps some 300 bytes for each, empty
-or not (ITU-T T.800, annexes A, markers, and I, boxes).
-"""
+"""The interface of every source of pictures, and the one decoder from a file of any kind to RGB."""
 
 import contextlib
-import struct
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import cast
@@ -21,7 +16,7 @@ from swin_quant.base.files import near, open_plain, reason
 
 # Only these decoders see the bytes; files with other extensions are left out. All of them tell a picture's size before
 # they allocate memory for it. PIL's other decoders run programs (EPS, WMF), unpack nested files at once (ICO, ICNS,
-# FITS, IPTC), work for minutes on a few bytes (DDS, BLP, XPM), or have no defined white.
+# FITS, IPTC), work for minutes or take gigabytes on a few bytes (DDS, BLP, XPM, JPEG 2000), or have no defined white.
 FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
     "PNG": (".png", ".apng"),
@@ -32,7 +27,6 @@ FORMATS = {
     "WEBP": (".webp",),
     "GIF": (".gif",),
     "AVIF": (".avif", ".avifs"),
-    "JPEG2000": (".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx"),
     "TGA": (".tga", ".icb", ".vda", ".vst"),
     "CUR": (".cur",),
     "PCX": (".pcx",),
@@ -46,18 +40,11 @@ EXTENSIONS = tuple(extension for extensions in FORMATS.values() for extension in
 
 MAX_BYTES = 64 << 20  # for a file, or an unpacked zip member
 MAX_PIXELS = 2**26  # PIL takes 4 bytes a pixel of any colour, and converting copies once: 512 MiB
-MAX_BLOCKS = 2**20  # code blocks of a JPEG 2000
 MAX_SCANNED = 2**31  # pixels times scans: a progressive JPEG may have any number of scans
 _READS = 2**13  # reads of a file before its pixels, and 8 more a kilobyte in a PNG: a hundred take PIL a millisecond
 _STRIP = 2**20  # pixels converted at a time
 _SCAN = b"\xff\xda"  # the marker of a scan, which compressed data cannot hold (ITU-T T.81, B.1.1.5)
 MAX_ASPECT = 100  # a 1 x 60000 picture would be 256 x 15 million once its shorter side is resized
-_START = b"\xff\x4f\xff\x51"  # SOC, SIZ
-_COD, _COC = 0xFF52, 0xFF53
-_LEVELS = {_COD: 9, _COC: 6}  # bytes from the marker to the number of levels; the style is 5 or 1 before
-_STYLE = {_COD: 4, _COC: 5}
-_TILE, _DATA, _END = 0xFF90, 0xFF93, 0xFFD9
-_KNOWN = {_TILE, _COD, _COC, *(0xFF00 | low for low in b"\x50\x51\x55\x57\x58\x59\x5c\x5d\x5e\x5f\x60\x61\x63\x64")}
 
 
 class UnreadablePicture(SwinQuantError):
@@ -197,10 +184,6 @@ def opened(data: bytes) -> Image.Image:
         raise ValueError("not a picture in a known format") from error
     if (scans := scans_of(image, data)) * image.width * image.height > MAX_SCANNED:
         raise ValueError(f"{scans} scans of {image.width} x {image.height} pixels")
-    if image.format == "JPEG2000":
-        blocks = len(image.getbands()) * code_blocks(data, image.width * image.height)
-        if blocks > MAX_BLOCKS:
-            raise ValueError(f"{blocks:,.0f} code blocks in {image.width} x {image.height} pixels")
     return image
 
 
@@ -236,58 +219,3 @@ def _eight_bits(image: Image.Image) -> Image.Image:
             raise ValueError("32-bit samples have no defined white")
         scaled.paste(Image.fromarray(((samples + 128) // 257).astype(np.uint8)), (0, top))
     return scaled
-
-
-def code_blocks(data: bytes, pixels: int) -> float:
-    """About how many code blocks a component of `pixels` pixels has, by the finest coding. ValueError for a damaged
-    file."""
-    try:
-        return max(pixels * sum(_density(data, at, marker)) for at, marker in _codings(data))
-    except (struct.error, IndexError) as error:
-        raise ValueError("cut off in its headers") from error
-
-
-def _density(data: bytes, at: int, marker: int) -> Iterator[float]:
-    """Code blocks a pixel, for each resolution; a block is no larger than its precinct."""
-    first = at + _LEVELS[marker]
-    levels, width, height = data[first], data[first + 1] + 2, data[first + 2] + 2
-    has_precincts = data[at + _STYLE[marker]] & 1
-    for level in range(levels + 1):
-        precinct = data[first + 5 + level] if has_precincts else 0xFF
-        across, down = ((exponent - (level > 0)) for exponent in (precinct & 15, precinct >> 4))
-        yield 0.25 ** (levels - level) / 2.0 ** (min(width, across) + min(height, down))
-
-
-def _codings(data: bytes) -> Iterator[tuple[int, int]]:
-    """(offset, marker) of each COD and COC in the main header and in tile headers."""
-    at, tile_end = _codestream(data) + 2, 0
-    while at < len(data):
-        (marker,) = struct.unpack_from(">H", data, at)
-        if marker == _END:
-            return
-        if marker == _DATA and tile_end > at:
-            at = tile_end
-            continue
-        if marker not in _KNOWN:  # its length is unknown, and a decoder may guess differently
-            raise ValueError(f"marker {marker:04X} in its headers")
-        if marker == _TILE:
-            (length,) = struct.unpack_from(">I", data, at + 6)
-            tile_end = at + length if length else len(data)
-        if marker in _LEVELS:
-            yield at, marker
-        at += 2 + struct.unpack_from(">H", data, at + 2)[0]
-
-
-def _codestream(data: bytes) -> int:
-    """The offset of the codestream: the file's start, or inside the first box of that kind."""
-    at = 0
-    while not data.startswith(_START, at):
-        size, kind = struct.unpack_from(">I4s", data, at)
-        head = 16 if size == 1 else 8
-        if kind == b"jp2c":
-            return at + head
-        (size,) = struct.unpack_from(">Q", data, at + 8) if size == 1 else (size,)
-        if size < head:
-            raise ValueError("no codestream")
-        at += size
-    return at

@@ -180,7 +180,7 @@ def sensitivity_table(record: SensitivityRecord, kinds: Sequence[str], top: int 
         f"{overall['agreement']:.1f} %, expected drop of top-1 {overall['drop']:.2f} points, KL {overall['kl']:.1e}",
     ]
     if len(shown) < len(rows):
-        remarks.append(f"{len(shown)} of {len(rows)} rows: those that cost most; CSV and JSON have all")
+        remarks.append(f"{len(shown)} of {len(rows)} rows: those that cost most; JSON has all")
     return ReportTable(COSTS, shown, remarks)
 
 

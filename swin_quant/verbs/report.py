@@ -21,7 +21,6 @@ from swin_quant.verbs.report_page import write_page
 EXAMPLES = """swin-quant report out/swin_tiny_patch4_window7_224_calib.json
 swin-quant report out/mode1 out/mode2 --output docs/results
 swin-quant report out/*/*_calib.json --format csv > table.csv
-swin-quant report out --columns name policy quantized_acc1 delta_acc1 agreement quantized_ms
 swin-quant report out --html report.html --data-path data"""
 _NAME = "accuracy"  # first part of the names of files in --output
 _NO_RESULT = "no result: run `swin-quant evaluate`"
@@ -54,7 +53,6 @@ def report(
     cards: tuple[str | Path, ...],
     *,
     format: Literal["terminal", "markdown", "csv"] = "terminal",
-    columns: tuple[str, ...] = (),
     folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
     html: str | Path | None = None,
     pictures: Annotated[
@@ -66,7 +64,6 @@ def report(
     Args:
         cards: run cards, or folders of run cards
         format: form that is printed
-        columns: these, as CSV calls them, in this order; all: every one, in Markdown, too
         folder: also write accuracy.md, accuracy.csv and accuracy.json there
         html: also write the page there: one file, which needs no network
         pictures: Pictures of which 256 are compared for the page, evenly spread; they need no labels.
@@ -76,7 +73,7 @@ def report(
 
     Raises:
         SwinQuantError: No card has a result, or one is damaged.
-        UsageError: A column is not known, or a file would replace a run card.
+        UsageError: A file would replace a run card.
     """
     read = read_cards(map(Path, [cards] if isinstance(cards, str | Path) else cards))
     shown = with_results(read)
@@ -85,7 +82,7 @@ def report(
     if html:  # a missing library is named before pictures are classified
         library("vl_convert", "report")
         ensure_writable_dir(Path(html).parent)
-    table = AccuracyTable.of(list(shown.values()), columns)
+    table = AccuracyTable.of(list(shown.values()))
     targets = {Path(folder) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if folder else {}
     for target in [*targets, *([Path(html)] if html else [])]:
         if is_card(target):

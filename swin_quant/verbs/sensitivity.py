@@ -33,12 +33,11 @@ from swin_quant.quant.outputs import has_classes
 from swin_quant.quant.policy import apply_policy
 from swin_quant.report.nodes import CostRow, profile_table, rows_of, sensitivity_table
 from swin_quant.report.printed import Printed
-from swin_quant.report.table import WIDE, ReportTable, comma_separated, print_text
+from swin_quant.report.table import ReportTable
 
 EXAMPLES = """swin-quant sensitivity out/my_calib.pth --data-path imagenet
 swin-quant sensitivity out/my_calib.pth --data-path data --policy qdq --kind layer --top 20
-swin-quant sensitivity out/my_calib.pth --data-path imagenet --format csv > costs.csv
-swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --format csv > depth.csv"""
+swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --json depth.json"""
 PROFILE = "profile"
 COUNT, TOP, BATCH = 64, 8, 16  # a larger batch gains nothing, and the outputs of all blocks are kept in memory
 Kind = Literal["node", "layer", "block", "stage", "role", "profile"]
@@ -51,19 +50,10 @@ class Costs(Printed):
     record: SensitivityRecord
     kinds: Sequence[str] = ()  # that are printed; empty: all
     top: int | None = TOP  # rows of each kind
-    csv: bool = False
 
     def rows(self, kind: str = "node") -> list[CostRow]:
         """The groups of a kind (role, stage, block, layer, node), the costliest first."""
         return rows_of(self.record, [kind])
-
-    def show(self, otherwise: int = WIDE) -> None:
-        """Print the tables, or the first one as CSV."""
-        if self.csv:
-            first = self.tables()[0]
-            print_text(comma_separated(first.columns, first.rows))
-        else:
-            super().show(otherwise)
 
     def to_json(self) -> SensitivityRecord:
         """The record, as in the run card."""
@@ -121,7 +111,6 @@ def sensitivity(
     *,
     kind: tuple[Kind, ...] = (),
     top: int = TOP,
-    format: Literal["table", "csv"] = "table",
 ) -> Costs:
     """Measure the loss with only a node quantized, and with all but it, for every node and group of nodes.
 
@@ -135,7 +124,6 @@ def sensitivity(
         policy: Default: the model's own.
         kind: groups to show, or the SQNR of each block's output (default: all)
         top: rows of each kind, those that cost most; 0: all
-        format: form of the output
 
     Returns:
         The costs, which print as a table.
@@ -145,9 +133,6 @@ def sensitivity(
         SwinQuantError: An enabled node has no range.
     """
     one_process("sensitivity")
-    is_csv = format == "csv"
-    if is_csv and PROFILE in kind and {PROFILE} != {*kind}:
-        raise UsageError("--kind profile: CSV has one table: ask for it alone")
     asked = one_policy(policy)
     file = model if isinstance(model, ModelFile) else None
     model = file.load([asked] if asked else [], any_bits=True) if file else model_of(model)
@@ -197,4 +182,4 @@ def sensitivity(
     if file and model.card_file:
         update(model.card_file, before, lambda now: replace(now, sensitivity=record))
         log.info("run card: %s", model.card_file)
-    return Costs(record, kind, None if is_csv else top or None, is_csv)
+    return Costs(record, kind, top or None)

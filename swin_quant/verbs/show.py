@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
 from swin_quant.backends.onnx_reader.file import read_model
@@ -25,7 +25,7 @@ from swin_quant.verbs.shown import GemmRow, Gemms, GraphReport, Nodes, PolicyLis
 EXAMPLES = """swin-quant show policies
 swin-quant show out/my_calib.pth
 swin-quant show --cfg swin_tiny_patch4_window7_224 --policy ft-mode2
-swin-quant show out/my_calib.pth --policy qdq --format csv > nodes.csv
+swin-quant show out/my_calib.pth --policy qdq --json nodes.json
 swin-quant show out/my_int8.onnx --engine onnxruntime --json report.json
 swin-quant show some_swin_of_timm.onnx --for qnn
 swin-quant show out/my_calib.pth --gemms 32 --tuned a.in b.in --write igemm_config.in"""
@@ -37,7 +37,6 @@ def show(
     subject: Annotated[str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",), _WITHOUT)],
     policy: Annotated[Policies, Fields(PolicyChoice, "policy: which nodes are quantized, and how")] = None,
     *,
-    format: Literal["table", "csv"] = "table",
     engine: str | None = None,
     npu: Annotated[str | None, Parameter(name="--for")] = None,
     gemms: int | None = None,
@@ -54,7 +53,6 @@ def show(
     Args:
         subject: A checkpoint, an ONNX file, or "policies".
         policy: Default: the run card's.
-        format: how nodes are printed
         engine: ONNX: count what this engine alone runs in int8 (default: all)
         npu: ONNX: list the nodes that an NPU does not take, by its maker's rules: qnn, openvino-npu (docs/devices.md)
         gemms: instead of nodes, the int8 GEMMs of a batch of this many pictures, for FasterTransformer
@@ -86,7 +84,7 @@ def show(
         return _gemms(file, gemms, tuned, write)
     chosen = one_policy(policy)
     model = model_or_shapes(file.config(), file.opened, chosen)
-    return Nodes(list_nodes(model, (1, *model.input_shape)), format)
+    return Nodes(list_nodes(model, (1, *model.input_shape)))
 
 
 def _inspect(file: Path, engine: str | None, npu: str | None) -> GraphReport:

@@ -18,7 +18,6 @@ from swin_quant.report.table import (
     NARROW,
     Column,
     ReportTable,
-    comma_separated,
     field,
     folded,
     print_fitted,
@@ -55,19 +54,12 @@ class Nodes(Printed):
     """The nodes of a model, in its order."""
 
     rows: Sequence[NodeRow]
-    format: str = "table"
 
     def tables(self) -> list[ReportTable[NodeRow]]:
         return [nodes_table(self.rows)]
 
-    def text(self, width: int, color: bool = False) -> str:
-        """The table, or CSV."""
-        if self.format == "csv":
-            return comma_separated(self.tables()[0].columns, self.rows)
-        return super().text(width, color)
-
     def to_json(self) -> list[dict[str, Any]]:
-        """A record for each node, as in CSV."""
+        """A record for each node."""
         return records(self.tables()[0].columns, self.rows)
 
 

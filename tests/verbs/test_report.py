@@ -123,15 +123,3 @@ def test_an_output_that_cannot_be_written(refused, tmp_path):
     assert "cannot be the output directory" in refused(card, "--output", card)
     assert "does not exist" in refused(card, "--json", tmp_path / "nowhere" / "t.json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json"]
-
-
-def test_columns_are_those_that_are_asked_for_in_that_order(report, refused, tmp_path):
-    card = write(tmp_path / "card.json", FLOAT, INT8)
-    chosen = ("policy", "delta_acc1", "acc1")
-    done = report(card, "--columns", *chosen, "--format", "csv", "--output", tmp_path / "table")
-    assert next(csv.reader(done.out.splitlines())) == [*chosen, "notes"]
-    (row,) = json.loads((tmp_path / "table" / "accuracy.json").read_text())["rows"]
-    assert list(row) == list(chosen) and row["delta_acc1"] == pytest.approx(-0.46)
-    first, second, *_ = report(card, "--columns", *chosen).out.splitlines()
-    assert first.split() == ["policy", "Δ", "acc@1", "acc@1"] and second.split() == ["ft-mode1", "-0.460", "70.800"]
-    assert "did you mean policy" in refused(card, "--columns", "polcy", code=2)

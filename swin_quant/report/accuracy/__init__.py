@@ -1,7 +1,7 @@
 """The accuracy-delta table as terminal text, Markdown, CSV, JSON and HTML, each with its footnotes.
 
 People read blocks: a line for each result under a heading with what the results share. A narrow terminal leaves out
-columns that CSV and JSON have. Whoever chooses columns gets a row for each quantized result, as in these.
+columns. CSV and JSON have a row for each quantized result, with every column.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.cells import cell_len
 
-from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.base.files import json_text
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
@@ -25,8 +24,6 @@ from swin_quant.report.accuracy.rows import (
     delta_with_error,
     is_float,
     latency,
-    legend,
-    notes_column,
     rows_of,
 )
 from swin_quant.report.table import (
@@ -47,12 +44,10 @@ from swin_quant.report.table import (
     records,
     shown,
     styled,
-    terminal,
     total,
     widths_of,
 )
 
-ALL = "all"  # in place of the keys of columns
 SCHEMA = "swin-quant/accuracy-table/1"
 LEGEND = "Δ ± its standard error, agreement in %: against float32 on the same pictures; ~: less than they can show"
 _WEIGHTS_LEGEND = {
@@ -195,21 +190,16 @@ _EXTRA = ("acc5", "sqnr_db")  # left out of a narrow terminal, in this order
 
 @dataclass(frozen=True)
 class AccuracyTable:
-    """Rows and footnotes, found once for all forms. `columns`: the chosen ones; empty: people get blocks."""
+    """Rows and footnotes, found once for all forms."""
 
     rows: Sequence[AccuracyRow]
     notes: Sequence[Footnote]
-    columns: Sequence[Column[AccuracyRow]] = ()
 
     @classmethod
-    def of(cls, cards: Sequence[RunCard], keys: Sequence[str] = ()) -> "AccuracyTable":
-        """With a choice of columns, or `all`. UsageError for an unknown key."""
+    def of(cls, cards: Sequence[RunCard]) -> "AccuracyTable":
+        """The table of run cards."""
         rows = rows_of(cards)
-        for key in keys:
-            if key not in (*COLUMN, *([ALL] if len(keys) == 1 else [])):
-                meant = did_you_mean(key, COLUMN) or f"; there are {', '.join(COLUMN)}"
-                raise UsageError(f"‹columns› {key!r:.60}: there is none{meant}")
-        return cls(rows, footnotes(rows), COLUMNS if list(keys) == [ALL] else [COLUMN[key] for key in keys])
+        return cls(rows, footnotes(rows))
 
     def text(self, form: str) -> str:
         """The table in one of FORMATS."""
@@ -219,15 +209,10 @@ class AccuracyTable:
         """Print it as wide as the terminal, or 100 columns wide into a pipe."""
         print_fitted(partial(_on_terminal, self), NARROW)
 
-    def report(self) -> ReportTable[AccuracyRow]:
-        """The chosen columns, rows, and the remarks below them."""
-        texts, marks = numbered(self.notes, len(self.rows))
-        return ReportTable([*self.columns, notes_column(self.rows, marks)], self.rows, [*legend(self.rows), *texts])
-
     def as_data(self) -> dict[str, Any]:
         """For JSON: the rows by the same keys as CSV; footnotes with the indices of their rows."""
         texts = [{"text": note.text, "rows": note.rows} for note in self.notes]
-        return {"schema": SCHEMA, "rows": records(self.columns or COLUMNS, self.rows), "footnotes": texts}
+        return {"schema": SCHEMA, "rows": records(COLUMNS, self.rows), "footnotes": texts}
 
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
@@ -273,8 +258,6 @@ def _heading_lines(block: TableBlock, width: int) -> Iterator[str]:
 
 
 def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False) -> str:
-    if table.columns:
-        return terminal(table.report(), width, color)
     found, remarks = table.blocks()
     lines = (line for block in found for line in _lines(block, width, color))
     return "".join(f"{line}\n" for line in (*lines, *bullets(remarks, width, color)))
@@ -289,8 +272,6 @@ def _lines(block: TableBlock, width: int, color: bool) -> Iterator[str]:
 
 
 def _as_markdown(table: AccuracyTable) -> str:
-    if table.columns:
-        return markdown(table.report())
     found, remarks = table.blocks()
     parts = (f"**{escaped(_heading(block))}**\n\n{markdown(_table_of(block))}" for block in found)
     return "".join(parts) + "".join(f"* {escaped(remark)}\n" for remark in remarks)
@@ -303,7 +284,7 @@ def _as_csv(table: AccuracyTable) -> str:
         for index in note.rows:
             about[id(table.rows[index])].append(note.text)
     texts: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
-    return comma_separated([*(table.columns or COLUMNS), texts], table.rows)
+    return comma_separated([*COLUMNS, texts], table.rows)
 
 
 FORMATS: dict[str, Callable[[AccuracyTable], str]] = {

@@ -4,7 +4,7 @@ The columns are those of FasterTransformer's guide (docs/reference, section 5.3)
 Three deltas printed in that guide contradict their own columns; here a delta is always computed.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 
 from swin_quant.base.errors import one_line
@@ -23,17 +23,6 @@ from swin_quant.cards.records import (
 from swin_quant.quant.policy import told_apart
 from swin_quant.report.table import Column, field, figure
 from swin_quant.score.engine import EAGER, HALF_TYPES
-
-LEGEND = (
-    "agree and SQNR: with float32; ms: of a picture; (H): half precision; (I): quantized, or an artifact on its "
-    "engine; Δ = (I) - float32, from unrounded figures; ±: paired standard error (s.e.); ~: within two s.e. of zero, "
-    "not distinguishable from no change"
-)
-WEIGHTS_LEGEND = (
-    "float32 and (H): of the float checkpoint that the run began with; PTQ: the calibrated file that QAT began with; "
-    "corrected: weights that passes changed after the calibration"
-)
-OWN_LEGEND = "(E): the fastest float form of the same checkpoint on the same engine"
 
 
 @dataclass(frozen=True)
@@ -277,15 +266,3 @@ COLUMNS: tuple[Column[AccuracyRow], ...] = (
     Column("batch_size", "", lambda row: row.measured[-1].batch_size),
 )
 COLUMN = {column.key: column for column in COLUMNS}
-
-
-def notes_column(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> Column[AccuracyRow]:
-    """The column of footnote numbers; `marks` has them by the row's index."""
-    of_row = {id(row): marks[index] for index, row in enumerate(rows) if index in marks}
-    return Column("notes", "note", lambda row: of_row.get(id(row)), may_lack=True, blank="", style=lambda row: "dim")
-
-
-def legend(rows: Sequence[AccuracyRow]) -> list[str]:
-    """The meaning of the columns that a table has."""
-    more = ((WEIGHTS_LEGEND, any(row.weights for row in rows)), (OWN_LEGEND, any(row.own for row in rows)))
-    return [LEGEND, *(text for text, due in more if due)]

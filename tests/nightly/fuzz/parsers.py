@@ -344,7 +344,7 @@ PNGS = [("PNG", "RGB"), ("PNG", "I;16"), ("PNG", "P"), ("PNG", "RGBA"), ("PNG", 
 JPEGS = [("JPEG", "RGB"), ("JPEG", "L"), ("JPEG", "CMYK"), ("JPEG", "RGB", {"progressive": True})]
 OTHERS = [("GIF", "P"), ("BMP", "RGB"), ("TIFF", "RGB"), ("TIFF", "L", {"compression": "tiff_lzw"}), ("TIFF", "I;16"),
           ("WEBP", "RGB"), ("PPM", "RGB"), ("PPM", "L")]  # fmt: skip
-RARE = [("AVIF", "RGB"), ("JPEG2000", "RGB"), ("JPEG2000", "I;16"), ("TGA", "RGB"), ("TGA", "RGBA", {"rle": True}),
+RARE = [("AVIF", "RGB"), ("TGA", "RGB"), ("TGA", "RGBA", {"rle": True}),
         ("PCX", "P"), ("QOI", "RGB"), ("SGI", "RGB", {"rle": True}), ("XBM", "1")]  # fmt: skip
 
 
