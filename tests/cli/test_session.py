@@ -131,7 +131,7 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores SIGINT
     )
     listing = subprocess.run(
-        f"{sys.executable} -m swin_quant show --cfg {words[1]} --format csv | head -1; echo ${{PIPESTATUS[0]}}",
+        f"{sys.executable} -m swin_quant show --cfg {words[1]} | head -1; echo ${{PIPESTATUS[0]}}",
         shell=True,
         executable="/bin/bash",
         capture_output=True,
