@@ -58,7 +58,9 @@ from swin_quant.models import build_model
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.score.jobs import JobProcess
+
+sys.path.append(str(ROOT / "tools" / "cuda"))
+from jobs import JobProcess  # noqa: E402
 
 V1 = [f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base")]
 V1.append("swin_large_patch4_window7_224_22kto1k_finetune")
@@ -202,7 +204,6 @@ def best(ms: dict[str, float]) -> str:
 
 def compile_all(models: Sequence[str], batches: Sequence[int], place: Place, seconds: float) -> str:
     """Compile our kernels within some seconds; returns a note."""
-    sys.path.append(str(ROOT / "tools" / "cuda"))
     from crosscompile import compile_ahead
 
     def launches() -> Iterator[tuple[Launch, Tiles | None]]:

@@ -5,6 +5,7 @@ alike, and a ratio of two is taken within each round.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
+from pages import ROOT
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -20,7 +22,9 @@ from swin_quant.base.progress import log, track
 from swin_quant.quant.outputs import rows
 from swin_quant.score.candidate import time_calls
 from swin_quant.score.engine import Engine
-from swin_quant.score.jobs import JobFailed, JobProcess
+
+sys.path.append(str(ROOT / "tools" / "cuda"))
+from jobs import JobFailed, JobProcess  # noqa: E402
 
 
 @dataclass(frozen=True)

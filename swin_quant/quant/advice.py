@@ -23,7 +23,6 @@ UNCERTAINTY = 0.1  # relative, between samples: two micro models are below it fr
 FEW = 8  # pictures: fewer make a bootstrap useless; 2 cost these models 15 dB, 8 to 80 less than 1
 ENOUGH = 32
 FEW_BITS = 4
-OF_PICTURES = {"outliers", "outliers-uncured"}  # rules about a forward pass, whatever the ranges
 _BY_OUTPUT = {"range_search", "reconstruct", "distill"}  # passes that choose activation ranges by a unit's output
 
 

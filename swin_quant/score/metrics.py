@@ -6,7 +6,7 @@ which are added once at the end: ranks with unequal shares never wait, and every
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -91,32 +91,13 @@ class Score:
     delta_ptq_se: float = 0.0
 
 
-# Called with every batch that has pictures, and the outputs of all engines for it.
-Watcher = Callable[[Batch, Mapping[str, EngineOutput]], None]
-
-
-def evaluate(
-    engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device, collective: bool = False
-) -> dict[str, Score]:
-    """The scores of `engines` over the batches of all ranks; `batches` are this rank's. `collective`: see run_engines.
+def evaluate(engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device) -> dict[str, Score]:
+    """The scores of `engines` over the batches of all ranks; `batches` are this rank's.
 
     ms_per_picture is wall time of the forward passes, after a first batch of warm-up; a batch that is the only one is
     run again for it.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
     """
-    sums = tally(engines, batches, device, collective)
-    rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
-    return scores_of(engines, all_sum(rows, device).tolist())
-
-
-def tally(
-    engines: Mapping[str, Run],
-    batches: Iterable[Batch],
-    device: torch.device,
-    collective: bool = False,
-    watch: Watcher | None = None,
-) -> dict[str, Sums]:
-    """The sums of each engine over this rank's batches."""
     sums, starts = {name: Sums() for name in engines}, _starts(engines)
     number, batch = -1, None
 
@@ -125,19 +106,19 @@ def tally(
             sums[name].seconds += output.seconds
             sums[name].timed += len(output.logits)
 
-    for number, (batch, outputs) in enumerate(run_engines(engines, batches, device, collective)):
+    for number, (batch, outputs) in enumerate(run_engines(engines, batches, device)):
         labels, baseline = batch.labels.to(device), next(iter(outputs.values())).logits
         for name, output in outputs.items():
             start = outputs[starts[name]].logits if name in starts else None
             sums[name].add(output.logits, labels, baseline, start)
         if number >= _WARM_UP_BATCHES:
             count_time(outputs)
-        if watch:
-            watch(batch, outputs)
-    if batch is not None and number < _WARM_UP_BATCHES and not collective:
+    if batch is not None and number < _WARM_UP_BATCHES:
         for _, outputs in run_engines(engines, [batch] * _ROUNDS, device):
             count_time(outputs)
-    return sums
+    rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
+    totals = all_sum(rows, device).tolist()
+    return {name: _score(name, Sums(*row)) for name, row in zip(engines, totals, strict=True)}
 
 
 def _starts(engines: Mapping[str, Run]) -> dict[str, str]:
@@ -149,11 +130,6 @@ def _starts(engines: Mapping[str, Run]) -> dict[str, str]:
         for name, one in quantized.items()
         if one.weights == QAT and one.policy_sha256 in begun
     }
-
-
-def scores_of(engines: Iterable[str], totals: Iterable[Sequence[float]]) -> dict[str, Score]:
-    """Scores from the fields of each engine's `Sums` over all pictures. SwinQuantError if there are no pictures."""
-    return {name: _score(name, Sums(*row)) for name, row in zip(engines, totals, strict=True)}  # type: ignore[arg-type]
 
 
 def _score(name: str, total: Sums) -> Score:
@@ -258,17 +234,11 @@ class Guess:
     probability: float
 
 
-def likeliest(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """The `count` most probable classes (all, if there are fewer) of each row of logits [N, classes], with their
-    probabilities; best first."""
+def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[list[Guess]]:
+    """The `count` most probable classes (all, if there are fewer) of each row of logits [N, classes]; best first."""
     best = logits.double().softmax(1).topk(min(count, logits.shape[1]), dim=1)
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [list(zip(*row, strict=True)) for row in rows]
-
-
-def top_classes(logits: Tensor, names: Sequence[str], count: int = 5) -> list[list[Guess]]:
-    """The `likeliest` classes with their names."""
-    return [[Guess(index, names[index], share) for index, share in row] for row in likeliest(logits, count)]
+    return [[Guess(index, names[index], share) for index, share in zip(*row, strict=True)] for row in rows]
 
 
 def class_names(classes: int, labels: str | None = None, carried: Sequence[str] = ()) -> list[str]:

@@ -22,7 +22,6 @@ from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import BASELINE, evaluate, results_of, warn_of_guessing
 from swin_quant.score.run_engines import readable_batches
-from swin_quant.score.saved_predictions import PredictionFolder, score_and_save
 
 BATCH = 32  # pictures at a time, where nobody says
 
@@ -41,13 +40,11 @@ def score_engines(
     source: PictureSet | Iterable[Any],
     by: ModelInputs,
     world: World = World(),
-    save_to: PredictionFolder | None = None,
 ) -> dict[str, Result]:
     """A result for each engine by its key, all on the same pictures in one pass: a place on disk, or batches.
 
     An engine called `float32` comes first and is the baseline; without one there are no comparisons. Every rank scores
-    its share of a place, and all return the same results. `save_to`: predictions are saved, and a run that was cut off
-    goes on. UsageError for labels that are missing or do not fit.
+    its share of a place, and all return the same results. UsageError for labels that are missing or do not fit.
     """
     if isinstance(source, PictureSet):
         if by.classes is None:
@@ -58,7 +55,7 @@ def score_engines(
             opened = SomePictures(opened, sorted(source.indices(opened)))
         dataset = dataset_record(source.path, source.split or "", opened)
         workers = default_workers(source.workers, world.size, len(opened) // world.size)
-        how = (dataset, _batch_of(engines, source), workers, world, source.max_unreadable, save_to)
+        how = (dataset, _batch_of(engines, source), workers, world, source.max_unreadable)
         return score_pictures(engines, opened, by.prepared.known, *how)
     seen = _Seen()
     total = len(source) if isinstance(source, Sized) else None
@@ -87,20 +84,12 @@ def score_pictures(
     workers: int = 0,
     world: World = World(),
     max_unreadable: float | None = None,
-    save_to: PredictionFolder | None = None,
 ) -> dict[str, Result]:
     """`score_engines` on labelled pictures that are open already. Warns of a float model that only guesses."""
     limit = UnreadableLimit(len(pictures), max_unreadable)
-
-    def load(indices: Sequence[int]) -> Iterator[Batch]:
-        batches = chunks(indices, batch_size)
-        return readable_batches(pictures, preprocess, batches, limit, workers, f"scoring {listed(engines, 2)}")
-
-    if save_to:
-        about = {"preprocess": preprocess.to_dict(), "dataset": dataset, "batch_size": batch_size}
-        scores = score_and_save(engines, pictures, load, limit, world, save_to.about(about))
-    else:
-        scores = evaluate(engines, load(shard(range(len(pictures)), world.rank, world.size)), world.device)
+    share = chunks(shard(range(len(pictures)), world.rank, world.size), batch_size)
+    loaded = readable_batches(pictures, preprocess, share, limit, workers, f"scoring {listed(engines, 2)}")
+    scores = evaluate(engines, loaded, world.device)
     limit.count(gather(limit.names))
     if limit.names:
         log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))

@@ -13,7 +13,6 @@ from swin_quant.base.distributed import World, one_process, this_world
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import check_writable, one_at_a_time
 from swin_quant.base.progress import log
-from swin_quant.base.shards import ROWS, Sharding
 from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result, sha256_in
@@ -34,7 +33,6 @@ from swin_quant.score.baseline import Baseline, engines_beside
 from swin_quant.score.difference import FeatureScore, compare_engines
 from swin_quant.score.engine import half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.saved_predictions import PredictionFolder
 from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.evaluate_artifacts import ELSEWHERE as ELSEWHERE
 from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
@@ -43,7 +41,7 @@ from swin_quant.verbs.timing import Latency, compare_latency
 EXAMPLES = """swin-quant evaluate out/my_calib.pth --data-path imagenet
 swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
 swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet
-swin-quant evaluate out/my_int8.onnx --data-path imagenet --answers answers
+swin-quant evaluate out/my_int8.onnx --data-path imagenet --engine onnxruntime
 swin-quant evaluate out/my_int8.onnx --no-accuracy --batch 1
 torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1"""
 
@@ -137,8 +135,6 @@ def evaluate(
     threads: int | None = None,
     float_type: Literal["float32", "bfloat16", "float16"] | None = None,
     extension: tuple[str, ...] = (),
-    answers: str | Path | None = None,
-    shard: int | None = None,
     fake_quant: bool = False,
     own_float: Annotated[bool, Parameter(negative="--no-own-float")] = True,
     no_accuracy: bool = False,
@@ -161,8 +157,6 @@ def evaluate(
         threads: threads of an engine (default: its own choice)
         float_type: type of float layers, where the engine chooses
         extension: openvino: libraries with operators of your own (docs/custom_operators.md)
-        answers: folder for the answers to each picture, as Parquet; a run that was cut off goes on there
-        shard: pictures a Parquet file (default 10000)
         fake_quant: score the simulation beside an artifact
         own_float: score the float form on the engine beside an artifact
         no_accuracy: time the engines alone, in turns, on batches of seeded noise; no pictures are needed
@@ -186,9 +180,6 @@ def evaluate(
         one_process("evaluate --no-accuracy")
         timed = (source.batch if isinstance(source, PictureSet) else batch_size) or BATCH["cpu"]
     names = (engine,) if isinstance(engine, str) else tuple(engine or ())
-    if shard is not None and answers is None:
-        raise UsageError("--shard: is for --answers")
-    keep = Sharding(Path(answers), ROWS if shard is None else shard) if answers else None
     if isinstance(subject, list | Exported):
         exported = [subject] if isinstance(subject, Exported) else subject
         if policies is not None:
@@ -202,8 +193,7 @@ def evaluate(
             model.checkpoint if isinstance(model, SubjectFiles) else None,
             str(original) if original else None,
             fake_quant,
-            own_float and answers is None,
-            keep,
+            own_float,
             exported[0].origin,
             timed,
         )
@@ -225,8 +215,6 @@ def evaluate(
         source = replace(source.settled(cfg), count=scored)
     if subject.is_calibrated:
         check_bits(subject.module, subject.card, chosen, subject.name)
-    if keep and not has_classes(subject.module):
-        raise UsageError("--answers is for classifiers: maps and embeddings name no class")
     if subject.card_file:
         check_writable(subject.card_file)
     world = this_world(subject.device)
@@ -237,7 +225,7 @@ def evaluate(
         shape = getattr(subject.module, "input_shape", None) or (3, *subject.preprocess.sides)
         with eval_mode(subject.module):
             return Evaluation((), subject.card, compare_latency(engines, timed, shape))
-    found = score_model(subject, source, chosen, world, half, baseline, keep)
+    found = score_model(subject, source, chosen, world, half, baseline)
     return replace(found, model=subject, before=before)
 
 
@@ -248,22 +236,19 @@ def score_model(
     world: World,
     half: str = "auto",
     baseline: Baseline | None = None,
-    answers: Sharding | None = None,
 ) -> Evaluation:
     """Score a model for float32, half precision and each policy; the results go into its card in memory.
 
     Its nodes must be calibrated for the policies. `baseline`: what `baseline_of` found. Every rank scores its share,
-    and all return the same. `answers`: the folder of saved predictions, where a run that was cut off goes on.
+    and all return the same.
     """
     engines = engines_beside(model.module, world.device, half_type(half, world.device), policies, baseline)
     with eval_mode(model.module):
         if not has_classes(model.module):
             names: Sequence[str] = getattr(model.module, "output_names", ())
             return Evaluation((), model.card, tuple(compare_engines(engines, pictures, model.prepared, names, world)))
-        whose = {"source": sha256_in(model.card.source), "checkpoint": sha256_in(model.card.checkpoint)}
-        save_to = PredictionFolder(answers, whose) if answers else None
         by = ModelInputs(model.prepared, model.known_classes, model.class_names)
-        results = score_engines(engines, pictures, by, world, save_to)
+        results = score_engines(engines, pictures, by, world)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)

@@ -17,7 +17,6 @@ from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import sha256_of
 from swin_quant.base.progress import log
-from swin_quant.base.shards import Sharding
 from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.lineage import original_of
 from swin_quant.cards.paths import card_path
@@ -51,7 +50,6 @@ from swin_quant.score.baseline import (
 )
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.saved_predictions import PredictionFolder, unique_names
 from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.export_target import ExportTarget, export_checkpoint
 from swin_quant.verbs.timing import Latency, compare_latency
@@ -71,7 +69,6 @@ class Scoring:
         fake_quant: Score the simulation, too.
         own_float: Score the float form of the same weights on the engine, too, since int8 replaces it. It takes the
             place of torch's half precision if `half` is auto.
-        answers: Where the answers to each picture are kept.
         origin: The model of a wrapped module, which no file can build.
         timed: The size of a batch of noise that is timed in place of scoring pictures.
     """
@@ -84,7 +81,6 @@ class Scoring:
     original: str | None = None
     fake_quant: bool = False
     own_float: bool = False
-    answers: Sharding | None = None
     origin: Model | None = None
     timed: int | None = None
 
@@ -113,8 +109,6 @@ def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Sco
     for artifact, names in zip(artifacts, engines, strict=True):
         prepared = _prepare(artifact, names, scoring)
         groups.setdefault(prepared.group, []).append(prepared)
-    if scoring.answers and len(groups) > 1:
-        raise UsageError("‹answers›: one pass has one folder, and these artifacts are of several checkpoints")
     scored: dict[Path, Scored] = {}
     for group in groups.values():
         with TemporaryDirectory(prefix="swin-quant-float-") as folder:
@@ -211,18 +205,11 @@ def _score_group(
         shape = tuple(wrapped["shape"]) if wrapped else (3, *sides(first.cfg.DATA.IMG_SIZE))
         found = compare_latency(engines, scoring.timed, shape)
         return [Scored(p.artifact.file, p.artifact.card, (), () if number else found) for number, p in enumerate(group)]
-    called = unique_names(str(p.artifact.file) for p in group)
-    files = {called[str(p.artifact.file)]: p.artifact.record["sha256"] for p in group}
-    whose = {"artifacts": files, "checkpoint": first.group[0] if first.checkpoint else None,
-             "float_type": scoring.options.float_type}  # fmt: skip
-    if scoring.options.extensions:
-        whose["extensions"] = [sha256_of(file) for file in scoring.options.extensions]
-    keeping = PredictionFolder(scoring.answers, whose) if scoring.answers else None
     cfg, pictures = first.cfg, scoring.pictures
     if isinstance(pictures, PictureSet):
         pictures = pictures.settled(cfg)
     by = ModelInputs(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
-    results = score_engines(engines, pictures, by, world, keeping)
+    results = score_engines(engines, pictures, by, world)
     scored = []
     for prepared in group:
         card, file = prepared.artifact.card, prepared.artifact.file

@@ -9,6 +9,7 @@ import torch
 import tune
 from crosscompile import CompiledAhead
 from fusions import with_fusions
+from jobs import JobFailed
 from tune import times_in
 
 from swin_quant.backends.cuda.export import CudaOptions, export
@@ -20,7 +21,6 @@ from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.score.jobs import JobFailed
 
 H200 = "NVIDIA H200"
 

@@ -105,8 +105,6 @@ def test_a_backbone_is_scored_and_learns_from_its_float_self_without_labels(resn
     done = run("evaluate", tmp_path / "micro_calib.pth", *data, "--json", "-").ok()
     (score,) = json.loads(done.out)
     assert score["sqnr_db"] > 10 and score["policy"] == "cpu"
-    says = run("evaluate", tmp_path / "micro_calib.pth", *data, "--answers", tmp_path / "answers").error(2)
-    assert "--answers is for classifiers" in says and not (tmp_path / "answers").exists()
     recipe = ("--recipe", "micro_w8a8", "--epochs", 1, "--set", "epoch_pictures=8", "batch_size=4", "precision=O0")
     done = run(
         "finetune", tmp_path / "micro_calib.pth", *recipe, "--freeze-stages", 1, *data, "--output", tmp_path

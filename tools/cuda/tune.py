@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from crosscompile import compile_ahead
 from fusions import MACHINES, table_of, with_fusions, write_section, write_table
+from jobs import JobProcess
 
 from swin_quant.backends.cuda.engine import capability_here, check_gpu, own_file
 from swin_quant.backends.cuda.file import read_network
@@ -38,7 +39,6 @@ from swin_quant.backends.cuda.tuning import shape_of
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
-from swin_quant.score.jobs import JobProcess
 
 TILES = tuple(field.name for field in fields(Tiles))
 # rows, columns, warps, stages; `inner` is the default's, and half as much.

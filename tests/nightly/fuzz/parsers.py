@@ -300,10 +300,10 @@ def search_ranges(folder: Path) -> None:
 
 
 class Told(TypedDict):
-    sums: dict[str, list[float]]
+    unreadable: int
 
 
-def answer_shards() -> list[Files]:
+def prediction_shards() -> list[Files]:
     def write(path: Path) -> None:
         import pyarrow
 
@@ -312,15 +312,15 @@ def answer_shards() -> list[Files]:
             0, [{"picture": "a", "best": [1, 2]}, {"picture": "b", "best": None}], columns, told
         )
 
-    told = {"sums": {"float32": [1.0, 0.5]}}
+    told = {"unreadable": 1}
     return [_written("x", write)]
 
 
 def shards_in(folder: Path) -> Shards:
-    return Shards(Sharding(folder), "answers", 2, "0" * 64)
+    return Shards(Sharding(folder), "predictions", 2, "0" * 64)
 
 
-def go_on_with_answers(folder: Path) -> None:
+def go_on_with_predictions(folder: Path) -> None:
     shards = shards_in(folder)
     if not shards.left(World()):
         shards.facts(0, Told)
@@ -628,7 +628,7 @@ PARSERS = (
     *(
         [
             Parser("Parquet", parquets, functools.partial(read_data_set, "parquet")),
-            Parser("shard of answers", answer_shards, go_on_with_answers),
+            Parser("shard of predictions", prediction_shards, go_on_with_predictions),
         ]
         if has_pyarrow
         else []

@@ -169,3 +169,21 @@ def test_a_file_of_another_image_size_than_its_card(evaluate, hand_made):
     other = dataclasses.replace(card, config=config, preprocess={**card.preprocess, "size": 64})
     other.write(hand_made.with_suffix(".json"))
     assert "takes pictures of 32 x 32, but its run card means.json prepares 64 x 64" in evaluate(hand_made).error(1)
+
+
+def test_two_ranks_score_the_readable_pictures_as_one_does(run, forked, hand_made, own_pictures, arithmetic):
+    files = sorted((own_pictures / "val").rglob("*.png"))
+    for file in files[2:4]:
+        file.write_bytes(b"no picture")
+    words = ["evaluate", hand_made, "--engine", "onnxruntime", "--data-path", own_pictures, "--max-unreadable", 1,
+             "--threads", 1, "--device", "cpu", "--json"]  # fmt: skip
+    classes = sorted({file.parent for file in files})
+    readable = [file for file in files if file not in files[2:4]]
+    right = sum(arithmetic(file).argmax() == classes.index(file.parent) for file in readable)
+    run(*words).ok()
+    (alone,) = measured(hand_made).values()
+    assert alone.acc1 == pytest.approx(100 * right / 5)
+    ends = forked(2, *words)
+    assert [end.code for end in ends] == [0, 0] and ends[1].out == ""
+    (together,) = measured(hand_made).values()
+    assert dataclasses.replace(together, ms_per_picture=None) == dataclasses.replace(alone, ms_per_picture=None)

@@ -92,11 +92,7 @@ def test_an_embedding_of_what_was_calibrated_as_a_classifier(exports, pictures, 
 
 
 @pytest.mark.slow
-def test_where_there_are_no_logits_what_is_about_them_is_refused(exports, pictures, tmp_path, capsys):
-    scoring = ["--cfg", str(exports.config), "--opts", "MODEL.OUTPUT_KIND", "features", "--data-path", str(pictures)]
-    answers = ["--answers", str(tmp_path / "answers"), "--half", "none"]
-    assert main(["evaluate", str(exports.checkpoint.with_name("micro.pth")), *scoring, *answers]) == 2
-    assert "--answers is for classifiers" in capsys.readouterr().err
+def test_fastertransformer_has_classifiers_only(exports, tmp_path, capsys):
     exporting = ["--for", "fastertransformer", "--output-kind", "features", "--output", str(tmp_path)]
     assert main(["export", str(exports.checkpoint), *exporting]) == 2
     assert "FasterTransformer has kernels of Swin V1 and V2 as classifiers only" in capsys.readouterr().err

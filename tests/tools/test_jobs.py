@@ -1,14 +1,10 @@
 """Jobs in other processes: one that ends early ends no other."""
 
 import os
-import subprocess
-import sys
 import time
 
 import pytest
-from nightly import share
-
-from swin_quant.score.jobs import JobFailed, JobProcess
+from jobs import JobFailed, JobProcess
 
 SEEN = []
 
@@ -42,17 +38,3 @@ def test_what_ends_a_job_ends_no_other():
         assert count == 1 and other != process
     finally:
         jobs.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("guard", "runs"), share([("if __name__ != '__main__':\n    print('again')\n", 2), ("", 1)], 2)
-)
-def test_a_script_need_not_guard_its_calls(guard, runs, tmp_path):
-    """One that does is run in the process, too: it may register plugins there."""
-    script = tmp_path / "script.py"
-    call = "if __name__ == '__main__':\n    " if guard else ""
-    use = "jobs = JobProcess(abs); print(jobs.do(-3, 60)); jobs.close()\n"
-    script.write_text(f"from swin_quant.score.jobs import JobProcess\nprint('here')\n{guard}{call}{use}")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.count("here") == runs and "3\n" in done.stdout, done.stderr

@@ -1,15 +1,13 @@
 """Run jobs one after another in another process: a job that hangs, dies, or corrupts its GPU fails alone.
 
-Processes start fresh, without the user's script.
+Processes start fresh; a script must guard its calls by `if __name__ == "__main__"`.
 """
 
 import multiprocessing
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,7 +38,7 @@ class JobProcess:
         if self._process is None:
             self._pipe, theirs = self._context.Pipe()
             self._process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
-            with _interrupts_held_back(), without_script():
+            with _interrupts_held_back():
                 self._process.start()
             theirs.close()  # or the end of the process would not end the pipe
 
@@ -114,22 +112,3 @@ def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
             pipe.send((result, kind, fault, is_gpu_lost()))
         except OSError:  # the parent has gone
             return
-
-
-@contextmanager
-def without_script() -> Iterator[None]:
-    """Processes spawned inside do not run the script again that has no `if __name__ == "__main__"`: it would run as a
-    whole, and start processes in its turn. A script with that line may register plugins, which the processes need."""
-    main = sys.modules["__main__"]
-    file = getattr(main, "__file__", None) if main.__spec__ is None else None
-    guarded = True
-    with suppress(OSError):
-        guarded = file is None or "__main__" in Path(file).read_text(encoding="utf-8", errors="replace")
-    if guarded:
-        yield
-        return
-    del main.__file__
-    try:
-        yield
-    finally:
-        main.__file__ = file
