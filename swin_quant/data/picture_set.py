@@ -72,7 +72,7 @@ class PictureSet:
                 raise UsageError(f"‹{name}› {value}: must be at least 1")
 
     @classmethod
-    def of_config(cls, cfg: CfgNode, split: str | None = None, **how: Any) -> "PictureSet":
+    def from_config(cls, cfg: CfgNode, split: str | None = None, **how: Any) -> "PictureSet":
         """A split of the config's data path, with the config's values for each field that `how` leaves out.
 
         UsageError for a model that does not take three colours.
@@ -89,7 +89,7 @@ class PictureSet:
             given = {one.name: getattr(self, one.name) for one in fields(self)}
             given = {name: value for name, value in given.items() if value not in (None, "", ())}
             path = given.pop("path", cfg.DATA.DATA_PATH)
-            found = replace(self.of_config(cfg), path=path, **given)
+            found = replace(self.from_config(cfg), path=path, **given)
             return replace(found, count=self.count)
         missing = {name: value for name, value in _USUAL.items() if getattr(self, name) is None}
         return replace(self, **missing) if missing else self
@@ -107,7 +107,7 @@ class PictureSet:
         }
         return {key: value for key, value in keys.items() if value is not None}
 
-    def of_split(self, unless_said: str) -> "PictureSet":
+    def with_default_split(self, unless_said: str) -> "PictureSet":
         """This set with a split, if it has none and its path is a data set, or a folder that holds the split."""
         if self.split is not None or self.images:
             return self

@@ -99,7 +99,7 @@ def speed_in_words(ms: float | None, float_ms: float | None, float_type: str | N
     return f"{ratio:.1f} times as fast as {beside}" if ratio > 1 else f"slower than {beside}"
 
 
-def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> DeployVerdict | None:
+def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> DeployVerdict | None:
     """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored."""
     rows = [row for row in rows_of([card]) if row.is_quantized and not is_simulated(row.result.engine)]
     if not rows:
@@ -134,7 +134,7 @@ def of_artifact(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> 
     )
 
 
-def of_card(card: RunCard, path: Path, folder: Path) -> DeployVerdict | None:
+def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | None:
     """The verdict by a run card alone, which lies at `path`; None where nothing was scored.
 
     Files are named as seen from `folder`, and the folder of pictures, which no card knows, is DIR.
@@ -143,9 +143,9 @@ def of_card(card: RunCard, path: Path, folder: Path) -> DeployVerdict | None:
         found = file_of_record(card.checkpoint, [path.parent])
         checkpoint = found or path.with_name(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
         artifact = path.with_name(card.artifact["file"])
-        return of_artifact(card, _seen_from(folder, artifact), _seen_from(folder, checkpoint), DIR)
+        return artifact_verdict(card, _seen_from(folder, artifact), _seen_from(folder, checkpoint), DIR)
     if card.training and card.checkpoint:
-        return of_training(card, path.with_name(card.checkpoint["file"]), folder)
+        return training_verdict(card, path.with_name(card.checkpoint["file"]), folder)
     return None
 
 
@@ -154,7 +154,7 @@ def _seen_from(folder: Path, file: Path) -> Path:
     return Path(portable_path(os.path.abspath(file), Path(folder).absolute()) or file)
 
 
-def of_search(record: TriedPolicies, file: Path, checkpoint: str, float_type: str) -> DeployVerdict:
+def search_verdict(record: TriedPolicies, file: Path, checkpoint: str, float_type: str) -> DeployVerdict:
     """The verdict on the policy that a search found and wrote to `file`."""
     engine, pictures = record["engine"], record["pictures"]
     found = next(one for one in record["tried"] if one["found"])
@@ -175,7 +175,7 @@ def of_search(record: TriedPolicies, file: Path, checkpoint: str, float_type: st
     return DeployVerdict(FLOAT if keeps_float else str(file), summary, then, *figures, **times)  # type: ignore[arg-type]
 
 
-def of_training(card: RunCard, file: Path, folder: Path = Path()) -> DeployVerdict | None:
+def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> DeployVerdict | None:
     """The verdict on QAT: float, PTQ and QAT by the results in its card; None where QAT was not scored. Files are named
     as seen from `folder`."""
     measured = card.measured()

@@ -137,7 +137,7 @@ def compare_engines(
         raise UsageError("features are scored in one process: start it without torchrun")
     if not isinstance(source, PictureSet):
         return compare_outputs(engines, batches(source, False, prepared), world.device, names)
-    source, known = source.of_split("val"), prepared.known
+    source, known = source.with_default_split("val"), prepared.known
     opened = source.open()
     indices = sorted(source.indices(opened))
     limit = UnreadableLimit(len(indices), source.max_unreadable)

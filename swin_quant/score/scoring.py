@@ -49,7 +49,7 @@ def score_engines(
     if isinstance(source, PictureSet):
         if by.classes is None:
             raise UsageError("the model does not say how many classes it has: give batches of (images, labels)")
-        source = source.of_split("val")
+        source = source.with_default_split("val")
         opened = source.open(by.classes, by.class_names, world)
         if source.count is not None:
             opened = SomePictures(opened, sorted(source.indices(opened)))
@@ -115,7 +115,7 @@ def open_labelled(
     `cache_mode` replaces DATA.CACHE_MODE; `class_names` are the model's, if they are known.
     """
     need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
-    pictures = PictureSet.of_config(cfg, split)
+    pictures = PictureSet.from_config(cfg, split)
     pictures = replace(pictures, cache_mode=cache_mode or pictures.cache_mode)
     return pictures.open(cfg.MODEL.NUM_CLASSES, class_names, world)
 

@@ -163,7 +163,7 @@ def run_training(
 def _training_pictures(cfg: CfgNode, class_names: list[str], world: World) -> tuple[Pictures, list[str]]:
     """The pictures to train on, and the names of the model's classes: the pictures' own if `class_names` is empty."""
     if not classes_of(cfg):
-        return PictureSet.of_config(cfg, "train").open(world=world), class_names
+        return PictureSet.from_config(cfg, "train").open(world=world), class_names
     pictures = open_labelled(cfg, "train", world, class_names=class_names)
     return pictures, class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
 

@@ -148,7 +148,7 @@ def _batches(
         known = next((side.preprocess for side in sides if side.preprocess), None)
         yield from ((one.images, one.labels) for one in batches(source, classes is not None, Prepared(known), classes))
         return
-    preprocess, pictures = preprocessing_of(sides), source.of_split("val").open(classes)
+    preprocess, pictures = preprocessing_of(sides), source.with_default_split("val").open(classes)
     chosen = evenly(len(pictures), source.count or PICTURES)
     share = _UNREADABLE if source.max_unreadable is None else source.max_unreadable
     limit = UnreadableLimit(len(chosen), share)

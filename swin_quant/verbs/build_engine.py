@@ -106,7 +106,7 @@ def build_engine(
                 "the engine is verified on real pictures: give ‹data_path› DIR or ‹images› PLACE ..., or ‹no_verify›"
             )
         if isinstance(source := source_of(pictures), PictureSet):
-            source.of_split("val").open()
+            source.with_default_split("val").open()
         if find_checkpoint(artifact, checkpoint) is None:
             why = no_checkpoint(artifact)
             raise SwinQuantError(f"{model}: nothing to compare the engine with: {why}, or ‹no_verify›")

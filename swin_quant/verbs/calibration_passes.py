@@ -116,7 +116,7 @@ def outliers_left(
     return outlier_channels(context, exchanged, tried=bool(notes))
 
 
-def of_weights(card: RunCard | None) -> list[PassRecord]:
+def passes_in_weights(card: RunCard | None) -> list[PassRecord]:
     """The kept passes of a card that its weights have seen, in order; other passes chose ranges alone."""
     kept = card.kept_passes if card else []
     return [one for one in kept if not (one["keeps_function"] and choosing_ranges([one]))]

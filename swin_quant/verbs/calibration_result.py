@@ -37,7 +37,7 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.watch import eval_mode
-from swin_quant.verbs.calibration_passes import choose, improve, of_weights, outliers_left
+from swin_quant.verbs.calibration_passes import choose, improve, outliers_left, passes_in_weights
 
 BATCH = 8  # pictures at a time, at most
 
@@ -67,7 +67,7 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         transform: Makes a tensor of a picture.
         augment: Whether the transform draws crops, for the record.
     """
-    found = pictures.of_split("train")
+    found = pictures.with_default_split("train")
     opened = found.open()
     count = min(len(opened), CALIBRATED_ON) if found.count is None else found.count
     largest = max(min(found.batch or BATCH, BATCH), 1)
@@ -142,9 +142,9 @@ class CalibrationResult:
 
         Calibrator auto chooses methods between passes: behind the last one after which ranges are observed anew.
         """
-        earlier = of_weights(before)
+        earlier = passes_in_weights(before)
         if len(_sizes(self.images)) > 1:
-            return self._of_several_sizes(plan, earlier)
+            return self._for_several_sizes(plan, earlier)
         method, record, (first, then) = self.method, self.record, plan.around_ranges()
         with eval_mode(model):
             calibration, done = improve(model, self.calibration, self.images, method, first, scratch)
@@ -158,7 +158,7 @@ class CalibrationResult:
             outlier_channels = outliers_left(model, self.images, passes)
         return replace(self, calibration=calibration, record=record, method=method, outlier_channels=outlier_channels)
 
-    def _of_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "CalibrationResult":
+    def _for_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "CalibrationResult":
         if plan.steps or self.method.is_auto:
             what = "‹passes›" if plan.steps else "‹calibrator› auto"
             raise UsageError(

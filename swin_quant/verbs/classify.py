@@ -13,6 +13,7 @@ import torch
 from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.base.arrays import write_arrays
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import ensure_writable_dir, sha256_of_data, write_json
@@ -31,7 +32,6 @@ from swin_quant.score.engine import Engine, engine_under
 from swin_quant.score.metrics import Guess, class_names, top_classes
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer
-from swin_quant.verbs.align_sides import write_arrays
 
 SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
 

@@ -23,7 +23,7 @@ from swin_quant.loading import ModelFile
 from swin_quant.models import build_model
 from swin_quant.models.registry import exchanges_of
 from swin_quant.quant.passes.places import take_back
-from swin_quant.verbs.calibration_passes import of_weights
+from swin_quant.verbs.calibration_passes import passes_in_weights
 
 EXAMPLES = """swin-quant convert timm_swin_tiny.safetensors --to swin_tiny.pth
 swin-quant convert my.pth --to half.safetensors --dtype float16
@@ -93,7 +93,7 @@ def convert(
 
 def _passes_of(card: RunCard) -> CalibrationRecord | None:
     """The calibration, where the weights have seen passes behind it; without the facts on its ranges."""
-    passes = of_weights(card)
+    passes = passes_in_weights(card)
     if card.calibration is None or not passes:
         return None
     return {**card.calibration, "passes": passes, "check": None, "statistics": None, "advice": []}

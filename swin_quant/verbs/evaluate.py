@@ -28,7 +28,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.accuracy import AccuracyTable, as_html, render
 from swin_quant.report.table import NARROW, html_facts, print_text, screen_width
-from swin_quant.report.verdict import DeployVerdict, of_artifact
+from swin_quant.report.verdict import DeployVerdict, artifact_verdict
 from swin_quant.score.baseline import Baseline, engines_beside
 from swin_quant.score.difference import FeatureScore, compare_engines
 from swin_quant.score.engine import half_type
@@ -268,7 +268,7 @@ def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluati
     if len(found) > 1:
         return Evaluation(results, cards[0], cards=tuple(cards))
     place, checkpoint = getattr(scoring.pictures, "path", "DIR"), find_checkpoint(exported[0].artifact)
-    verdict = of_artifact(cards[0], exported[0].file, checkpoint or Path("CHECKPOINT"), place)
+    verdict = artifact_verdict(cards[0], exported[0].file, checkpoint or Path("CHECKPOINT"), place)
     return Evaluation(results, cards[0], verdict=verdict)
 
 

@@ -24,7 +24,7 @@ from swin_quant.loading import ModelFile, baseline_of, load_for_scoring
 from swin_quant.model import Model, save_with_card
 from swin_quant.policies import Policies, PolicyChoice, one_policy, tell_bits
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
-from swin_quant.report.verdict import DeployVerdict, of_training
+from swin_quant.report.verdict import DeployVerdict, training_verdict
 from swin_quant.score.baseline import find_baseline
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.outdir import only_writer
@@ -132,13 +132,13 @@ def finetune(
             if no_eval or (not is_chosen if has_logits else world.size > 1 or not has_split(cfg, "val")):
                 return Finetuned(path, Evaluation((), trained.card))
             baseline = find_baseline(trained.card, [path.resolve().parent], cfg, [used], world, request.original)
-            val = PictureSet.of_config(cfg, "val", max_unreadable=request.max_unreadable)
+            val = PictureSet.from_config(cfg, "val", max_unreadable=request.max_unreadable)
             val = replace(val, batch=BATCH[world.device.type])
             scored = score_model(trained, val, [used], world, half, baseline)
             if has_logits and world.is_main:
                 trained.card.write(path.with_suffix(".json"))
                 plot(request, cfg.MODEL.NAME, scored.results)
-        return Finetuned(path, replace(scored, verdict=of_training(trained.card, path)) if has_logits else scored)
+        return Finetuned(path, replace(scored, verdict=training_verdict(trained.card, path)) if has_logits else scored)
 
 
 def _file_of(model: Model | str | Path, folder: str | Path | None, config: str | Path | None) -> ModelFile:

@@ -159,7 +159,7 @@ def _opened(images: Any) -> tuple[Pictures, PictureSet]:
             )
         return named, PictureSet()
     source = images.settled()
-    pictures = source.of_split("val").open()
+    pictures = source.with_default_split("val").open()
     return (pictures if source.count is None else SomePictures(pictures, source.indices(pictures))), source
 
 

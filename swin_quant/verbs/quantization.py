@@ -42,7 +42,7 @@ from swin_quant.score.engine import HALF_TYPES
 from swin_quant.score.scoring import dataset_record
 from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import plan_passes
-from swin_quant.verbs.calibration_passes import of_weights
+from swin_quant.verbs.calibration_passes import passes_in_weights
 from swin_quant.verbs.calibration_result import place_named
 from swin_quant.verbs.export_target import engine_for, float_type_options
 from swin_quant.verbs.search import found_before
@@ -161,7 +161,7 @@ def _changed(job: Quantization, file: Path) -> list[str] | None:
         return None
     record = card.calibration
     before = made_before(job.checkpoint)
-    earlier = of_weights(before)
+    earlier = passes_in_weights(before)
     same = {
         "the checkpoint": _same_weights(card, before, job.checkpoint),
         "the calibrated file": card.checkpoint["sha256"] == _sha256(file),
@@ -170,7 +170,7 @@ def _changed(job: Quantization, file: Path) -> list[str] | None:
         "the preprocessing": card.preprocess == Preprocess.from_config(job.cfg).to_dict(),
         "the calibrator": _same_method(record, job.method),
         "the percentile": record.get("tried_percentile", record["percentile"]) in (None, job.method.percentile),
-        "the passes": of_weights(card)[: len(earlier)] == earlier
+        "the passes": passes_in_weights(card)[: len(earlier)] == earlier
         and plan_passes(job.passes).made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
     }
     different = [what for what, is_same in same.items() if not is_same]
@@ -203,7 +203,7 @@ def _same_model(card: RunCard, cfg: CfgNode) -> bool:
 
 def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
     """Whether the same pictures calibrated; the data are opened only if nothing else tells."""
-    given = job.pictures.of_split(TRAIN)
+    given = job.pictures.with_default_split(TRAIN)
     asked = (given.split or "", given.seed or 0, False)
     if (record["split"], record["seed"], record["augment"]) != asked or record.get("place") != place_named(given):
         return False

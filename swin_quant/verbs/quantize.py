@@ -153,7 +153,8 @@ def quantize(
         settled = asked_pictures.settled(cfg)
         asked = replace(asked_pictures, path=settled.path, zip_mode=settled.zip_mode or None)
         if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
-            settled.of_split(TRAIN).open()  # says what is missing, before the choice of a policy compiles operators
+            train = settled.with_default_split(TRAIN)
+            train.open()  # says what is missing, before the choice of a policy compiles operators
         wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
         job = Quantization(model, cfg, place, target, settled, asked, *wanted, float_type, threads, half)
         return _quantize_file(job, dry_run)

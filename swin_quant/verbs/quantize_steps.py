@@ -21,7 +21,7 @@ from swin_quant.loading import ModelFile
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import DEFAULT_PERCENTILE, SEARCHED_ON
 from swin_quant.report.next_command import TIME, Abilities, after_export, fill
-from swin_quant.report.verdict import DeployVerdict, of_artifact
+from swin_quant.report.verdict import DeployVerdict, artifact_verdict
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
@@ -174,7 +174,7 @@ def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
 def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str, unscored: str) -> DeployVerdict:
     """The file to deploy; `unscored` says why one that its engine runs was not scored."""
     file = artifact.file
-    if found := of_artifact(artifact.card, file, checkpoint, data):
+    if found := artifact_verdict(artifact.card, file, checkpoint, data):
         return found
     if engine_for(target) is not None:
         has_classes = Abilities.of(artifact.card).has_classes

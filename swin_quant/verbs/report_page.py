@@ -24,7 +24,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import baseline_of, load_for_scoring
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, node_summaries
-from swin_quant.report.verdict import of_card
+from swin_quant.report.verdict import card_verdict
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import class_names, top_classes
@@ -48,7 +48,7 @@ def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folde
     for path, card in cards.items():
         sha = card.checkpoint["sha256"] if card.checkpoint else str(path)
         groups.setdefault(sha, {})[path] = card
-    found = [_of_checkpoint(group, pictures, folder) for group in groups.values()]
+    found = [_checkpoint_data(group, pictures, folder) for group in groups.values()]
     if pictures is not None and not any(data.compared for data in found):
         raise UsageError(
             "‹data_path›: no checkpoint with a policy, and the float model it came from, is beside the cards"
@@ -56,11 +56,11 @@ def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folde
     return found
 
 
-def _of_checkpoint(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path) -> PageData:
+def _checkpoint_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path) -> PageData:
     """The data of one checkpoint. `cards`: its own card and those of its artifacts."""
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
-    verdicts = [verdict for path, card in cards.items() if (verdict := of_card(card, path, folder))]
+    verdicts = [verdict for path, card in cards.items() if (verdict := card_verdict(card, path, folder))]
     data = PageData(first.name, together, verdicts=verdicts)
     file = next((file for path in paths if (file := file_of_record(cards[path].checkpoint, [path.parent]))), None)
     if file is None:
@@ -98,7 +98,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     if not pair:
         return data
     classes = cfg.MODEL.NUM_CLASSES
-    pictures = replace(source.of_split("val"), classes=classes).open()
+    pictures = replace(source.with_default_split("val"), classes=classes).open()
     preprocess = Preprocess.from_dict(card.preprocess)
     seen = infer(
         pair,

@@ -38,7 +38,7 @@ from swin_quant.quant.sensitivity import layer_losses, layers_of
 from swin_quant.report.nodes import search_data, search_table
 from swin_quant.report.printed import Printed
 from swin_quant.report.table import NARROW, WIDE, ReportTable, print_text, screen_width
-from swin_quant.report.verdict import DeployVerdict, of_search
+from swin_quant.report.verdict import DeployVerdict, search_verdict
 from swin_quant.score.baseline import load_original
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
@@ -327,7 +327,7 @@ def write_found(
     if losses.nodes(found):
         record["policy_sha256"] = policy.sha256
     float_type = timer.options.float_type or timer.backend.float_form
-    return Search(policy, file, record, of_search(record, file, str(timer.model.checkpoint), float_type))
+    return Search(policy, file, record, search_verdict(record, file, str(timer.model.checkpoint), float_type))
 
 
 def timed_backend(engine: str, device: str) -> Backend:

@@ -91,7 +91,7 @@ def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
     pictures = source_of(pictures, model.given)
     if not isinstance(pictures, PictureSet):
         return Sample([batch.images for batch in batches(pictures, False, model.prepared)], None, "")
-    pictures = pictures.of_split("train")
+    pictures = pictures.with_default_split("train")
     opened = pictures.open()
     count = min(usual, len(opened)) if pictures.count is None else pictures.count
     size = min(pictures.batch or BATCH, BATCH)

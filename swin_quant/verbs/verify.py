@@ -119,7 +119,7 @@ def verify(
     cfg = config_of(exported)
     origin, policies = load_origin(exported, cfg, find_checkpoint(exported, checkpoint), world, found.origin)
     source = source_of(PictureSet() if pictures is None else pictures)
-    opened = source.of_split("val").open() if isinstance(source, PictureSet) else None
+    opened = source.with_default_split("val").open() if isinstance(source, PictureSet) else None
     policies = policies if is_quantized(exported.record["precision"]) else []
     is_given = origin.original is not None and not exported.card.has_own_weights
     baseline = Baseline(origin.original, whose=None) if is_given else unnamed_baseline(exported.card)

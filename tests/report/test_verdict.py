@@ -14,13 +14,13 @@ from swin_quant.backends.registry import targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.cli.command import Command
 from swin_quant.quant.policy import load_policy
-from swin_quant.report.verdict import FLOAT, loss_in_words, of_artifact, of_search, of_training
+from swin_quant.report.verdict import FLOAT, artifact_verdict, loss_in_words, search_verdict, training_verdict
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
 
 
 def said_of(*results):
-    return of_artifact(card_of(*results), FILE, CHECKPOINT, "data")
+    return artifact_verdict(card_of(*results), FILE, CHECKPOINT, "data")
 
 
 def parsed(command):
@@ -46,7 +46,9 @@ def test_three_lines_at_80_columns_with_the_same_engine_s_float():
 
 def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():
     checkpoint = Path("my own folder of runs", "swin_tiny_patch4_window7_224_calib.pth")
-    much = of_artifact(card_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0)), FILE, checkpoint, "a --b")
+    much = artifact_verdict(
+        card_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0)), FILE, checkpoint, "a --b"
+    )
     assert max(map(len, much.text(80).splitlines())) <= 80
     _, command = much.text(80).split("next:   ")
     assert len(command.splitlines()) > 1
@@ -99,7 +101,7 @@ def training(ptq_delta, error=0.1, policy="cpu"):
     start = {"file": "x_calib.pth", "sha256": "b" * 64, "path": "/there/x_calib.pth"}
     record = {**TRAINING, "start": start, "ranges": {"weights": None, "activations": None}}
     trained = dataclasses.replace(card, training=record, policy=load_policy(policy).to_dict())
-    return of_training(trained, Path("out/x_qat.pth"))
+    return training_verdict(trained, Path("out/x_qat.pth"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def found(ms=0.5, float_ms=1.0, met=True, drop=0.05):
         {"policy": "float", "nodes": 0, "loss": exact, "ms": float_ms, "found": False, "front": True},
     ]
     record = {"engine": "openvino", "batch": 1, "budget": "drop at most 0.1 points", "met": met, "pictures": 1024}
-    return of_search({**record, "tried": tried}, Path("out/x_auto_openvino.yaml"), "out/x_calib.pth", "float32")
+    return search_verdict({**record, "tried": tried}, Path("out/x_auto_openvino.yaml"), "out/x_calib.pth", "float32")
 
 
 def test_a_search_ends_with_the_policy_and_the_command_that_exports_it():

@@ -247,7 +247,7 @@ def test_half_types():
 
 def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
     model = Model(done.module, card=done.card)
-    assert score_model(model, PictureSet.of_config(cfg, "val"), [MODE1], World(), half="none").card == model.card
+    assert score_model(model, PictureSet.from_config(cfg, "val"), [MODE1], World(), half="none").card == model.card
     card = model.card
     assert [result.policy for result in card.measured()] == [None, "ft-mode1"] and done.card.results == []
     float32, int8 = card.measured()

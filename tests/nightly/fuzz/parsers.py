@@ -40,6 +40,7 @@ from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
+from swin_quant.base.arrays import read_arrays
 from swin_quant.base.distributed import World
 from swin_quant.base.files import configs_dir
 from swin_quant.base.shards import Sharding, Shards
@@ -73,7 +74,6 @@ from swin_quant.train.outdir import open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
-from swin_quant.verbs.align_sides import read_arrays
 from swin_quant.verbs.analyze import analyze_onnx
 from swin_quant.verbs.report import report
 

@@ -11,7 +11,7 @@ from cards_of_results import ARTIFACT, INT8, OWN, TORCH, card_of
 from swin_quant.cards.card import RunCard
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Bins, NodeSummary, PageData
-from swin_quant.report.verdict import of_card
+from swin_quant.report.verdict import card_verdict
 
 pytest.importorskip("vl_convert")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -90,7 +90,7 @@ def phone(opened, tmp_path_factory):
     folder = tmp_path_factory.mktemp("phone")
     record = {**ARTIFACT, "file": FILE, "options": {"target": "openvino"}}
     card = replace(card_of(TORCH, OWN, INT8), artifact=record)
-    nodes, verdict = [node(number) for number in range(30)], of_card(card, folder / FILE, folder)
+    nodes, verdict = [node(number) for number in range(30)], card_verdict(card, folder / FILE, folder)
     data = PageData("swin_large", [card], nodes, verdicts=[verdict])
     (folder / "page.html").write_text(page([data]))
     tab = opened.context.browser.new_page(viewport=PHONE)

@@ -6,8 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from swin_quant.base.arrays import read_arrays, write_arrays
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.verbs.align_sides import read_arrays, write_arrays
 
 ARRAYS = {
     "images": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
