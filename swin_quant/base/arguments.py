@@ -3,7 +3,7 @@
 import inspect
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from cyclopts import Parameter as Parameter
@@ -33,6 +33,51 @@ class Positional:
     """The argument may be given without a flag, though it has a default."""
 
 
+@dataclass(frozen=True)
+class CommandArgument:
+    """An argument of a command: an argument of its function, or a field of that if `fields` says so.
+
+    `default`: inspect.Parameter.empty where it must be given. `is_placed`: it may be given without a flag.
+    """
+
+    argument: str
+    field: str
+    hint: Any
+    default: Any
+    is_placed: bool
+    fields: Fields | None = None
+
+    @property
+    def name(self) -> str:
+        return self.field or self.argument
+
+    @property
+    def notes(self) -> list[Parameter]:
+        """The notes for cyclopts in the hint."""
+        return [note for note in _notes_of(self.hint) if isinstance(note, Parameter)]
+
+
+def command_arguments(function: Callable[..., Any]) -> list[CommandArgument]:
+    """The arguments of the command that is made of a function, in the order of its signature."""
+    hints = get_type_hints(function, include_extras=True)
+    found: list[CommandArgument] = []
+    for key, parameter in inspect.signature(function).parameters.items():
+        notes = _notes_of(hints[key])
+        inside = next((note for note in notes if isinstance(note, Fields)), None)
+        if inside is None:
+            is_named = any(isinstance(note, Parameter) and note.name for note in notes)
+            is_placed = (parameter.default is inspect.Parameter.empty or Positional in notes) and not is_named
+            found.append(CommandArgument(key, "", hints[key], parameter.default, is_placed))
+            continue
+        own = get_type_hints(inside.kind, include_extras=True)
+        for one in fields(inside.kind):
+            if one.name not in inside.without:
+                default = None if one.default is MISSING else one.default
+                is_placed = one.name in inside.positional
+                found.append(CommandArgument(key, one.name, own[one.name], default, is_placed, inside))
+    return [one for one in found if not any(note.parse is False for note in one.notes)]
+
+
 def as_command(name: str, function: Callable[..., Any], *more: str, **arguments: Any) -> str:
     """The command that calls a function with these arguments; those that have their default are left out.
 
@@ -42,25 +87,13 @@ def as_command(name: str, function: Callable[..., Any], *more: str, **arguments:
         more: Further words, quoted already.
         arguments: By the function's names; a `Fields` argument is an object of its dataclass.
     """
-    hints = get_type_hints(function, include_extras=True)
     placed: list[str] = []
     flags: list[str] = []
-    for key, parameter in inspect.signature(function).parameters.items():
-        if key not in arguments or arguments[key] is None:
-            continue
-        value, notes = arguments[key], _notes_of(hints[key])
-        inside = next((note for note in notes if isinstance(note, Fields)), None)
-        if inside is None:
-            named = any(isinstance(note, Parameter) and note.name for note in notes)
-            is_placed = (parameter.default is inspect.Parameter.empty or Positional in notes) and not named
-            (placed if is_placed else flags).extend(_words(key, notes, value, parameter.default, is_placed))
-            continue
-        own = get_type_hints(inside.kind, include_extras=True)
-        for field in fields(inside.kind):
-            is_placed = field.name in inside.positional
-            given = getattr(value, field.name)
-            words = _words(field.name, _notes_of(own[field.name]), given, field.default, is_placed)
-            (placed if is_placed else flags).extend(words)
+    for one in command_arguments(function):
+        value = arguments.get(one.argument)
+        if value is not None and one.field:
+            value = getattr(value, one.field)
+        (placed if one.is_placed else flags).extend(_words(one, value))
     return " ".join(["swin-quant", name, shlex.join([*placed, *flags]), *more])
 
 
@@ -68,14 +101,12 @@ def _notes_of(hint: Any) -> tuple[Any, ...]:
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 
-def _words(name: str, notes: tuple[Any, ...], value: Any, default: Any, is_placed: bool) -> Iterator[str]:
-    if value is None or value == default or value == ():
+def _words(argument: CommandArgument, value: Any) -> Iterator[str]:
+    if value is None or value == argument.default or value == ():
         return
-    parameter = next((note for note in notes if isinstance(note, Parameter)), Parameter())
-    if parameter.parse is False:
-        return
-    if not is_placed:
-        flag = next(iter(parameter.name)) if parameter.name else f"--{name.replace('_', '-')}"
+    if not argument.is_placed:
+        named = next((note.name for note in argument.notes if note.name), None)
+        flag = next(iter(named)) if named else f"--{argument.name.replace('_', '-')}"
         yield flag if value is not False else flag.replace("--", "--no-", 1)
     if not isinstance(value, bool):
         yield from (str(one) for one in (value if isinstance(value, tuple | list) else [value]))

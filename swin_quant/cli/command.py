@@ -7,21 +7,20 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import cyclopts
 import docstring_parser
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 
-from swin_quant.base.arguments import Fields, Positional
+from swin_quant.base.arguments import command_arguments
 from swin_quant.base.errors import UsageError, memory_errors_named, speaking
 from swin_quant.cli.commands import FUNCTIONS
 
-Value = tuple[str, str]  # an argument of the function, and a field of it, or ""
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
 _COMMON = {
     "json": Annotated[str | None, Parameter(help="write the result as JSON to FILE; -: print it", group="output")],
@@ -40,7 +39,7 @@ class Command:
         self.name, self.function = name, getattr(module, function)
         self.examples: str = getattr(module, "EXAMPLES", "")
         self.saves = "save_in" in dir(inspect.signature(self.function).return_annotation)
-        self.values: dict[str, Value] = {}  # flag's name in Python -> what it is a part of
+        self.arguments = {one.name: one for one in command_arguments(self.function)}
         self.app = App(
             name=f"swin-quant {name}",
             help=_summary(self.function),
@@ -72,32 +71,11 @@ class Command:
     def _flat(self) -> Callable[..., None]:
         """A function with an argument for each flag, for cyclopts to read."""
         parts: dict[str, inspect.Parameter] = {}
-        notes = _notes(self.function)
-        hints = get_type_hints(self.function, include_extras=True)
-        for name, argument in inspect.signature(self.function).parameters.items():
-            hint, inside = hints[name], _fields_of(hints[name])
-            if inside is None:
-                if any(isinstance(note, Parameter) and note.parse is False for note in get_args(hint)[1:]):
-                    continue
-                self.values[name] = name, ""
-                named = [note.name for note in get_args(hint)[1:] if isinstance(note, Parameter) and note.name]
-                has_place = argument.default is inspect.Parameter.empty or Positional in get_args(hint)
-                is_placed = has_place and not named
-                kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
-                parts[name] = _part(name, hint, argument.default, notes.get(name, ""), kind)
-                continue
-            help, own = _notes(inside.kind), get_type_hints(inside.kind, include_extras=True)
-            for field in fields(inside.kind):
-                if field.name in inside.without or any(
-                    isinstance(note, Parameter) and note.parse is False for note in get_args(own[field.name])[1:]
-                ):
-                    continue
-                is_placed = field.name in inside.positional
-                kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if is_placed else inspect.Parameter.KEYWORD_ONLY
-                default = None if field.default is MISSING else field.default
-                self.values[field.name] = name, field.name
-                title = Group(inside.title)
-                parts[field.name] = _part(field.name, own[field.name], default, help.get(field.name, ""), kind, title)
+        for one in self.arguments.values():
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if one.is_placed else inspect.Parameter.KEYWORD_ONLY
+            help = _notes(one.fields.kind if one.fields else self.function).get(one.name, "")
+            group = Group(one.fields.title) if one.fields else None
+            parts[one.name] = _part(one.name, one.hint, one.default, help, kind, group)
         if self.saves:
             note = Parameter(help=r"folder of the results (default: output/\<NAME>)", group="output")
             parts["output"] = _part("output", Annotated[Path | None, note], None, "")
@@ -136,19 +114,17 @@ class Command:
         parts: dict[str, dict[str, Any]] = {}
         direct: dict[str, Any] = {}
         for name, value in given.items():
-            if name not in self.values:
+            if (one := self.arguments.get(name)) is None:
                 continue
-            argument, field = self.values[name]
-            if field:
-                parts.setdefault(argument, {})[field] = value
+            if one.field:
+                parts.setdefault(one.argument, {})[one.field] = value
             else:
-                direct[argument] = value
+                direct[one.argument] = value
         if self.saves and "folder" in inspect.signature(self.function).parameters:
             direct["folder"] = given.get("output") or Path("output")
-        hints = get_type_hints(self.function, include_extras=True)
-        for name, parameter in inspect.signature(self.function).parameters.items():
-            inside = _fields_of(hints[name])
-            if inside and (name in parts or parameter.default is inspect.Parameter.empty):
+        parameters = inspect.signature(self.function).parameters
+        for name, inside in {one.argument: one.fields for one in self.arguments.values()}.items():
+            if inside and (name in parts or parameters[name].default is inspect.Parameter.empty):
                 direct[name] = inside.kind(**parts.get(name, {}))
         return self.function(**direct)
 
@@ -262,11 +238,7 @@ def _checked(name: str, value: Any) -> Any:
     return value
 
 
-def _fields_of(hint: Any) -> Fields | None:
-    notes = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((note for note in notes if isinstance(note, Fields)), None)
-
-
+@cache
 def _notes(described: Any) -> dict[str, str]:
     """The help of each argument in a docstring."""
     kinds = reversed(described.__mro__) if isinstance(described, type) else [described]

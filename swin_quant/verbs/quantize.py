@@ -1,7 +1,7 @@
 """From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,7 @@ from torch import nn
 from swin_quant.arguments import checked
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named, target_named
-from swin_quant.base.arguments import Fields, Parameter, as_command
+from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError, called_in_python
 from swin_quant.base.files import ensure_writable_dir
@@ -188,16 +188,13 @@ def _check_choice(choice: PolicyChoice) -> None:
         raise UsageError(f"--policy {' '.join(choice.policy)}: give one")
     if choice.policy != (AUTO,):
         return
-    if changes := as_command("", _changes, choice=replace(choice, policy=(), saturation_safe=False)).split(None, 1)[1:]:
-        raise UsageError(
-            f"--policy {AUTO}: {changes[0]} is for a policy with a name: calibrate, then `search --policy NAME` with it"
-        )
     if choice.saturation_safe:
         raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")
-
-
-def _changes(choice: Annotated[PolicyChoice, Fields(PolicyChoice, "")]) -> None:
-    """Never called: `as_command` reads its signature."""
+    if changes := [one.name for one in fields(choice) if one.name != "policy" and getattr(choice, one.name)]:
+        raise UsageError(
+            f"--policy {AUTO}: ‹{changes[0]}› is for a policy with a name: calibrate, then `search --policy NAME` "
+            "with it"
+        )
 
 
 def _quantize_file(job: Quantization, dry_run: bool) -> Quantized | None:

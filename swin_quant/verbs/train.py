@@ -114,10 +114,8 @@ def train(
             log.info("checkpoint: %s", path)
         if no_eval or position.best_epoch is None:
             return TrainedFile(path, Evaluation((), card))
-        trained, val = (
-            Model(module, card=card),
-            PictureSet.from_config(cfg, "val", max_unreadable=request.max_unreadable),
-        )
+        trained = Model(module, card=card)
+        val = PictureSet.from_config(cfg, "val", max_unreadable=request.max_unreadable)
         scored = score_model(trained, val, (), world, half)
         if world.is_main:
             trained.card.write(path.with_suffix(".json"))

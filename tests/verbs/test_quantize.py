@@ -190,6 +190,8 @@ def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monk
 
 def test_one_policy_is_deployed(run, words):
     assert "--policy qdq cpu: give one" in run("quantize", *words, "--policy", "qdq", "cpu").error(2)
+    refused = run("quantize", *words, "--policy", "auto", "--wprec", 4).error(2)
+    assert "--policy auto: --wprec is for a policy with a name" in refused
 
 
 def test_a_policy_of_other_targets_is_refused_before_any_work(run, words, tmp_path):
