@@ -17,6 +17,7 @@ EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} 
 SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
 _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
 _SERVE = "swin-quant serve {file} --engine {engine}"
+_TIME_ON = "swin-quant evaluate {file} --no-accuracy --engine {engine}"
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
 
 
@@ -46,7 +47,7 @@ def fill(template: str, **words: object) -> str:
 
 def after_scoring(card: RunCard, file: Path, engine: str) -> str:
     """The command behind a file that is good to deploy: serve it where pictures can be prepared for it."""
-    return fill(_SERVE if Abilities.of(card).takes_pictures else TIME + " --engine {engine}", file=file, engine=engine)
+    return fill(_SERVE if Abilities.of(card).takes_pictures else _TIME_ON, file=file, engine=engine)
 
 
 def to_export_float(card: RunCard, checkpoint: Path, target: str, folder: Path) -> str:
