@@ -186,4 +186,6 @@ def test_two_ranks_score_the_readable_pictures_as_one_does(run, forked, hand_mad
     ends = forked(2, *words)
     assert [end.code for end in ends] == [0, 0] and ends[1].out == ""
     (together,) = measured(hand_made).values()
-    assert dataclasses.replace(together, ms_per_picture=None) == dataclasses.replace(alone, ms_per_picture=None)
+    assert together.loss == pytest.approx(alone.loss)
+    same = dataclasses.replace(together, ms_per_picture=alone.ms_per_picture, loss=alone.loss)
+    assert same == alone and alone.unreadable == 2
