@@ -37,7 +37,7 @@ def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(expor
     card = json.loads((out / "micro_calib.json").read_text())
     assert card["config"]["MODEL"]["OUTPUT_KIND"] == "features" and card["preprocess"]["shape"] == "whole"
     assert card["calibration"]["batch_size"] == 1 and card["calibration"]["pictures"] == 4
-    assert main(["export", str(out / "micro_calib.pth"), "--for", "openvino", "--check", "--output", str(out)]) == 0
+    assert main(["export", str(out / "micro_calib.pth"), "--for", "openvino", "--output", str(out)]) == 0
     file = str(out / "micro_features_int8_openvino.onnx")
     assert main(["verify", file, "--engine", "onnxruntime", "openvino", *images]) == 0
     records = json.loads((out / "micro_features_int8_openvino.json").read_text())["verification"]
@@ -81,7 +81,7 @@ def serve_describes_it_as_its_package(file, package):
 @pytest.mark.nightly
 def test_an_embedding_of_what_was_calibrated_as_a_classifier(exports, pictures, tmp_path, capsys):
     out = tmp_path / "out"
-    exporting = ["--for", "onnxruntime", "--output-kind", "embedding", "--check", "--output", str(out)]
+    exporting = ["--for", "onnxruntime", "--output-kind", "embedding", "--output", str(out)]
     assert main(["export", str(exports.checkpoint), *exporting]) == 0
     file = str(out / "micro_embedding_int8_onnxruntime.onnx")
     assert main(["verify", file, "--data-path", str(pictures), "--checkpoint", str(exports.checkpoint)]) == 0
