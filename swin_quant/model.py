@@ -290,10 +290,10 @@ class Model:
     def save(self, file: str | Path) -> Path:
         """Write the checkpoint and its run card beside it, both whole or not at all; returns the checkpoint's path.
 
-        A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, so that
-        ranges can be searched again without pictures), any other as float. Results measured with the weights of its
-        file are left out where the weights have changed since. UsageError where something was made of the file that
-        lies there.
+        A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, which the
+        report page draws, and which give QAT its PTQ baseline at other bits), any other as float. Results measured with
+        the weights of its file are left out where the weights have changed since. UsageError where something was made
+        of the file that lies there.
         """
         path = Path(file)
         ensure_writable_dir(path.parent)

@@ -209,7 +209,7 @@ class OnnxTarget:
     `ends`: it takes uint8 pictures and files with more outputs than logits.
     `npu`: it may have the form for NPUs.
     `compiled`: plugins for its files by default, which are compiled at first use; `are_compiled`: names a function that
-    says whether an architecture's files have an operator here.
+    says whether an architecture's files have an operator here; `tuned`: the groups of them that `export --tune` times.
     """
 
     name: str
@@ -226,6 +226,7 @@ class OnnxTarget:
     npu: bool = False
     compiled: tuple[str, ...] = ()
     are_compiled: str = ""
+    tuned: tuple[tuple[str, ...], ...] = ()
 
 
 def onnx_target(

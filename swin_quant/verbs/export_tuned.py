@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -26,7 +25,7 @@ from swin_quant.score.difference import difference
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import ExportTarget
-from swin_quant.verbs.timing import timed_in_turns
+from swin_quant.verbs.timing import compare_latency
 
 BATCHES = (1, 8)
 WITHIN_DB = 0.3  # of the best SQNR, what a faster file may lose
@@ -79,7 +78,7 @@ def write_fastest(target: ExportTarget, module: Classifier, card: RunCard, file:
         found: float = difference(engine(images), expected)["sqnr_db"]
         return found
 
-    engines: list[Engine] = []
+    engines: dict[str, Engine] = {}
     rows: list[dict[str, Any]] = []
     for policy, plugins in tuned_forms(target):
         form = replace(target, options=replace(target.options, plugin=plugins, plain=not plugins))
@@ -89,14 +88,12 @@ def write_fastest(target: ExportTarget, module: Classifier, card: RunCard, file:
                 made = form.write(module, card, file, place, policy)
                 engine = artifact_engine(str(made.file), target.backend, options)
             rows.append({"policy": policy.name, "plugins": list(plugins), "ms": {}, "sqnr_db": sqnr(engine)})
-            engines.append(engine)
+            engines[f"{policy.name} {plugins}"] = engine
         except (SwinQuantError, RuntimeError) as error:
             log.info("not timed: %s, %s: %s", policy.name, plugins, error)
-    for batch in batches if engines else ():
-        for row, rounds in zip(
-            rows, zip(*timed_in_turns(engines, batch, module.input_shape), strict=True), strict=True
-        ):
-            row["ms"][str(batch)] = median(rounds)
+    for batch in batches:
+        for row, found in zip(rows, compare_latency(engines, batch, module.input_shape), strict=True):
+            row["ms"][str(batch)] = found.ms
     log.info("%s", "\n".join(map(str, rows)))
     best = fastest(rows)
     chosen = replace(target, options=replace(target.options, plugin=tuple(best["plugins"]), plain=not best["plugins"]))
