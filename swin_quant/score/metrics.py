@@ -91,8 +91,10 @@ class Score:
     delta_ptq_se: float = 0.0
 
 
-def evaluate(engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device) -> dict[str, Score]:
-    """The scores of `engines` over the batches of all ranks; `batches` are this rank's.
+def evaluate(
+    engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device, collective: bool = False
+) -> dict[str, Score]:
+    """The scores of `engines` over the batches of all ranks; `batches` are this rank's. `collective`: see run_engines.
 
     ms_per_picture is wall time of the forward passes, after a first batch of warm-up; a batch that is the only one is
     run again for it.
@@ -106,14 +108,14 @@ def evaluate(engines: Mapping[str, Run], batches: Iterable[Batch], device: torch
             sums[name].seconds += output.seconds
             sums[name].timed += len(output.logits)
 
-    for number, (batch, outputs) in enumerate(run_engines(engines, batches, device)):
+    for number, (batch, outputs) in enumerate(run_engines(engines, batches, device, collective)):
         labels, baseline = batch.labels.to(device), next(iter(outputs.values())).logits
         for name, output in outputs.items():
             start = outputs[starts[name]].logits if name in starts else None
             sums[name].add(output.logits, labels, baseline, start)
         if number >= _WARM_UP_BATCHES:
             count_time(outputs)
-    if batch is not None and number < _WARM_UP_BATCHES:
+    if batch is not None and number < _WARM_UP_BATCHES and not collective:
         for _, outputs in run_engines(engines, [batch] * _ROUNDS, device):
             count_time(outputs)
     rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)

@@ -33,10 +33,11 @@ class EngineOutput(NamedTuple):
 
 
 def run_engines(
-    engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device
+    engines: Mapping[str, Run], batches: Iterable[Batch], device: torch.device, collective: bool = False
 ) -> Iterator[tuple[Batch, dict[str, EngineOutput]]]:
     """Yield every batch that has pictures, with the outputs of all engines for it.
 
+    `collective`: ranks wait for each other in a forward pass, so a batch without pictures is run as well.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine.
     """
     with torch.inference_mode():
@@ -44,6 +45,9 @@ def run_engines(
             images = batch.images.to(device)
             if len(images):
                 yield batch, {name: _run(name, engine, images) for name, engine in engines.items()}
+            elif collective:
+                for engine in engines.values():
+                    engine(images)
 
 
 def readable_batches(
