@@ -104,9 +104,9 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
 
 
 def _compared(model: nn.Module, batches: Sequence[Shown]) -> tuple[float, float]:
-    """`compare` on pictures with their float logits."""
-    with eval_mode(model):
-        return compare(model, [images for images, _ in batches], torch.cat([logits for _, logits in batches]))
+    """Top-1 agreement in percent and SQNR in dB of the quantized model; batches may be of several sizes."""
+    with quantizing(model), torch.inference_mode(), eval_mode(model):
+        return _figures([(rows(model(images)), logits) for images, logits in batches])
 
 
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
@@ -124,5 +124,11 @@ def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
 
 def agreement_and_sqnr(logits: Tensor, expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of logits [N, classes] against the `expected` ones."""
-    agree = (logits.argmax(1) == expected.argmax(1)).sum().item()
-    return 100 * agree / len(logits), decibels(*noise(logits.double(), expected.double()))
+    return _figures([(logits, expected)])
+
+
+def _figures(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    agree = sum(int((logits.argmax(1) == expected.argmax(1)).sum()) for logits, expected in pairs)
+    sums = [noise(logits.double(), expected.double()) for logits, expected in pairs]
+    share = 100 * agree / sum(len(logits) for logits, _ in pairs)
+    return share, decibels(*(sum(column) for column in zip(*sums, strict=True)))

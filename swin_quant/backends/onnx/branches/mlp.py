@@ -8,8 +8,8 @@ from torch import Tensor, fx, nn
 
 from swin_quant.backends.onnx.branches.walk import (
     Find,
-    Step,
-    Walk,
+    BranchStep,
+    BranchWalk,
     any_linear,
     layer_scale,
     linear,
@@ -22,22 +22,22 @@ from swin_quant.backends.onnx.swin.int8_operators import QUICK, OperatorMlp, fau
 from swin_quant.models.placement import word_of
 
 
-def activation(walk: Walk, node: fx.Node) -> Step | None:
+def activation(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """One of `ACTIVATIONS`, by its name."""
     word, value = word_of(node, walk.root), node.args[0]
     if word in ("relu", "silu", "gelu") and isinstance(value, fx.Node):
         part = walk.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         given: list[Any] = [*node.args[1:], *node.kwargs.values(), "none"]
         how = getattr(part, "approximate", "none") if part else given[0]
-        return Step(_GELUS[how] if word == "gelu" else word, value) if word != "gelu" or how in _GELUS else None
-    return _of_sigmoid(walk, node) if word == "mul" else None
+        return BranchStep(_GELUS[how] if word == "gelu" else word, value) if word != "gelu" or how in _GELUS else None
+    return _sigmoid_form(walk, node) if word == "mul" else None
 
 
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 _SIGMOIDS = {QUICK: "quick_gelu", 1: "silu"}
 
 
-def _of_sigmoid(walk: Walk, node: fx.Node) -> Step | None:
+def _sigmoid_form(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """x sigmoid(a x)."""
     for value, sigmoid in (node.args, node.args[::-1]):
         if not isinstance(sigmoid, fx.Node) or word_of(sigmoid, walk.root) != "sigmoid" or not walk.enter(sigmoid):
@@ -46,7 +46,7 @@ def _of_sigmoid(walk: Walk, node: fx.Node) -> Step | None:
         if isinstance(inner, fx.Node) and word_of(inner, walk.root) == "mul" and walk.enter(inner):
             inner, factor = sorted(inner.args, key=lambda one: not isinstance(one, fx.Node))  # type: ignore[assignment]
         if inner is value and isinstance(value, fx.Node) and factor in _SIGMOIDS:
-            return Step(_SIGMOIDS[factor], value)
+            return BranchStep(_SIGMOIDS[factor], value)
     return None
 
 
@@ -99,7 +99,7 @@ def mlp_branch(root: nn.Module, addition: fx.Node) -> MlpBranch | None:
     """The MLP branch that ends in an addition; None if it is none."""
     for branch, stream in sides(addition, root):
         for norm_last, steps in PATTERNS.items():
-            walk = Walk(root, addition)
+            walk = BranchWalk(root, addition)
             made = walk.along(steps, branch)
             if made is None or not walk.is_same(made[1], stream):
                 continue
@@ -114,7 +114,9 @@ def mlps(root: nn.Module, graph: fx.Graph) -> int:
     """The number of MLPs in a graph, whatever stands around them: two linears with an activation between them."""
     steps = any_linear, activation, any_linear
     return sum(
-        Walk(root, node).along(steps, node) is not None for node in graph.nodes if any_linear(Walk(root, node), node)
+        BranchWalk(root, node).along(steps, node) is not None
+        for node in graph.nodes
+        if any_linear(BranchWalk(root, node), node)
     )
 
 

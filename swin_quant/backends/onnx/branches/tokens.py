@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm
 
 from swin_quant.backends.onnx.branches.mlp import fault_of_scale, scale_outputs, scaled_norm
-from swin_quant.backends.onnx.branches.walk import Walk, layer_scale, linear, norm, owner_of, sides
+from swin_quant.backends.onnx.branches.walk import BranchWalk, layer_scale, linear, norm, owner_of, sides
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.swin.attention_operator import inside_windows
 from swin_quant.backends.onnx.swin.int8_operators import NormAndLinears, fault_of, plugged
@@ -194,7 +194,7 @@ def token_branch_at(root: nn.Module, addition: fx.Node) -> TokenBranch | None:
     """The attention branch that ends in an addition; None if it is none, or has masks, biases or windows."""
     for branch, stream in sides(addition, root):
         for norm_last, steps in {False: (layer_scale, linear), True: (layer_scale, norm, linear)}.items():
-            walk = Walk(root, addition)
+            walk = BranchWalk(root, addition)
             made = walk.along(steps, branch)
             found = _attention(walk, made[1]) if made else None
             if made is None or found is None:
@@ -215,7 +215,7 @@ def token_branch_at(root: nn.Module, addition: fx.Node) -> TokenBranch | None:
 _Found = tuple[Tensor, float, nn.Module | None, tuple[Operand, Operand, Operand], fx.Node, Any]
 
 
-def _attention(walk: Walk, node: fx.Node) -> _Found | None:
+def _attention(walk: BranchWalk, node: fx.Node) -> _Found | None:
     """What the input of proj is made of.
 
     The channels of heads in it, the factor of logits, the node of the softmax, q, k and v, the value that their linears
@@ -280,7 +280,7 @@ class _Views:
     `source`: None if there is another operation, or if others read a value between.
     """
 
-    def __init__(self, walk: Walk, node: fx.Node, is_source: Callable[[fx.Node, nn.Module], bool]) -> None:
+    def __init__(self, walk: BranchWalk, node: fx.Node, is_source: Callable[[fx.Node, nn.Module], bool]) -> None:
         self.walk, self.value, self.factor, self.moves = walk, node, 1.0, False
         self.pair: nn.Module | None = None
         self.source: fx.Node | None = None

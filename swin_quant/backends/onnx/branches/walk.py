@@ -14,14 +14,14 @@ LINEARS = frozenset({"linear", "quantlinear", "borrowedlinear"})
 _LAYER_NORM = frozenset({"layernorm", "layernormfp32"})  # others permute maps
 
 
-class Step(NamedTuple):
+class BranchStep(NamedTuple):
     """A part of the network, or a value, that a step found, and the node before it."""
 
     found: Any
     before: fx.Node
 
 
-class Walk:
+class BranchWalk:
     """A walk from a node up to the values that it is computed from.
 
     `inside`: the nodes that it passed. A value that others read as well ends it: a branch that is computed elsewhere
@@ -85,7 +85,7 @@ class Walk:
         return node
 
 
-Find = Callable[[Walk, fx.Node], Step | None]
+Find = Callable[[BranchWalk, fx.Node], BranchStep | None]
 
 
 def sides(addition: fx.Node, root: nn.Module) -> list[tuple[fx.Node, fx.Node]]:
@@ -103,33 +103,33 @@ def owner_of(last: nn.Module, root: nn.Module) -> str:
     return next(name for name, part in root.named_modules() if part is last).rpartition(".")[0]
 
 
-def linear(walk: Walk, node: fx.Node) -> Step | None:
+def linear(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """A lowered linear."""
     part = walk.part(node)
-    return Step(part, node.args[0]) if isinstance(part, Linear) else None  # type: ignore[arg-type]  # its only input
+    return BranchStep(part, node.args[0]) if isinstance(part, Linear) else None  # type: ignore[arg-type]  # its only input
 
 
-def any_linear(walk: Walk, node: fx.Node) -> Step | None:
+def any_linear(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """A linear, lowered or not, also one that is called several times."""
-    return Step(None, node.args[0]) if word_of(node, walk.root) in LINEARS else None  # type: ignore[arg-type]
+    return BranchStep(None, node.args[0]) if word_of(node, walk.root) in LINEARS else None  # type: ignore[arg-type]
 
 
-def norm(walk: Walk, node: fx.Node) -> Step | None:
+def norm(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """A layer norm of channels with weight and bias."""
     part = walk.part(node)
     if not isinstance(part, nn.LayerNorm) or word_of(node, walk.root) not in _LAYER_NORM:
         return None
     is_affine = len(part.normalized_shape) == 1 and part.weight is not None and part.bias is not None
-    return Step(part, node.args[0]) if is_affine else None  # type: ignore[arg-type]  # its only input
+    return BranchStep(part, node.args[0]) if is_affine else None  # type: ignore[arg-type]  # its only input
 
 
-def layer_scale(walk: Walk, node: fx.Node) -> Step | None:
+def layer_scale(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """A factor [C] for each channel, if there is one."""
     if word_of(node, walk.root) != "mul" or len(node.args) != 2:
-        return Step(None, node)
+        return BranchStep(None, node)
     for factor, value in (node.args, node.args[::-1]):
         if isinstance(factor, fx.Node) and isinstance(value, fx.Node) and factor.op == "get_attr":
             owner, _, own = str(factor.target).rpartition(".")
             held: Tensor = getattr(walk.root.get_submodule(owner), own)
-            return Step(held.detach(), value) if held.dim() == 1 else None
+            return BranchStep(held.detach(), value) if held.dim() == 1 else None
     return None
