@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.backends.onnx.branches.walk import (
-    Find,
     BranchStep,
     BranchWalk,
+    Find,
     any_linear,
     layer_scale,
     linear,
