@@ -22,8 +22,8 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 CALIBRATED = 80
 ABOUT = """From timm's float checkpoint to an int8 file for OpenVINO: `quantize` on 80 ImageNet pictures, scored on 128,
-beside `nncf.quantize` on as many. Times until the end of each of our steps; NNCF's end with its saved file. The goals of wall
-time are 1.0 of NNCF's until `export`, 1.3 until `verify` and 2.2 until `evaluate`, and 2 GB of memory.
+beside `nncf.quantize` on as many. Times until the end of each of our steps; NNCF's end with its saved file. The goals
+of wall time are 1.0 of NNCF's until `export`, 1.3 until `verify` and 2.2 until `evaluate`, and 2 GB of memory.
 `python benchmarks/time_to_file.py --data-path DIR` writes this page."""
 STEPS = ("calibrate", "export", "verify", "evaluate")
 
