@@ -68,7 +68,7 @@ class BranchWalk:
         found = []
         for step in steps:
             there = self.up(node)
-            made = step(self, there) if there is not None else None
+            made = step(self, there) if there is not None and there.args else None  # a picture or parameter has none
             if made is None:
                 return None
             found.append(made.found)
