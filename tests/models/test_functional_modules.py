@@ -181,6 +181,27 @@ def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     assert wanted.square().sum() > 1000 * (engine(x) - wanted).square().sum() and len(engine(x[:1])) == 1
 
 
+@pytest.mark.slow
+def test_openvino_leaves_out_the_rounding_of_a_convolution_that_is_added_to_a_relu(tmp_path):
+    """Its answers are those of fake-quant without this one node, and no farther from the module than with it."""
+    pytest.importorskip("openvino")
+    parts = {"a": _conv(), "b": lambda: nn.Conv2d(8, 8, 3, padding=1), "c": lambda: nn.Conv2d(8, 5, 1)}
+
+    def run(net, x):
+        t = net.a(x)
+        return net.c(net.b(t) + t.relu())
+
+    torch.manual_seed(0)
+    module, x = _module(run, **parts).eval(), torch.randn(6, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module, 8), [x], "qdq", passes=[])
+    without = sq.calibrate(sq.wrap(module, 8), [x], sq.policy("qdq").off("add1_left_input_quantizer"), passes=[])
+    found = sq.export(model, "openvino", tmp_path).load()(x)
+    with torch.no_grad():
+        exact = module(x)
+    assert exact.square().sum() > 1e4 * (found - without(x)).square().sum()
+    assert (found - exact).square().sum() < 1.1 * (model(x) - exact).square().sum()
+
+
 def _autocast(net, x):
     with torch.autocast("cpu", torch.bfloat16):
         return net.a(x).float()
