@@ -177,6 +177,8 @@ def evaluate(
         source = replace(source, batch=source.batch or batch_size or BATCH[this_world().device.type])
         if isinstance(model, SubjectFiles) and not source.images:
             source = replace(source, split=source.split or "val")
+    elif batch_size is not None:
+        raise UsageError("‹batch_size›: is for pictures on disk: batches have the size that they are given with")
     names = (engine,) if isinstance(engine, str) else tuple(engine or ())
     if shard is not None and answers is None:
         raise UsageError("--shard: is for --answers")
