@@ -72,8 +72,9 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     if found := outliers(context):
         worst = max(found, key=found.__getitem__)
         log.info(
-            "channels stand out in %d places, in %s by %.0f times: they are evened out; ‹passes› none leaves them",
+            "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them",
             len(found),
+            "s" if len(found) > 1 else "",
             worst,
             found[worst],
         )
