@@ -173,9 +173,9 @@ class CalibrationResult:
         """The record, with the cost of the ranges under `policy`, which is applied, and advice, which is also
         logged."""
         check = check_ranges(model, self.calibration, self.method, self.some)
-        passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]
+        passes = passes_of(self.record)
         nodes = named_nodes(model)
-        found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.outlier_channels)
+        found = Findings(nodes, self.calibration, self.method, policy.name, check, *passes, self.outlier_channels)
         record: CalibrationRecord = {**self.record, "advice": tell_advice(advise(found))}
         if products := getattr(model, "products", ()):
             every = model.named_modules(remove_duplicate=False)  # a shared layer is called by any of its names
@@ -253,6 +253,12 @@ def search_record(method: Method, model: nn.Module, calibration: Calibration) ->
         "dead_nodes": calibration.dead,
         **bits_record(model, method),
     }
+
+
+def passes_of(record: CalibrationRecord) -> tuple[list[str], list[str]]:
+    """The names of the passes that were kept, and of those that were taken back."""
+    ran = record.get("passes", [])
+    return [one["name"] for one in ran if one["kept"]], [one["name"] for one in ran if not one["kept"]]
 
 
 def tell_advice(advice: Sequence[Advice]) -> list[AdviceRecord]:

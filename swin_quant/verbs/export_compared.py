@@ -22,7 +22,6 @@ from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
 from swin_quant.config.outputs import LOGITS
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import names_of_engines
 from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
@@ -173,7 +172,7 @@ def _as_input(artifact: Artifact, images: Tensor) -> Tensor:
     """The images as the artifact takes them: rounded to pixels, if it takes pixels."""
     if not artifact.record["options"].get("uint8_input"):
         return images
-    preprocess = Preprocess.from_dict(artifact.card.preprocess)
+    preprocess = artifact.preprocess
     return preprocess.normalised(preprocess.pixels(images))
 
 

@@ -22,7 +22,7 @@ from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy, enabled_nodes, policy_from_dict
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, read_calibration
-from swin_quant.verbs.calibration_result import search_record, tell_advice
+from swin_quant.verbs.calibration_result import passes_of, search_record, tell_advice
 
 
 def search_again(file: ModelFile, statistics: str | Path, policy: Policy | None, method: Method) -> Model:
@@ -109,8 +109,8 @@ def _advice_again(
     searched: CalibrationRecord,
 ) -> list[AdviceRecord]:
     """Advice on the new ranges, and the earlier advice that pictures gave."""
-    passes = [one["name"] for one in searched.get("passes", []) if one["kept"]]
-    found = Findings(named_nodes(model), calibration, method, policy.name, passes=passes)
+    kept, taken_back = passes_of(searched)
+    found = Findings(named_nodes(model), calibration, method, policy.name, passes=kept, taken_back=taken_back)
     shown = [one for one in searched.get("advice", []) if one["kind"] in OF_PICTURES]
     still = [Advice(one["kind"], one["text"], tuple(one["nodes"])) for one in shown]
     return tell_advice([*advise(found), *still])
