@@ -1,7 +1,7 @@
 """Swin, or any model of timm, on CPU engines, in one interleaved run: our files beside NNCF's and ONNX Runtime's own.
 
     python benchmarks/cpu_engines.py [--model swin_tiny_patch4_window7_224 | timm:resnet50] [--work DIR] [--batch 1 8]
-        [--rounds 5] [--operators [--size 224 320]] [--without-amx] [--passes fast]
+        [--rounds 5] [--operators [--size 224 320] [--cpu-time]] [--without-amx] [--passes fast]
         [--no-torch] [--output docs/results/any_model.md] [--record]
 
 Weights are random and seeded, with one-dimensional parameters disturbed so that nothing folds away. Calibration and
@@ -10,7 +10,10 @@ candidate starts from the plain float graph of the same weights. NNCF is measure
 nncf`). Files in the working folder are not made again.
 
 --operators: instead, our file without compiled operators, with attention, and with the MLP, too; for pictures of
-another --size, height and width, with both branches, then the rest: one that windows do not fill is padded.
+another --size, height and width, with both branches, then the rest: one that windows do not fill is padded. Of a model
+of timm with its MLPs, then with its attention, too.
+--cpu-time: instead of latency the CPU time of a process that runs these files in turns, on one thread by default. Other
+programs on the machine change it little.
 --without-amx: as on a CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from
 every library.
 ONEDNN_MAX_CPU_ISA=AVX2 or AVX2_VNNI in front: as on a CPU with vectors of 256 bits, for OpenVINO and our operators.
@@ -27,10 +30,12 @@ import time
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
+from statistics import median
 
 import torch
-from cpu_page import OPERATORS, Run, record
+from cpu_page import OPERATORS, OPERATORS_OF_ANY, Run, record
 from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
 from measuring import BenchPlan, BenchReport, bench_table, measure, noise
 from measuring.processes import BenchCandidate
@@ -58,6 +63,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import QuantConv2d, weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.report.table import markdown, print_table
+from swin_quant.score.difference import difference
 from swin_quant.score.engine import EAGER
 from swin_quant.score.options import EngineOptions
 
@@ -92,6 +98,10 @@ BY_OPERATORS = dict(
         strict=True,
     )
 )
+TOKENS = ("token_branch=swin_quant::TokenBranch", PLUGINS[1])
+BY_OPERATORS_OF_ANY = dict(
+    zip(OPERATORS_OF_ANY, [("cpu", ()), ("cpu", PLUGINS[1:]), ("cpu-operators", TOKENS)], strict=True)
+)
 BY_OPERATORS_ON_MAPS = {OPERATORS[0]: ("cpu", ())} | {
     name: ("cpu-operators", plugins)
     for name, plugins in zip(OPERATORS[3:], (ON_MAPS, (*ON_MAPS, ALL[2]), (*ON_MAPS, *ALL[2:])), strict=True)
@@ -109,9 +119,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=SECONDS)
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, help="all that the machine has, unless given; with --cpu-time one")
     parser.add_argument("--operators", action="store_true", help="our files with more and more compiled operators")
     parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="of the pictures, with --operators")
+    parser.add_argument("--cpu-time", action="store_true", help="with --operators: CPU time, not latency")
     parser.add_argument("--without-amx", action="store_true", help="as a CPU without AMX runs it")
     parser.add_argument("--no-torch", action="store_true", help="without PyTorch's own ways")
     parser.add_argument("--passes", help="behind our calibration: best, fast, or a YAML file")
@@ -120,10 +131,11 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="into docs/results/cpu_engines.json and its page")
     args = parser.parse_args()
     set_up()
-    if args.size and not args.operators:
-        parser.error("--size is for --operators: other tools' files have the model's own size")
+    if (args.size or args.cpu_time) and not args.operators:
+        parser.error("--size and --cpu-time are for --operators")
     apart = args.model.replace(":", "_") + ("_{}x{}".format(*args.size) if args.size else "")
     args.work = args.work or Path("out/cpu_engines") / apart  # a folder for each model
+    args.threads = args.threads or (1 if args.cpu_time else usable_cores())
     args.work.mkdir(parents=True, exist_ok=True)
     if args.without_amx:
         hide_amx(args.work)
@@ -135,9 +147,11 @@ def main() -> None:
     if args.operators:
         candidates = [
             reference,
-            on("openvino", plain, "openvino float32"),
-            *one_by_one(better, card, folder, bool(args.size)),
+            on("openvino", plain, "openvino float32", threads=args.threads),
+            *one_by_one(better, card, folder, bool(args.size), args.threads),
         ]
+        if args.cpu_time:
+            return measure_cpu_time(args, candidates[1:], model.input_shape)
     else:
         rivals = [] if args.no_torch else torch_candidates(checkpoint, card.config)
         rivals += theirs(model, plain, args.work)
@@ -216,14 +230,47 @@ def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandid
     return candidates
 
 
-def one_by_one(model: Classifier, card: RunCard, folder: Path, on_maps: bool) -> list[BenchCandidate]:
+def one_by_one(model: Classifier, card: RunCard, folder: Path, on_maps: bool, threads: int) -> list[BenchCandidate]:
     """Our int8 files without operators, with attention, and with the MLP, too; on maps, without and with both."""
     candidates = []
-    for name, (policy, plugins) in (BY_OPERATORS_ON_MAPS if on_maps else BY_OPERATORS).items():
+    own = BY_OPERATORS if isinstance(model, Swin) else BY_OPERATORS_OF_ANY
+    for name, (policy, plugins) in (BY_OPERATORS_ON_MAPS if on_maps else own).items():
         options = OnnxOptions(target="openvino", plain=not plugins, plugin=plugins)
         artifact = under(policy, model, card, folder / name.replace(" ", "_"), options)
-        candidates.append(on("openvino", artifact, name, "bfloat16" if "bfloat16" in float_types() else None))
+        float_type = "bfloat16" if "bfloat16" in float_types() else None
+        candidates.append(on("openvino", artifact, name, float_type, threads))
     return candidates
+
+
+def measure_cpu_time(args: argparse.Namespace, candidates: list[BenchCandidate], shape: tuple[int, ...]) -> None:
+    """Print the CPU time of each file, a median over rounds, and record it if that is asked for."""
+    images = noise(16, shape).images
+    engines = {one.name: one.load() for one in candidates}
+    logits = {name: engine(images) for name, engine in engines.items()}
+    exact = logits[candidates[0].name]
+    rows = []
+    for batch in args.batch:
+        given = images[:batch]
+        times: dict[str, list[float]] = {name: [] for name in engines}
+        for _ in range(args.rounds + 1):
+            for name, engine in engines.items():
+                start = time.process_time()
+                for _ in range(max(8 // batch, 1)):
+                    engine(given)
+                times[name].append(1000 * (time.process_time() - start) / max(8 // batch, 1))
+        for name, found in times.items():
+            row = {"batch": batch, "candidate": name, "p50_ms": median(found[1:])}  # the first one warms up
+            row["sqnr_db"] = difference(logits[name], exact)["sqnr_db"]
+            print(row)
+            rows.append(row)
+    if args.record:
+        versions = f"torch {torch.__version__}, openvino {metadata.version('openvino')}"
+        has = [name for name in INT8_PRODUCTS if torch.cpu.get_capabilities().get(name)]
+        record({
+            "cpu": cpu(), "without_amx": args.without_amx, "operators": True, "cpu_time": True, "model": args.model,
+            "command": command(args), "note": args.note, "date": time.strftime("%F"), "threads": args.threads,
+            "rounds": args.rounds, "seconds": 0, "int8": has, "bfloat16": [], "versions": versions, "rows": rows,
+        })  # fmt: skip
 
 
 def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
@@ -259,7 +306,7 @@ def command(args: argparse.Namespace) -> str:
     given = {"--model": (args.model, MODEL), "--batch": (args.batch, BATCHES), "--rounds": (args.rounds, ROUNDS),
              "--seconds": (args.seconds, SECONDS)}  # fmt: skip
     flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
-    flags += [flag for flag, given in (("--operators", args.operators),
+    flags += [flag for flag, given in (("--operators", args.operators), ("--cpu-time", args.cpu_time),
                                        ("--without-amx", args.without_amx), ("--no-torch", args.no_torch))
               if given]  # fmt: skip
     flags += [f"--passes {args.passes}"] if args.passes else []
@@ -308,9 +355,11 @@ def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOption
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
 
 
-def on(engine: str, artifact: Artifact, name: str, float_type: str | None = None) -> BenchCandidate:
+def on(
+    engine: str, artifact: Artifact, name: str, float_type: str | None = None, threads: int | None = None
+) -> BenchCandidate:
     """An artifact on an engine, compared with the plain float32 graph on the same engine."""
-    options = EngineOptions(usable_cores(), float_type)
+    options = EngineOptions(threads or usable_cores(), float_type)
     load = partial(artifact_engine, str(artifact.file), engine_named(engine), options)
     return BenchCandidate(name, load, artifact.file, f"{engine} float32")
 

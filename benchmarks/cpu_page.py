@@ -30,13 +30,17 @@ OPERATORS = (
     "with branches and merging compiled",
     "with patch embedding compiled, too",
 )
+# The same of a model of timm.
+OPERATORS_OF_ANY = OPERATORS[0], "with compiled MLP", "with both branches compiled"
+STEPS_OF_ANY = {"mlp": OPERATORS_OF_ANY[:2], "token_branch": OPERATORS_OF_ANY[1:]}
 STEPS = {
     "mlp": OPERATORS[1:3],
     "attention_branch": OPERATORS[2:4],
     "patch_merging": OPERATORS[3:5],
     "patch_embedding": OPERATORS[4:],
 }  # operator -> the rows without and with it
-ARCHITECTURES = {"swin_tiny_patch4_window7_224": "swin", "swinv2_tiny_patch4_window8_256": "swinv2"}
+ARCHITECTURES = {"swin_tiny_patch4_window7_224": "swin", "swinv2_tiny_patch4_window8_256": "swinv2",
+                 "timm:deit_small_patch16_224": "vit"}  # fmt: skip
 
 Run = dict[str, Any]
 
@@ -77,7 +81,10 @@ def page(runs: list[Run]) -> str:
         own = [run for run in whole if run["model"] == model]
         for batch in sorted({row["batch"] for run in own for row in run["rows"]}):
             parts.append(f"\n## {model}, batch {batch}\n\n{_table(own, batch)}")
-    if steps := [run for run in runs if _is_of_operators(run)]:
+    steps = [run for run in runs if _is_of_operators(run)]
+    if steps_of_any := [run for run in steps if run.get("cpu_time")]:
+        parts.append(f"\n## Compiled branches of models of timm, CPU ms a batch\n\n{_of_any(steps_of_any)}")
+    if steps := [run for run in steps if not run.get("cpu_time")]:
         parts.append(f"\n## Compiled operators one by one, ms a batch\n\n{_one_by_one(steps)}")
     parts.append("\n## The runs\n\n" + "\n".join(_circumstances(run) for run in runs) + "\n")
     return "".join(parts)
@@ -92,12 +99,14 @@ def measured(runs: list[Run]) -> str:
     for run in runs:
         if run["model"] not in ARCHITECTURES or run["without_amx"]:  # a CPU of that kind counts, not an imitated one
             continue
-        steps_of = {"map_branch": OPERATORS[::3]} if run.get("size") else STEPS
+        own = STEPS_OF_ANY if ARCHITECTURES[run["model"]] == "vit" else STEPS
+        steps_of = {"map_branch": OPERATORS[::3]} if run.get("size") else own
         steps = [(name, (without,), (with_,)) for name, (without, with_) in steps_of.items()]
         if run.get("limit") and not run.get("size"):  # only operators one by one
             steps.append(("attention", OPERATORS[:1], OPERATORS[1:2]))
         kind = found.setdefault(next(kind for name, kind in KINDS.items() if name in run["int8"]), {})
-        for operator, without, with_ in steps if _is_of_operators(run) else [ATTENTION]:
+        plain_run = [] if ARCHITECTURES[run["model"]] == "vit" else [ATTENTION]
+        for operator, without, with_ in steps if _is_of_operators(run) else plain_run:
             for batch in sorted({row["batch"] for row in run["rows"]}):
                 ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
                 if compiled := [ms[name] for name in with_ if name in ms]:
@@ -148,6 +157,22 @@ def _one_by_one(runs: list[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _of_any(runs: list[Run]) -> str:
+    """Markdown: CPU ms and SQNR of the files of models of timm, a line for each run and batch."""
+    head = ["model", "machine", "batch", *OPERATORS_OF_ANY, "x", "dB"]
+    lines = [line_of(head), "|---|---" + "|---:" * (len(head) - 2) + "|"]
+    for run in runs:
+        for batch in sorted({row["batch"] for row in run["rows"]}):
+            rows = {row["candidate"]: row for row in run["rows"] if row["batch"] == batch}
+            own = [rows[name] for name in OPERATORS_OF_ANY]
+            ms = [row["p50_ms"] for row in own]
+            cells = [*(f"{one:.1f}" for one in ms), f"{ms[0] / ms[-1]:.2f}"]
+            decibels = " to ".join(f"{row['sqnr_db']:.1f}" for row in own)
+            lines.append(line_of([run["model"], _machine(run), str(batch), *cells, decibels]))
+    text = "*x*: how many times the plain file's CPU time is that of the file with both; *dB*: SQNR of the three files."
+    return "\n".join([*lines, "", text]) + "\n"
+
+
 def _table(runs: list[Run], batch: int) -> str:
     by_run = [{row["candidate"]: row for row in run["rows"] if row["batch"] == batch} for run in runs]
     bars = [
@@ -175,7 +200,9 @@ def _machine(run: Run) -> str:
 
 def _circumstances(run: Run) -> str:
     said = [
-        f"{run['threads']} threads, {run['rounds']} rounds of {run['seconds']:g} s, a process for each row",
+        f"{run['threads']} threads, {run['rounds']} rounds of {run['seconds']:g} s, a process for each row"
+        if not run.get("cpu_time")
+        else f"CPU time, {run['threads']} thread, {run['rounds']} rounds in one process",
         f"int8 {', '.join(run['int8'])}, bfloat16 {', '.join(run['bfloat16'])}",
         run["versions"],
         f"`{run['command']}`",

@@ -29,7 +29,6 @@ from swin_quant.config.values import merge
 from swin_quant.data.inputs import Inputs
 from swin_quant.data.pictures import is_picture
 from swin_quant.data.prepared import Prepared
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import ModelFile, load, load_for_scoring
 from swin_quant.model import Model
 from swin_quant.quant.fake_quant import FP8
@@ -233,7 +232,7 @@ def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) ->
     config = _config_of_wrapped(wrapped, where) if wrapped else artifact.card.config
     cfg = from_dict(config, f"{where}: config")
     taken = sides(cfg.DATA.IMG_SIZE)
-    made = taken if wrapped and not artifact.card.preprocess else preprocess_of(artifact).sides
+    made = taken if wrapped and not artifact.card.preprocess else artifact.preprocess.sides
     if made != taken:
         raise SwinQuantError(
             f"{where}: preprocess.size is {shortest(made)}, but the model takes {shortest(taken)}: export again"
@@ -262,19 +261,11 @@ def prepared_by(artifact: Artifact) -> Prepared:
     card = artifact.card
     named = card.wrapped.get("inputs") if card.wrapped else None
     return Prepared(
-        preprocess_of(artifact) if card.preprocess else None,
+        artifact.preprocess if card.preprocess else None,
         tuple(card.wrapped["shape"]) if card.wrapped else None,
         takes_pixels=bool(artifact.record["options"].get("uint8_input")),
         inputs=Inputs.from_records(named) if named else None,
     )
-
-
-def preprocess_of(artifact: Artifact) -> Preprocess:
-    """How a picture becomes the artifact's input; errors name the card."""
-    try:
-        return Preprocess.from_dict(artifact.card.preprocess)
-    except SwinQuantError as error:
-        raise SwinQuantError(f"{card_path(artifact.file)}: {error}") from error
 
 
 def load_engines(artifact: Artifact, names: Sequence[str] | None, options: EngineOptions) -> dict[str, Engine]:

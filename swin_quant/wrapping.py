@@ -206,7 +206,8 @@ def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, 
 
 
 def _check_parts(name: str, module: nn.Module) -> None:
-    """SwinQuantError for a scripted part, and for a parameter that is not made yet or of another float type."""
+    """SwinQuantError for a scripted part, a parameter that is not made yet or of another float type, and complex
+    numbers, which no checkpoint holds."""
     for key, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             raise SwinQuantError(f"{name}: {key or 'it'} is scripted: give the module that torch.jit.script was given")
@@ -215,6 +216,10 @@ def _check_parts(name: str, module: nn.Module) -> None:
             raise SwinQuantError(f"{name}: {key} is not initialized: call the module once on an example")
         if parameter.is_floating_point() and parameter.dtype is not torch.float32:
             raise SwinQuantError(f"{name}: {key} is {str(parameter.dtype).removeprefix('torch.')}: give module.float()")
+    for key, value in module.state_dict().items():
+        if isinstance(value, Tensor) and value.dtype.is_complex:
+            remedy = "keep torch.view_as_real of it, and read it by torch.view_as_complex"
+            raise SwinQuantError(f"{name}: {key} holds complex numbers, which no checkpoint does: {remedy}")
 
 
 def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str) -> None:

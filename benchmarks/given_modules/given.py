@@ -43,7 +43,7 @@ def main() -> None:
         found = [outcome(name, tree.resolve(), pictures) for tree in trees]
         rows[text] = [kind, text, *[""] * (2 - len(found)), *found, commits]
         print(" | ".join(rows[text]), flush=True)
-    save(PAGE, page([rows[text] for _, text, _ in known.values() if text in rows]))
+        save(PAGE, page([rows[text] for _, text, _ in known.values() if text in rows]))  # a run may be cut off
 
 
 def folders_of(data: Path, target: Path) -> Path:

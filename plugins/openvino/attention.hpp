@@ -74,11 +74,11 @@ public:
             for (size_t head = 0; head < heads; ++head) {
                 const auto* q = x + window * length * 3 * channels + head * depth;
                 const Rows rows{q, q + channels, q + 2 * channels, 3 * channels, length, depth};
-                const auto* constant = constants + (window % rounds * heads + head) * square;
+                const Added constant{constants + (window % rounds * heads + head) * square, length};
                 auto* place = result + window * length * channels + head * depth;
 #if defined(SWIN_QUANT_TARGET)
-                if (depth == DEPTH && length <= LENGTH) {
-                    attend_fast(rows, constant, nullptr, place, channels, 0, scales);
+                if (fits<Narrow>(depth, length)) {
+                    attend_fast<Narrow>(rows, constant, nullptr, place, channels, 0, scales);
                     continue;
                 }
 #endif

@@ -24,12 +24,18 @@ struct Scales {
     float logits, shares, result;
 };
 
+// What logits have added: rows [length] of a head, `stride` apart; with stride 0 all have the same.
+struct Added {
+    const float* rows;
+    size_t stride;
+};
+
 inline int8_t level(float value) {
     return int8_t(std::nearbyint(std::min(std::max(-128.0f, value), 127.0f)));  // NaN: -128
 }
 
-// Heads and windows of any size. constant: [length, length]; result: int8 rows, `stride` bytes apart.
-inline void attend(const Rows& x, const float* constant, int8_t* result, size_t stride, const Scales& scales) {
+// Heads and windows of any size. constant: a row for each token; result: int8 rows, `stride` bytes apart.
+inline void attend(const Rows& x, const Added& constant, int8_t* result, size_t stride, const Scales& scales) {
     std::vector<float> shares(x.length), sums(x.depth);  // of integers exact: below 2^24 up to 1024 tokens
     for (size_t i = 0; i < x.length; ++i) {
         float top = -INFINITY, total = 0;
@@ -37,7 +43,7 @@ inline void attend(const Rows& x, const float* constant, int8_t* result, size_t 
             int product = 0;
             for (size_t d = 0; d < x.depth; ++d)
                 product += x.q[i * x.stride + d] * x.k[j * x.stride + d];
-            shares[j] = product * scales.logits + constant[i * x.length + j];
+            shares[j] = product * scales.logits + constant.rows[i * constant.stride + j];
             top = std::max(top, shares[j]);
         }
         for (auto& share : shares)

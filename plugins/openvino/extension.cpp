@@ -12,6 +12,7 @@
 #include "patch_merging.hpp"
 #include "relu.hpp"
 #include "roll.hpp"
+#include "token_branch.hpp"
 
 #ifndef SWIN_QUANT_DOMAIN
 #define SWIN_QUANT_DOMAIN "swin_quant"  // what stands before the :: of `export --plugin roll=swin_quant::Roll`
@@ -64,9 +65,19 @@ ov::OutputVector map_branch(const ov::frontend::NodeContext& node) {
         ->outputs();
 }
 
+ov::OutputVector token_branch(const ov::frontend::NodeContext& node) {
+    const auto scales = node.get_attribute<std::vector<double>>("scales");
+    return std::make_shared<swin_quant::TokenBranch>(
+               inputs_of(node), node.get_attribute<int64_t>("heads"), std::vector<float>(scales.begin(), scales.end()),
+               node.get_attribute<int64_t>("norm_last") != 0, node.get_attribute<float>("epsilon"))
+        ->outputs();
+}
+
 ov::OutputVector mlp(const ov::frontend::NodeContext& node) {
     const auto norm_last = node.get_attribute<int64_t>("norm_last") != 0;
-    return std::make_shared<swin_quant::Mlp>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"))->outputs();
+    const auto activation = node.get_attribute<std::string>("activation", "gelu");  // which older files do not have
+    return std::make_shared<swin_quant::Mlp>(inputs_of(node), norm_last, node.get_attribute<float>("epsilon"), activation)
+        ->outputs();
 }
 
 ov::OutputVector patch_embedding(const ov::frontend::NodeContext& node) {
@@ -90,6 +101,7 @@ std::vector<ov::Extension::Ptr> all() {
         std::make_shared<ov::OpExtension<swin_quant::Mlp>>(),
         std::make_shared<ov::OpExtension<swin_quant::PatchEmbedding>>(),
         std::make_shared<ov::OpExtension<swin_quant::PatchMerging>>(),
+        std::make_shared<ov::OpExtension<swin_quant::TokenBranch>>(),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Roll", SWIN_QUANT_DOMAIN, roll),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Relu", SWIN_QUANT_DOMAIN, relu),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Attention", SWIN_QUANT_DOMAIN, attention),
@@ -98,6 +110,7 @@ std::vector<ov::Extension::Ptr> all() {
         std::make_shared<ov::frontend::onnx::ConversionExtension>("Mlp", SWIN_QUANT_DOMAIN, mlp),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchEmbedding", SWIN_QUANT_DOMAIN, patch_embedding),
         std::make_shared<ov::frontend::onnx::ConversionExtension>("PatchMerging", SWIN_QUANT_DOMAIN, patch_merging),
+        std::make_shared<ov::frontend::onnx::ConversionExtension>("TokenBranch", SWIN_QUANT_DOMAIN, token_branch),
     };
 }
 

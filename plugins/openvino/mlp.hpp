@@ -16,7 +16,7 @@ inline void compute(const Branch& branch, const float* x, float* result) {
         normalise(branch.norm, y);
     y = multiplied(branch.first, y);
     for (auto& value : y)
-        value *= 0.5f * std::erfc(-value * std::sqrt(0.5f));
+        value = float(value / 2 + branch.f->even(std::fabs(value)));
     y = multiplied(branch.second, y);
     if (branch.norm_last)
         normalise(branch.norm, y);
@@ -24,8 +24,8 @@ inline void compute(const Branch& branch, const float* x, float* result) {
         result[i] = x[i] + y[i];
 }
 
-// x + fc2(GELU(fc1(norm(x)))), or x + norm(fc2(GELU(fc1(x)))) with `norm_last`: x [..., C], float32 or bfloat16, as the
-// result. The other inputs are constants, as nodes of ONNX have them: gain and bias of the norm [C]; scale and zero point
+// x + fc2(f(fc1(norm(x)))), or x + norm(fc2(f(fc1(x)))) with `norm_last`, for the activation f: x [..., C], float32 or
+// bfloat16, as the result. The other inputs are constants, as nodes of ONNX have them: gain and bias of the norm [C]; scale and zero point
 // of the levels that fc1 takes, W int8 [C, H], its scales and bias [H]; the same for fc2, W int8 [H, C].
 class Mlp : public ov::op::Op {
 public:
@@ -34,13 +34,14 @@ public:
     enum Input { X, GAIN, BIAS, FIRST, SECOND = FIRST + OF_LINEAR, INPUTS = SECOND + OF_LINEAR };
 
     Mlp() = default;
-    Mlp(const ov::OutputVector& inputs, bool norm_last, float epsilon)
-        : Op(inputs), m_norm_last(norm_last), m_epsilon(epsilon) {
+    Mlp(const ov::OutputVector& inputs, bool norm_last, float epsilon, std::string activation)
+        : Op(inputs), m_norm_last(norm_last), m_epsilon(epsilon), m_activation(std::move(activation)) {
         constructor_validate_and_infer_types();
     }
 
     void validate_and_infer_types() override {
         OPENVINO_ASSERT(get_input_size() == INPUTS, "Mlp: wants ", int(INPUTS), " inputs");
+        OPENVINO_ASSERT(activation_named(m_activation), "Mlp: has no activation ", m_activation);
         const auto weights = weights_of(*this, FIRST);
         const size_t width = weights[0], hidden = weights[1];
         want_stream(*this, width);
@@ -52,12 +53,13 @@ public:
     }
 
     std::shared_ptr<ov::Node> clone_with_new_inputs(const ov::OutputVector& inputs) const override {
-        return std::make_shared<Mlp>(inputs, m_norm_last, m_epsilon);
+        return std::make_shared<Mlp>(inputs, m_norm_last, m_epsilon, m_activation);
     }
 
     bool visit_attributes(ov::AttributeVisitor& visitor) override {
         visitor.on_attribute("norm_last", m_norm_last);
         visitor.on_attribute("epsilon", m_epsilon);
+        visitor.on_attribute("activation", m_activation);
         return true;
     }
 
@@ -67,7 +69,8 @@ public:
 
     bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
         const Norm norm{inputs[GAIN].data<const float>(), inputs[BIAS].data<const float>(), m_epsilon};
-        const Branch branch{linear_of(&inputs[FIRST]), linear_of(&inputs[SECOND]), norm, m_norm_last};
+        const Branch branch{linear_of(&inputs[FIRST]), linear_of(&inputs[SECOND]), norm, m_norm_last,
+                            activation_named(m_activation)};
         outputs[0].set_shape(inputs[X].get_shape());
 #if defined(SWIN_QUANT_TARGET)
         if (is_fast(branch)) {
@@ -119,6 +122,7 @@ private:
 
     bool m_norm_last = false;
     float m_epsilon = 0;
+    std::string m_activation = "gelu";
 };
 
 }  // namespace swin_quant

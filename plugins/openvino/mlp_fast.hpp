@@ -1,15 +1,17 @@
-// Two linears with GELU between them, and a norm, on vectors: the hidden values of a few tokens stay in L2.
+// Two linears with an activation between them, and a norm, on vectors: the hidden values of a few tokens stay in L2.
 #pragma once
 
+#include "activation.hpp"
 #include "linear_fast.hpp"
 
 namespace swin_quant {
 
-// x + fc2(GELU(fc1(norm(x)))), or x + norm(fc2(GELU(fc1(x)))): what quantizes stands with each linear.
+// x + fc2(f(fc1(norm(x)))), or x + norm(fc2(f(fc1(x)))): what quantizes stands with each linear.
 struct Branch {
     Linear first, second;
     Norm norm;
     bool norm_last;
+    const Activation* f;
 };
 
 constexpr size_t HIDDEN = 64;  // what divides the hidden width: whole panels
@@ -20,20 +22,22 @@ inline bool is_fast(const Branch& branch) {
 
 #if defined(SWIN_QUANT_TARGET)
 
-// Levels of GELU(x) = x / 2 + |x| erf(|x| / sqrt 2) / 2, before they are rounded, of x / scale. The second part is a
-// polynomial in each segment: within 4e-5 of GELU.
-struct Gelu {
+// Levels of f(x) = x / 2 + even(|x|), before they are rounded, of x / scale. The second part is a polynomial in each segment:
+// within 4e-5 of GELU.
+struct Curve {
     static constexpr size_t TERMS = SEGMENTS == 32 ? 3 : 5;
-    static constexpr float WIDTH = 4.27f / (SEGMENTS - 1.5f);  // of a segment; its middle is a multiple of it
 
-    // The polynomial meets the curve at the roots of Chebyshev's. The last segment is |x| / 2, and the first one half as wide.
-    explicit Gelu(const Levels& levels) : last((SEGMENTS - 1) * WIDTH / levels.scale), inverse(levels.scale / WIDTH) {
+    // The polynomial meets the curve at the roots of Chebyshev's. The last segment is |x| / 2, and the first one half as
+    // wide; the middle of a segment is a multiple of its width.
+    Curve(const Activation& f, const Levels& levels) {
+        const double width = f.reach / (SEGMENTS - 1.5);
+        last = float((SEGMENTS - 1) * width / levels.scale), inverse = float(levels.scale / width);
         for (size_t i = 0; i + 1 < SEGMENTS; ++i) {
-            const double low = i ? (i - 0.5) * WIDTH : 0, high = (i + 0.5) * WIDTH;
+            const double low = i ? (i - 0.5) * width : 0, high = (i + 0.5) * width;
             double at[TERMS], slope[TERMS], sum[TERMS] = {};  // Newton's divided differences
             for (size_t k = 0; k < TERMS; ++k) {
                 at[k] = (low + high) / 2 + (high - low) / 2 * std::cos(M_PI * (k + 0.5) / TERMS);
-                slope[k] = at[k] / 2 * std::erf(at[k] * std::sqrt(0.5));
+                slope[k] = f.even(at[k]);
             }
             for (size_t order = 1; order < TERMS; ++order)
                 for (size_t k = TERMS - 1; k >= order; --k)
@@ -55,12 +59,12 @@ struct Gelu {
     float last, inverse;  // the middle of the last segment, and segments in 1
 };
 
-SWIN_QUANT_INLINE inline Floats gelu_level(const Gelu& table, Floats x) {
-    const Floats size = size_of(x), inside = smaller(size, floats_of(table.last));
-    const Ints index = bits_of(fma(inside, floats_of(table.inverse), floats_of(8388608)));  // its last bits
-    Floats even = looked_up(table.terms[Gelu::TERMS - 1], index);
-    unrolled<Gelu::TERMS - 1>([&](auto i) SWIN_QUANT_INLINE {
-        even = fma(even, size, looked_up(table.terms[Gelu::TERMS - 2 - i], index));
+SWIN_QUANT_INLINE inline Floats level_on(const Curve& curve, Floats x) {
+    const Floats size = size_of(x), inside = smaller(size, floats_of(curve.last));
+    const Ints index = bits_of(fma(inside, floats_of(curve.inverse), floats_of(8388608)));  // its last bits
+    Floats even = looked_up(curve.terms[Curve::TERMS - 1], index);
+    unrolled<Curve::TERMS - 1>([&](auto i) SWIN_QUANT_INLINE {
+        even = fma(even, size, looked_up(curve.terms[Curve::TERMS - 2 - i], index));
     });
     return fma(x, floats_of(0.5f), even);
 }
@@ -69,7 +73,7 @@ SWIN_QUANT_INLINE inline Floats gelu_level(const Gelu& table, Floats x) {
 struct PackedBranch {
     explicit PackedBranch(const Branch& branch)
         : first(branch.first, for_bytes(branch.first.out)), second(branch.second, in_order(branch.second.out)),
-          to_levels(branch.norm_last ? nullptr : &branch.norm, branch.first.x, branch.first.in), gelu(branch.second.x) {
+          to_levels(branch.norm_last ? nullptr : &branch.norm, branch.first.x, branch.first.in), curve(*branch.f, branch.second.x) {
         for (size_t i = 0; i < first.out; ++i) {
             first.scales[i] /= branch.second.x.scale;
             first.bias[i] /= branch.second.x.scale;
@@ -78,7 +82,7 @@ struct PackedBranch {
 
     Packed first, second;
     ToLevels to_levels;
-    Gelu gelu;
+    Curve curve;
 };
 
 // x [tokens, C], at most TOKENS -> result, which is not x. Room: levels [tokens, C], hidden [tokens, H], y [tokens, C].
@@ -92,7 +96,7 @@ SWIN_QUANT_TARGET void branch_fast(const Branch& branch, const PackedBranch& pac
     multiply_all(first, 0, first.out, tokens, levels, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
         if constexpr (sizeof(y) == sizeof(Floats[4])) {  // HIDDEN leaves no panel of two vectors
             Ints level[4];
-            unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(gelu_level(packed.gelu, y[v])); });
+            unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(level_on(packed.curve, y[v])); });
             put(hidden + token * first.out + column, narrowed(level));
         }
     });

@@ -76,6 +76,20 @@ def attention_branch(x: np.ndarray, constants: dict) -> np.ndarray:
     return x + int8_linear(attention(levels, constant) * SCALES[3], *linears[5:])
 
 
+def token_branch(x: np.ndarray, constants: dict) -> np.ndarray:
+    """The result, in float64, for heads of 64 channels."""
+    gain, bias, *linears = (value.astype(float) for value in constants.values())
+    y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPSILON) * gain + bias
+    y = int8_linear(y, *linears[:5])
+    levels = np.clip(np.round(y / np.repeat(SCALES[:3], x.shape[-1])), -128, 127)
+    parts = levels.reshape(*x.shape[:2], 3, -1, 2 * DEPTH).transpose(2, 0, 3, 1, 4)
+    q, k, v = (part * scale for part, scale in zip(parts, SCALES, strict=False))
+    logits = q @ k.swapaxes(-2, -1)
+    shares = np.exp(logits - logits.max(-1, keepdims=True))
+    y = (shares / shares.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(x.shape)
+    return x + int8_linear(y, *linears[5:])
+
+
 def map_branch(x: np.ndarray, constants: dict) -> np.ndarray:
     """The result, in float64, for a map lower than its windows, which are not shifted."""
     gain, bias, *linears, table, index = (value.astype(float) for value in constants.values())
@@ -147,6 +161,15 @@ def main() -> None:
     if not noise < 1e-4:  # exponentials are rounded to 8 bits
         raise SystemExit(f"the branch with attention is {noise:.1e} of its energy off")
 
+    tokens_alone = {name: constants[name] for name in list(constants)[1:13]}
+    attributes |= {"heads": HEADS // 2}
+    file = one_node("TokenBranch", [("x", floats)], floats, tokens_alone, **attributes)
+    found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], token_branch(x, tokens_alone)
+    noise = np.square(found - wanted).sum() / np.square(wanted - x).sum()
+    if not noise < 1e-4:
+        raise SystemExit(f"the branch with attention among all tokens is {noise:.1e} of its energy off")
+
+    attributes |= {"heads": HEADS}
     del constants["places"], constants["regions"]
     maps = random.standard_normal((3, SIDE - 2, WINDOWS * SIDE, width)).astype(np.float32)
     attributes |= {"window": [SIDE, SIDE], "shift": [0, 0], "pad_first": 0}

@@ -48,7 +48,7 @@ struct WindowBranch {
     Norm norm;
     bool norm_last;
     size_t heads, length;               // of a window
-    const float* bias;                  // [heads, length, length]
+    const float* bias;                  // [heads, length, length]; null: none
     float of_q, of_k, of_v, of_shares;  // scales of levels; of_shares: 0 if the softmax is not rounded
     const float* lengths;               // [heads] that q has in V2, and k has 1; null in V1
 
@@ -85,11 +85,11 @@ inline void compute(const WindowBranch& branch, const Windows& windows, size_t w
     std::vector<float> constant(length * length);
     for (size_t head = 0; head < branch.heads; ++head) {
         for (size_t i = 0; i < length * length; ++i)
-            constant[i] = branch.bias[head * length * length + i] +
+            constant[i] = (branch.bias ? branch.bias[head * length * length + i] : 0) +
                           (!regions || regions[i / length] == regions[i % length] ? 0 : MASKED);
         const auto* q = &levels[head * depth];
         const Rows rows{q, q + width, q + 2 * width, 3 * width, length, depth};
-        attend(rows, constant.data(), &attended[head * depth], width, branch.scales());
+        attend(rows, {constant.data(), length}, &attended[head * depth], width, branch.scales());
     }
     for (size_t token = 0; token < length; ++token) {
         if (places[token] == Windows::NOWHERE)

@@ -7,14 +7,23 @@
 
 namespace swin_quant {
 
+template <typename Kind>
+bool fits(const WindowBranch& branch) {
+    return branch.proj.in % branch.heads == 0 && fits<Kind>(branch.proj.in / branch.heads, branch.length);
+}
+
 inline bool is_fast(const WindowBranch& branch) {
-    return branch.proj.in == DEPTH * branch.heads && branch.length <= LENGTH;
+    return branch.proj.in % WIDTHS == 0 && (fits<Narrow>(branch) || (fits<Wide>(branch) && !branch.lengths));
 }
 
 #if defined(SWIN_QUANT_TARGET)
 
-constexpr size_t HEAD = 3 * DEPTH;  // columns of q, k and v of a head, which stand side by side
-constexpr size_t HEADS = 2;              // at a time: three panels
+constexpr size_t COLUMNS = 3 * 64;  // of q, k and v of heads that are computed at a time, side by side: whole panels
+
+template <typename Kind>
+constexpr size_t HEADS = COLUMNS / (3 * Kind::DEPTH);  // that are
+
+alignas(64) constexpr float NO_BIAS[Wide::LENGTH] = {};
 
 // Weights in the order of loops.
 struct PackedWindowBranch {
@@ -26,8 +35,8 @@ struct PackedWindowBranch {
         for (size_t i = 0; i < gains.size(); ++i)
             gains[i] = (branch.lengths && i % 3 == 0 ? branch.lengths[i / 3] : 1) / scales[i % 3];
         for (size_t place = 0; place < qkv.out && !branch.lengths; ++place) {
-            qkv.scales[place] *= gains[place / DEPTH];
-            qkv.bias[place] *= gains[place / DEPTH];
+            qkv.scales[place] *= gains[place / depth_of(branch)];
+            qkv.bias[place] *= gains[place / depth_of(branch)];
         }
     }
 
@@ -38,42 +47,48 @@ struct PackedWindowBranch {
 private:
     static Order by_head(const WindowBranch& branch) {
         Order order(branch.qkv.out);
+        const size_t depth = depth_of(branch), head = 3 * depth;
         for (size_t i = 0; i < order.size(); ++i)
-            order[i] = i % HEAD / DEPTH * branch.proj.in + i / HEAD * DEPTH + i % DEPTH;
+            order[i] = i % head / depth * branch.proj.in + i / head * depth + i % depth;
         return order;
+    }
+
+    static size_t depth_of(const WindowBranch& branch) {
+        return branch.proj.in / branch.heads;
     }
 };
 
-// Levels of q, k and v [tokens, HEADS * HEAD] of the heads from `first` on, from `x` [tokens, C].
-template <bool IS_COSINE>
+// Levels of q, k and v [tokens, COLUMNS] of the heads from `first` on, from `x` [tokens, C].
+template <typename Kind, bool IS_COSINE>
 SWIN_QUANT_TARGET void qkv_levels(const PackedWindowBranch& packed, size_t first, size_t last, size_t tokens, const uint8_t* x,
                                 int8_t* result) {
+    constexpr size_t DEPTH = Kind::DEPTH, HEAD = 3 * DEPTH;
     const size_t from = first * HEAD;
     multiply_all(packed.qkv, from, last * HEAD, tokens, x, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
-        auto* row = result + token * HEADS * HEAD + column - from;
-        constexpr size_t VECTORS = DEPTH / LANES, PARTS = sizeof(y) / sizeof(Floats) / VECTORS;  // of a head: q, k or v
-        unrolled<PARTS>([&](auto p) SWIN_QUANT_INLINE {
-            Floats gain = floats_of(1);
-            if (IS_COSINE) {
+        auto* row = result + token * COLUMNS + column - from;
+        if constexpr (IS_COSINE) {
+            constexpr size_t VECTORS = DEPTH / LANES, PARTS = sizeof(y) / sizeof(Floats) / VECTORS;  // of a head: q, k or v
+            unrolled<PARTS>([&](auto p) SWIN_QUANT_INLINE {
                 const size_t part = column / DEPTH + p;
                 Floats squares = floats_of(0);
                 unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { squares = fma(y[VECTORS * p + v], y[VECTORS * p + v], squares); });
                 const float size = part % 3 == 2 ? 1 : std::max(std::sqrt(sum_of(squares)), SMALLEST_LENGTH);
-                gain = floats_of(packed.gains[part] / size);
-            }
-            unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE {
-                put_int8(row + DEPTH * p + LANES * v, IS_COSINE ? y[VECTORS * p + v] * gain : y[VECTORS * p + v], 0);
+                const Floats gain = floats_of(packed.gains[part] / size);
+                unrolled<VECTORS>([&](auto v) SWIN_QUANT_INLINE { put_int8(row + DEPTH * p + LANES * v, y[VECTORS * p + v] * gain, 0); });
             });
-        });
+        } else {
+            unrolled<sizeof(y) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put_int8(row + LANES * v, y[v], 0); });
+        }
     });
 }
 
 // The heads from `first` on to `last` of a window: levels of their results, into `attended` [length, C]. x: the picture.
-// Room: levels [length, C], qkv [length, HEADS * HEAD].
-template <typename T>
+// Room: levels [length, C], qkv [length, COLUMNS].
+template <typename Kind, typename T>
 SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWindowBranch& packed, const Windows& windows,
                                   size_t window, size_t first, size_t last, const T* x, uint8_t* levels, int8_t* qkv,
                                   uint8_t* attended) {
+    constexpr size_t DEPTH = Kind::DEPTH;
     const size_t length = branch.length, width = branch.proj.in;
     const auto* places = &windows.places[window * length];
     const auto row = [&](size_t token) { return x + size_t(std::max(places[token], 0)) * width; };
@@ -81,14 +96,17 @@ SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWind
     for (size_t token = 0; token < length; ++token)
         if (places[token] == Windows::NOWHERE)
             std::memset(levels + token * width, branch.qkv.x.zero, width);
-    for (size_t head = first; head < last; head += HEADS) {
-        const size_t next = std::min(head + HEADS, last);
-        (branch.lengths ? qkv_levels<true> : qkv_levels<false>)(packed, head, next, length, levels, qkv);
+    auto of_heads = qkv_levels<Kind, false>;
+    if constexpr (DEPTH == Narrow::DEPTH)
+        of_heads = branch.lengths ? qkv_levels<Kind, true> : of_heads;
+    for (size_t head = first; head < last; head += HEADS<Kind>) {
+        const size_t next = std::min(head + HEADS<Kind>, last);
+        of_heads(packed, head, next, length, levels, qkv);
         for (size_t i = head; i < next; ++i) {
-            const auto* q = qkv + (i - head) * HEAD;
-            const Rows rows{q, q + DEPTH, q + 2 * DEPTH, HEADS * HEAD, length, DEPTH};
-            attend_fast(rows, branch.bias + i * length * length, windows.regions_of(window), attended + i * DEPTH,
-                        width, 0x80, branch.scales());
+            const auto* q = qkv + (i - head) * 3 * DEPTH;
+            const Rows rows{q, q + DEPTH, q + 2 * DEPTH, COLUMNS, length, DEPTH};
+            const Added added = branch.bias ? Added{branch.bias + i * length * length, length} : Added{NO_BIAS, 0};
+            attend_fast<Kind>(rows, added, windows.regions_of(window), attended + i * DEPTH, width, 0x80, branch.scales());
         }
     }
 }

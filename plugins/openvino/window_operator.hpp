@@ -11,8 +11,8 @@
 namespace swin_quant {
 
 // Input 0 is a stream x [..., C]. From input `first` on there are constants: gain and bias of the norm [C]; what qkv takes,
-// as of `Mlp`, W int8 [C, 3C]; the same for proj, W int8 [C, C]; position biases [heads, P], and which of them two tokens
-// have, int32 [L, L]. After some inputs of the operator's own V2 has the length [heads] to which q is normalised, when k has
+// as of `Mlp`, W int8 [C, 3C]; the same for proj, W int8 [C, C]; maybe position biases [heads, P], and which of them two
+// tokens have, int32 [L, L]. After some inputs of the operator's own V2 has the length [heads] to which q is normalised, when k has
 // 1. Scales: of q, k, v, and of the softmax where it is rounded.
 class WindowOperator : public ov::op::Op {
 public:
@@ -36,10 +36,10 @@ protected:
         : Op(inputs), m_heads(heads), m_scales(std::move(scales)), m_norm_last(norm_last), m_epsilon(epsilon) {}
 
     // The inputs must be x and the constants from `first` on, `own` others behind them, and maybe lengths.
-    void want_branch(size_t first, size_t own) const {
+    void want_branch(size_t first, size_t own, bool has_biases = true) const {
         using namespace ov::element;
         const auto number = get_input_size();
-        const size_t lengths = first + CONSTANTS + own;
+        const size_t lengths = first + (has_biases ? CONSTANTS : TABLE) + own;
         OPENVINO_ASSERT(number == lengths || number == lengths + 1, get_type_name(), ": cannot have ", number, " inputs");
         const size_t width = weights_of(*this, first + QKV)[0], heads = m_heads;
         OPENVINO_ASSERT(m_heads > 0 && width % heads == 0 && (m_scales.size() == 3 || m_scales.size() == 4) &&
@@ -52,15 +52,17 @@ protected:
             want_constant(*this, first + i, {f32}, width);
         if (number > lengths)
             want_constant(*this, lengths, {f32}, heads);
+        const auto* zero = ov::as_type<ov::op::v0::Constant>(get_input_node_ptr(first + PROJ + ZERO));
+        OPENVINO_ASSERT(zero->get_element_type() == i8 && zero->cast_vector<int>()[0] == 0, get_type_name(),
+                        ": what proj takes cannot have a zero point");
+        if (!has_biases)
+            return;
         const size_t length = length_of(first), biases = sized(first + TABLE);
         OPENVINO_ASSERT(length * length == sized(first + INDEX) && biases % heads == 0, get_type_name(), ": biases ",
                         get_input_shape(first + TABLE), " at ", get_input_shape(first + INDEX), " are not those of ", heads,
                         " heads");
         want_constant(*this, first + TABLE, {f32}, biases);
         want_places(*this, first + INDEX, length * length, biases / heads);
-        const auto* zero = ov::as_type<ov::op::v0::Constant>(get_input_node_ptr(first + PROJ + ZERO));
-        OPENVINO_ASSERT(zero->get_element_type() == i8 && zero->cast_vector<int>()[0] == 0, get_type_name(),
-                        ": what proj takes cannot have a zero point");
     }
 
     // Tokens of a window.
@@ -77,18 +79,24 @@ protected:
 
     // The branch of all pictures, of which `windows` are one's; the constants begin at input `first`.
     void compute_all(const ov::TensorVector& inputs, size_t first, const ov::Tensor* lengths, const Windows& windows,
-                     ov::Tensor& output) const {
-        std::call_once(m_once, [&] { pack(inputs, first, lengths); });
+                     ov::Tensor& output, bool has_biases = true) const {
+        std::call_once(m_once, [&] {
+            if (has_biases)
+                gather(inputs, first);
+#if defined(SWIN_QUANT_TARGET)
+            if (const auto branch = branch_of(inputs, first, lengths, windows.length); is_fast(branch))
+                m_packed = std::make_unique<PackedWindowBranch>(branch);
+#endif
+        });
         output.set_shape(inputs[0].get_shape());
         if (output.get_size() == 0)
             return;
-        const auto branch = branch_of(inputs, first, lengths);
+        const auto branch = branch_of(inputs, first, lengths, windows.length);
 #if defined(SWIN_QUANT_TARGET)
-        if (m_packed) {
-            const bool is_half = inputs[0].get_element_type() == ov::element::bf16;
-            is_half ? run_fast<uint16_t>(branch, windows, inputs[0], output) : run_fast<float>(branch, windows, inputs[0], output);
-            return;
-        }
+        if (m_packed && fits<Narrow>(branch))
+            return run_fast<Narrow>(branch, windows, inputs[0], output);
+        if (m_packed && fits<Wide>(branch))
+            return run_fast<Wide>(branch, windows, inputs[0], output);
 #endif
         run(branch, windows, inputs[0], output);
     }
@@ -99,30 +107,25 @@ protected:
     float m_epsilon = 0;
 
 private:
-    WindowBranch branch_of(const ov::TensorVector& inputs, size_t first, const ov::Tensor* lengths) const {
+    WindowBranch branch_of(const ov::TensorVector& inputs, size_t first, const ov::Tensor* lengths, size_t length) const {
         const auto floats = [&](size_t i) { return inputs[first + i].data<const float>(); };
         WindowBranch branch{};
         branch.qkv = linear_of(&inputs[first + QKV]), branch.proj = linear_of(&inputs[first + PROJ]);
         branch.norm = {floats(GAIN), floats(BIAS), m_epsilon}, branch.norm_last = m_norm_last;
-        branch.heads = size_t(m_heads), branch.length = length_of(first), branch.bias = m_bias.data();
+        branch.heads = size_t(m_heads), branch.length = length, branch.bias = m_bias.empty() ? nullptr : m_bias.data();
         branch.of_q = m_scales[0], branch.of_k = m_scales[1], branch.of_v = m_scales[2];
         branch.of_shares = m_scales.size() > 3 ? m_scales[3] : 0;
         branch.lengths = lengths ? lengths->data<const float>() : nullptr;
         return branch;
     }
 
-    void pack(const ov::TensorVector& inputs, size_t first, const ov::Tensor* lengths) const {
+    void gather(const ov::TensorVector& inputs, size_t first) const {
         const auto* table = inputs[first + TABLE].data<const float>();
         const auto& index = inputs[first + INDEX];
         const size_t heads = size_t(m_heads), square = index.get_size(), biases = inputs[first + TABLE].get_size() / heads;
         m_bias.reserve(heads * square);
         for (size_t i = 0; i < heads * square; ++i)
             m_bias.push_back(table[i / square * biases + size_t(index.data<const int32_t>()[i % square])]);
-#if defined(SWIN_QUANT_TARGET)
-        const auto branch = branch_of(inputs, first, lengths);
-        if (is_fast(branch))
-            m_packed = std::make_unique<PackedWindowBranch>(branch);
-#endif
     }
 
     static void run(const WindowBranch& branch, const Windows& windows, const ov::Tensor& x, ov::Tensor& y) {
@@ -142,20 +145,26 @@ private:
 
 #if defined(SWIN_QUANT_TARGET)
 
+    template <typename Kind>
+    void run_fast(const WindowBranch& branch, const Windows& windows, const ov::Tensor& x, ov::Tensor& y) const {
+        const bool is_half = x.get_element_type() == ov::element::bf16;
+        is_half ? run_fast<Kind, uint16_t>(branch, windows, x, y) : run_fast<Kind, float>(branch, windows, x, y);
+    }
+
     // A thread takes whole windows; where they are few, it takes some heads of one, and then some tokens of proj.
-    template <typename T>
+    template <typename Kind, typename T>
     void run_fast(const WindowBranch& branch, const Windows& of_picture, const ov::Tensor& input, ov::Tensor& output) const {
         const auto& packed = *m_packed;
         const size_t width = branch.proj.in, length = branch.length, places = of_picture.places.size();
         const size_t windows = input.get_size() / (of_picture.tokens * width) * places / length;
-        const size_t pairs = (branch.heads + HEADS - 1) / HEADS;
-        const size_t shares = windows % threads() == 0 || windows >= 2 * threads() ? 1 : std::min(pairs, threads());
+        const size_t groups = (branch.heads + HEADS<Kind> - 1) / HEADS<Kind>;
+        const size_t shares = windows % threads() == 0 || windows >= 2 * threads() ? 1 : std::min(groups, threads());
         const auto* x = static_cast<const T*>(input.data());
         auto* y = static_cast<T*>(output.data());
         const auto attend_share = [&](size_t window, size_t share, uint8_t* attended) {
-            const size_t first = pairs * share / shares * HEADS, last = pairs * (share + 1) / shares * HEADS;
-            auto* room = bytes(length * (width + HEADS * HEAD));
-            attend_heads(branch, packed, of_picture, window % (places / length), first, std::min(last, branch.heads),
+            const size_t first = groups * share / shares * HEADS<Kind>, last = groups * (share + 1) / shares * HEADS<Kind>;
+            auto* room = bytes(length * (width + COLUMNS));
+            attend_heads<Kind>(branch, packed, of_picture, window % (places / length), first, std::min(last, branch.heads),
                          x + window * length / places * of_picture.tokens * width, room,
                          reinterpret_cast<int8_t*>(room + length * width), attended);
         };

@@ -18,6 +18,7 @@ from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
 from swin_quant.config.outputs import LOGITS
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, policy_from_dict, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, named_nodes
@@ -43,6 +44,14 @@ class Artifact:
                 "export`, and give the file that it writes; in Python sq.load(FILE) opens a checkpoint"
             )
         return self.card.artifact
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How a picture becomes its input; errors name the card."""
+        try:
+            return Preprocess.from_dict(self.card.preprocess)
+        except SwinQuantError as error:
+            raise SwinQuantError(f"{card_path(self.file)}: {error}") from error
 
 
 def finish_artifact(

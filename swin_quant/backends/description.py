@@ -11,7 +11,6 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.extras import library
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.data.preprocess import Preprocess
 
 ANY = -1  # a size that differs from picture to picture, as Triton and KServe write it
 VERSION = 1  # the model's, in URLs and repositories
@@ -113,7 +112,7 @@ def described(
     takes pictures of one size and is prepared by a card that keeps theirs, for maps in a file other than ONNX, and for
     an end of a type that no server knows.
     """
-    preprocess = Preprocess.from_dict(artifact.card.preprocess)
+    preprocess = artifact.preprocess
     fit = fit_name(name or artifact.card.name)
     file = verified(artifact) if artifact.record["backend"] == "onnx" else None
     if not preprocess.is_square and (file is None or file.sizes is not None):

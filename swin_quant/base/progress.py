@@ -116,8 +116,8 @@ class Lines:
         self.due = now + (self.pause if console.is_jupyter else max(self.pause, took / 10))
         left = ""
         if self.total and self.before < done < self.total:
-            left = f", about {_span(took * (self.total - done) / (done - self.before))} left"
-        line = f"{description}: {done}{f' of {self.total}' * bool(self.total)}{self.noun}, {note}{_span(took)}{left}"
+            left = f", about {span(took * (self.total - done) / (done - self.before))} left"
+        line = f"{description}: {done}{f' of {self.total}' * bool(self.total)}{self.noun}, {note}{span(took)}{left}"
         if not console.is_jupyter:
             log.info("%s", line)
             return
@@ -133,7 +133,8 @@ class Lines:
             Lines._cell = display(content, raw=True, display_id=True)
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """A time in words."""
     minutes = seconds / 60
     return f"{seconds:.0f} s" if minutes < 2 else f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 

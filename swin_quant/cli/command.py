@@ -103,6 +103,10 @@ class Command:
             called, bound, *_ = self.app.parse_args(_with_json(arguments), exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
             told = re.sub(r"\. Did you mean", "; did you mean", " ".join(str(error).split()).rstrip("."))
+            if isinstance(error, cyclopts.MissingArgumentError) and (asked := error.argument):
+                given = {word.partition("=")[0] for word in arguments}
+                name = asked.name if asked.index is None else asked.field_info.name.upper()
+                told = told if given & {*asked.names} else f"{name} is missing: {asked.parameter.help}"
             raise UsageError(f"{told}; see swin-quant {self.name} --help") from error
         if getattr(called, "__name__", "") != "flat":
             called(*bound.args, **bound.kwargs)

@@ -15,7 +15,7 @@ from swin_quant.base.progress import log, track
 from swin_quant.config.sides import shown
 from swin_quant.data.inputs import Inputs, said
 from swin_quant.data.named import pictures_of
-from swin_quant.data.preprocess import Preprocess
+from swin_quant.data.preprocess import UNPREPARED, Preprocess
 from swin_quant.data.sampling import chunks
 
 _PIXELS = "model.preprocess.normalised({})"
@@ -47,10 +47,7 @@ class Prepared:
     def known(self) -> Preprocess:
         """`preprocess`. UsageError where nobody said."""
         if self.preprocess is None:
-            raise UsageError(
-                "how does a picture become its input? Give `preprocess` to `wrap` or Model, or float tensors in place "
-                "of pictures"
-            )
+            raise UsageError(UNPREPARED)
         return self.preprocess
 
     def __call__(self, given: Any) -> Tensor:

@@ -18,6 +18,9 @@ from swin_quant.data.sampling import seeded
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 INTERPOLATIONS = ("bicubic", "bilinear", "lanczos", "hamming", "box", "nearest")
+UNPREPARED = (
+    "how a picture becomes its input is not known: give `preprocess` to `sq.wrap`, or float tensors instead of pictures"
+)
 _LARGEST = 1e6  # mean and std: beyond every scale of pictures
 MAX_SIZE = 4096
 CROP_RATIO = 224 / 256
@@ -91,7 +94,9 @@ class Preprocess:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Preprocess":
-        """Read the output of `to_dict`, from JSON or not. SwinQuantError for any other keys or values."""
+        """Read the output of `to_dict`, from JSON or not. SwinQuantError for any other keys or values, and for none."""
+        if values == {}:
+            raise SwinQuantError(UNPREPARED)
         try:
             return checked(cls, values, "preprocess")
         except UsageError as error:  # fields that do not fit each other

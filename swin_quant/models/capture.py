@@ -12,7 +12,7 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -126,12 +126,16 @@ def _noise_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _attention_opened() -> Iterator[None]:
-    """Inside the context, torch's attention modules compute their products by plain operations, not by a fused one."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Inside the context, torch's attention modules compute their products by plain operations, not by a fused one, and
+    add a mask without a look at its values, which are not known: whether it is causal is a hint for the fused one."""
+    fast, transformer = torch.backends.mha.get_fastpath_enabled(), nn.modules.transformer
+    looks = transformer._detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
     try:
         yield
     finally:
+        transformer._detect_is_causal_mask = looks
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
@@ -145,6 +149,8 @@ def _on_attributes(
         kind = spec.kind.name
         if kind in ("PARAMETER", "BUFFER"):
             attributes[spec.arg.name] = str(spec.target)
+        elif kind == "CONSTANT_TENSOR" and (held := _name_of(program.constants[spec.target], module)):
+            attributes[spec.arg.name] = held
         elif kind == "CONSTANT_TENSOR":
             own = str(spec.target).replace(".", "_")
             attributes[spec.arg.name] = name = f"{CONSTANT}_{number}_{own}"
@@ -171,6 +177,15 @@ def _on_attributes(
     alone = len(wanted) == 1 and (outputs is not None or program.call_spec.out_spec.is_leaf())
     graph.output(wanted[0] if alone else wanted)
     return graph
+
+
+def _name_of(value: Tensor, module: nn.Module) -> str:
+    """The name of the parameter or buffer that a tensor is, which the forward pass has by another way, such as a list;
+    "" if it is none."""
+    for name, one in chain(module.named_parameters(), module.named_buffers()):
+        if one is value or (one.layout is value.layout is torch.strided and one.is_set_to(value) and one.numel()):
+            return name
+    return ""
 
 
 def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any], what: str) -> Any:

@@ -159,7 +159,24 @@ def _compiled(graph: fx.Graph, root: nn.Module) -> Callable[..., Tensor]:
     code = graph.python_code("self")
     scope = dict(code.globals)
     exec(compile(code.src, f"<forward of {type(root).__name__}>", "exec"), scope)  # fx's own text of its graph
+    scope["forward"].graph, graph.owning_module = graph, None
     return scope["forward"]
+
+
+def graphs(network: nn.Module) -> Iterator[tuple[nn.Module, fx.Graph]]:
+    """A captured network and its parts, each with a copy of its graph, which calls its modules by name."""
+    for part in network.modules():
+        if isinstance(part, CapturedNetwork | CapturedPart):
+            graph = copy.deepcopy(cast(Any, part._run).graph)
+            graph.owning_module = part
+            yield part, graph
+
+
+def run_graph(part: nn.Module, graph: fx.Graph) -> None:
+    """Let a network or a part of it run another graph of its modules from now on."""
+    graph.eliminate_dead_code()
+    graph.lint()
+    part._run = _compiled(graph, part)  # type: ignore[assignment]  # no submodule
 
 
 def captured(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import CONSTANT, packet, stack
-from swin_quant.models.placement import has_batch, input_role, source_of
+from swin_quant.models.placement import has_batch, input_role, is_real, source_of
 from swin_quant.quant.layer import (
     Borrowed,
     BorrowedConv2d,
@@ -43,7 +43,7 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
         source = node.args[0] if node.args else None
         if not kind or not isinstance(source, fx.Node) or not source.meta["depends"]:
             continue
-        if not has_batch(source) or not stem and source_of(source, root).op == "placeholder":
+        if not has_batch(source) or not is_real(source) or not stem and source_of(source, root).op == "placeholder":
             continue
         name = f"{node.target}.{_TRANSPOSED}" if kind == _TRANSPOSED else _own_name(node, root)
         if kind == _TRANSPOSED and name not in found:

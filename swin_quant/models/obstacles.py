@@ -27,7 +27,7 @@ def last_of_users(frames: Sequence[traceback.FrameSummary]) -> str:
 def reason(error: BaseException) -> str:
     """The reason in an exception of torch.export, in our words where torch's mislead."""
     if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
-        return "what it computes depends on the values of its input"
+        return "what it computes depends on values in tensors, which are not known here: write it by torch.where"
     if "UnsupportedOperator" in type(error).__name__:
         return f"operator {first_line(error)} has no form without data: write one, torch.library.register_fake"
     if "fake tensor in the exported program" in str(error):

@@ -207,7 +207,13 @@ def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
 
 def _is_activation(node: fx.Node) -> bool:
     """Whether a node is computed from the values of the pictures, for each one, and is not the pictures themselves."""
-    return bool(node.meta["depends"]) and node.op != "placeholder" and has_batch(node)
+    return bool(node.meta["depends"]) and node.op != "placeholder" and has_batch(node) and is_real(node)
+
+
+def is_real(node: fx.Node) -> bool:
+    """Whether a node's output holds real numbers, which have a range: neither complex nor whole ones."""
+    value = node.meta.get("val")
+    return not isinstance(value, Tensor) or value.is_floating_point()
 
 
 def has_batch(node: fx.Node) -> bool:
@@ -264,6 +270,8 @@ def _reason(node: fx.Node, kind: str, reads_pictures: bool = False, weight_depen
         return "no int8 kind of it"
     if not all(has_batch(one) for one in node.all_input_nodes if one.meta["depends"]):
         return "mixes the pictures of a batch"
+    if not all(map(is_real, node.all_input_nodes)):
+        return "of complex or whole numbers"
     if reads_pictures:
         return "reads the pictures, left float"
     if kind in _MATMULS:

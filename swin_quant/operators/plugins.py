@@ -98,6 +98,7 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "attention": _attention,
     "attention_branch": _of_its_shape,
     "map_branch": _of_its_shape,
+    "token_branch": _of_its_shape,
     "mlp": _of_its_shape,
     "patch_merging": _patch_merging,
     "patch_embedding": _patch_embedding,
@@ -106,6 +107,7 @@ PLUGINS = (*CALLS, "window_partition")
 # What OpenVINO's compiled attention is fast for (plugins/openvino/attention_fast.hpp)
 FAST_DEPTH = 32  # channels of a head
 FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
+FAST_HEADS = {32: 576, 64: 1024}  # channels of a head -> tokens of a picture that is one window, at most
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Advice:
 @dataclass(frozen=True)
 class Findings:
     """The results of a calibration: nodes under `policy` by name, their statistics, the range method, the cost of
-    ranges, the names of kept `passes`, and the remaining outlier channels."""
+    ranges, the names of the `passes` that were kept and that were `taken_back`, and the remaining outlier channels."""
 
     nodes: Mapping[str, Quantizer]
     calibration: Calibration
@@ -48,6 +48,7 @@ class Findings:
     policy: str
     check: Check | None = None
     passes: Sequence[str] = ()
+    taken_back: Sequence[str] = ()
     outlier_channels: Sequence[OutlierChannels] = ()
 
     @property
@@ -142,7 +143,8 @@ def _clipped(f: Findings) -> Iterator[Advice]:
     """
     if f.method.of_nodes is not None or _BY_OUTPUT & set(f.passes):
         return
-    methods = methods_for(f.enabled.values())
+    no_better = {name for name, sqnr in f.check.others.items() if sqnr <= f.check.sqnr_db} if f.check else set()
+    methods = [method for method in methods_for(f.enabled.values()) if method not in no_better]
     shares: dict[str, float] = {}
     better: dict[str, int] = {}
     for name, node in f.enabled.items():
@@ -186,11 +188,11 @@ def _outliers(f: Findings) -> Iterator[Advice]:
         where = f"between {few}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
         if first.tried:
             cure = (
-                f"the pass equalize tried {where}, and no unit was better for it: `swin-quant sensitivity` says "
+                f"the pass equalize tried {where}, and nothing was better for it: `swin-quant sensitivity` says "
                 "what they cost, ‹off› keeps them float"
             )
         else:
-            cure = f"the pass equalize could even them out {where}; it did not run, or was taken back"
+            cure = f"the pass equalize, which did not run, could even them out {where}: ‹passes› equalize"
         yield Advice(
             "outliers",
             f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: {cure}",
@@ -246,7 +248,7 @@ def _sample(f: Findings) -> Iterator[Advice]:
 def _few_bits(f: Findings) -> Iterator[Advice]:
     bits = min((node.setting.bits for node in f.enabled.values()), default=8)
     in_blocks = any(node.setting.block for node in f.enabled.values())  # blocks, which the recipe does not take
-    if bits <= FEW_BITS and not in_blocks and not set(f.passes) - {"equalize"}:
+    if bits <= FEW_BITS and not in_blocks and not {*f.passes, *f.taken_back} - {"equalize"}:
         yield Advice("passes", f"{bits} bits: ‹passes› fast wins some of the loss back, see docs/passes.md")
 
 

@@ -104,15 +104,15 @@ def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: 
 
 
 def _compared(model: nn.Module, batches: Sequence[Shown]) -> tuple[float, float]:
-    """`compare` on pictures with their float logits, or with maps, whose sizes may differ by batch."""
-    with quantizing(model), eval_mode(model):
-        return agreement_and_sqnr([(logits_of(model, [images]), expected) for images, expected in batches])
+    """Top-1 agreement in percent and SQNR in dB of the quantized model; batches may be of several sizes."""
+    with quantizing(model), torch.inference_mode(), eval_mode(model):
+        return _figures([(rows(model(images)), logits) for images, logits in batches])
 
 
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of the quantized model's logits against `expected`."""
     with quantizing(model):
-        return agreement_and_sqnr([(logits_of(model, batches), expected)])
+        return agreement_and_sqnr(logits_of(model, batches), expected)
 
 
 @torch.inference_mode()
@@ -122,9 +122,13 @@ def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
     return torch.cat([rows(model(batch)) for batch in batches]).float()
 
 
-def agreement_and_sqnr(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Top-1 agreement in percent and SQNR in dB of batches of logits [N, classes] against the expected ones."""
-    agree = sum((logits.argmax(1) == expected.argmax(1)).sum().item() for logits, expected in batches)
-    sums = [noise(logits.double(), expected.double()) for logits, expected in batches]
-    signal, error = (sum(column) for column in zip(*sums, strict=True))
-    return 100 * agree / sum(len(logits) for logits, _ in batches), decibels(signal, error)
+def agreement_and_sqnr(logits: Tensor, expected: Tensor) -> tuple[float, float]:
+    """Top-1 agreement in percent and SQNR in dB of logits [N, classes] against the `expected` ones."""
+    return _figures([(logits, expected)])
+
+
+def _figures(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    agree = sum(int((logits.argmax(1) == expected.argmax(1)).sum()) for logits, expected in pairs)
+    sums = [noise(logits.double(), expected.double()) for logits, expected in pairs]
+    share = 100 * agree / sum(len(logits) for logits, _ in pairs)
+    return share, decibels(*(sum(column) for column in zip(*sums, strict=True)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.registry import targets
+from swin_quant.backends.registry import backends, targets
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.policy import Policy
@@ -18,6 +18,7 @@ SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --
 _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
 _SERVE = "swin-quant serve {file} --engine {engine}"
 _TIME_ON = "swin-quant evaluate {file} --no-accuracy --engine {engine}"
+_FINETUNE = "swin-quant finetune {checkpoint} --data-path {data} --output {folder}"
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
 
 
@@ -41,8 +42,14 @@ class Abilities:
 
 
 def fill(template: str, **words: object) -> str:
-    """A command with its words, quoted for a shell."""
+    """A command with its words, quoted for a shell; an engine is called as flags call it."""
+    words |= {key: _flag_for(str(words[key])) for key in ("engine", "target") if key in words}
     return template.format(**{key: shlex.quote(str(word)) for key, word in words.items()})
+
+
+def _flag_for(engine: str) -> str:
+    """The name of an engine in flags. Results have its maker's spelling, such as ExecuTorch."""
+    return next((name for name in backends() if name.lower() == engine.lower()), engine)
 
 
 def after_scoring(card: RunCard, file: Path, engine: str) -> str:
@@ -57,11 +64,14 @@ def to_export_float(card: RunCard, checkpoint: Path, target: str, folder: Path) 
     return _PYTHON_FLOAT.format(target=target, folder=folder)
 
 
-def to_search(card: RunCard, file: Path, checkpoint: Path, data: str, engine: str, drop: float) -> str:
-    """The command that searches for layers to leave float; for a module that Python alone builds, the next best."""
-    if not Abilities.of(card).is_rebuilt:
+def to_recover(card: RunCard, file: Path, checkpoint: Path, data: str, engine: str, drop: float) -> str:
+    """The command that wins accuracy back: a search for layers to leave float; behind one, QAT; behind both, none, and
+    none for a module that Python alone builds."""
+    is_searched = any(one["engine"] == _flag_for(engine) for one in card.searches)
+    if not Abilities.of(card).is_rebuilt or (is_searched and card.is_qat):
         return after_scoring(card, file, engine)
-    return fill(SEARCH, checkpoint=checkpoint, data=data, target=engine, drop=f"{drop:g}", folder=file.parent)
+    template = _FINETUNE if is_searched else SEARCH
+    return fill(template, checkpoint=checkpoint, data=data, target=engine, drop=f"{drop:g}", folder=file.parent)
 
 
 def to_export(policy: Policy | None, checkpoint: Path, folder: Path) -> str:

@@ -19,7 +19,7 @@ from swin_quant.report.next_command import DIR
 from swin_quant.report.table import NARROW, folded, html_facts
 
 FLOAT = "the float model"
-_MUCH = 1.0  # points of top-1 behind which a search for layers to leave float comes next
+_MUCH = 1.0  # points of top-1 that are to be won back next
 _AS_FAST = 1.05  # two times nearer than that are alike
 _INDENT = 8
 
@@ -113,7 +113,7 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
         target = card.artifact["options"].get("target", card.artifact["backend"]) if card.artifact else result.engine
         then = next_command.to_export_float(card, checkpoint, target, file.parent)
     elif delta is not None and delta < -max(_MUCH, 2 * (error or 0.0)):
-        then = next_command.to_search(card, file, checkpoint, data_path, result.engine, _MUCH)
+        then = next_command.to_recover(card, file, checkpoint, data_path, result.engine, _MUCH)
     else:
         then = next_command.after_scoring(card, file, result.engine)
     said = (

@@ -137,7 +137,7 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     """
     kind = artifact.record["backend"]
     if kind == "executorch":
-        preprocess, engine = Preprocess.from_dict(artifact.card.preprocess), engine_loader(kind)(artifact)
+        preprocess, engine = artifact.preprocess, engine_loader(kind)(artifact)
         width = engine(torch.zeros(1, 3, *preprocess.sides)).shape[1]
         served = replace(described(artifact, labels, width=width), batch=engine.max_batch)
         return PackageFacts(artifact, None, preprocess, served)
@@ -152,4 +152,4 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
             "it without ‹plugin›"
         )
     library = next(map(Path, libraries_of(artifact)), None) if ours else None
-    return PackageFacts(artifact, file, Preprocess.from_dict(artifact.card.preprocess), served, library)
+    return PackageFacts(artifact, file, artifact.preprocess, served, library)

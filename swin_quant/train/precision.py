@@ -9,13 +9,13 @@ Norms, softmax and fake quantization compute in float32 at every level; ranges a
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from swin_quant.base.progress import log
-from swin_quant.models.layers import LayerNorm
 from swin_quant.quant.outputs import Output
 
 TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -129,9 +129,9 @@ def _batch_norms(model: nn.Module) -> set[str]:
     return {name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
 
 
-def _layer_norms(model: nn.Module) -> dict[str, LayerNorm]:
+def _layer_norms(model: nn.Module) -> dict[str, Any]:
     """The norms whose weights may have another type than the network, by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, LayerNorm)}
+    return {name: module for name, module in model.named_modules() if hasattr(module, "follows_input")}
 
 
 def _computes(name: str, tensor: Tensor, norms: set[str]) -> bool:

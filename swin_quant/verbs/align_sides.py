@@ -20,8 +20,8 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
-from swin_quant.data.preprocess import Preprocess
-from swin_quant.exported import load_engines, on_its_device, one_engine, preprocess_of
+from swin_quant.data.preprocess import UNPREPARED, Preprocess
+from swin_quant.exported import load_engines, on_its_device, one_engine
 from swin_quant.loading import ModelFile, load_for_scoring
 from swin_quant.quant.policy import Policy
 from swin_quant.report.engines import alignment_data, alignment_table
@@ -152,7 +152,7 @@ def artifact_side(artifact: Artifact, engine: str | None = None, options: Engine
         return {**found, **of_output(loaded(images))}
 
     quantized = is_quantized(artifact.record["precision"])
-    preprocess = preprocess_of(artifact) if artifact.card.preprocess else None
+    preprocess = artifact.preprocess if artifact.card.preprocess else None
     return Side(label, run, preprocess=preprocess, quantized=quantized, max_batch=loaded.max_batch)
 
 
@@ -220,7 +220,7 @@ def preprocessing_of(sides: Sequence[Side]) -> Preprocess:
     """How pictures become the input of all sides. UsageError where they disagree, or none says."""
     known = [(side.name, side.preprocess) for side in sides if side.preprocess]
     if not known:
-        raise UsageError("neither side says how a picture becomes its input: two dumps need no pictures")
+        raise UsageError(UNPREPARED)
     (a, first), (b, last) = known[0], known[-1]
     if first != last:
         theirs = asdict(last)

@@ -95,6 +95,8 @@ def calibrate(
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
     is_named, chosen = chosen is not None, chosen or default_policy(subject)
     source = source_of(PictureSet() if pictures is None else pictures, cfg)
+    if augment and not isinstance(source, PictureSet):
+        raise UsageError("‹augment›: draws crops of pictures on disk: give a place, or batches that are augmented")
     if isinstance(model, ModelFile) and isinstance(source, PictureSet) and not source.images:
         source = replace(source, split=source.split or TRAIN)
     scratch = (

@@ -72,8 +72,9 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     if found := outliers(context):
         worst = max(found, key=found.__getitem__)
         log.info(
-            "channels stand out in %d places, in %s by %.0f times: they are evened out; ‹passes› none leaves them",
+            "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them",
             len(found),
+            "s" if len(found) > 1 else "",
             worst,
             found[worst],
         )
@@ -110,10 +111,10 @@ def outliers_left(
     """Channels that stand out in the first pictures, and remedies beside these passes."""
     if not _is_known(model) or not enabled_nodes(model):
         return []
-    notes = [one["note"] for one in passes if one["name"] == "equalize" and one["kept"]]
-    exchanged = any(not note.startswith(NO_GAIN) for note in notes)
+    ran = [one for one in passes if one["name"] == "equalize"]
+    exchanged = any(one["kept"] and not one["note"].startswith(NO_GAIN) for one in ran)
     context = PassContext(model, chunked(images), exchanges=exchanges_of(model))
-    return outlier_channels(context, exchanged, tried=bool(notes))
+    return outlier_channels(context, exchanged, tried=bool(ran))
 
 
 def passes_in_weights(card: RunCard | None) -> list[PassRecord]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import finite
-from swin_quant.base.progress import log, track
+from swin_quant.base.progress import clock, log, span, track
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import (
     AdviceRecord,
@@ -51,12 +51,14 @@ class CalibrationBatches:
         size: Pictures a number.
         record: The run card's part on the batches that were seen.
         class_names: Those of the pictures.
+        count: How many batches, if that is known.
     """
 
     batches: Iterable[Numbered]
     size: int
     record: Callable[[Sequence[Numbered]], CalibrationRecord]
     class_names: Sequence[str] = ()
+    count: int | None = None
 
 
 def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> CalibrationBatches:
@@ -84,7 +86,7 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         return cast("CalibrationRecord", {**sampled, "augment": augment, "place": place_named(found), **used})
 
     return CalibrationBatches(
-        track(drawn, "calibrating", len(drawn), "batches"), drawn.size, record, opened.class_names
+        track(drawn, "calibrating", len(drawn), "batches"), drawn.size, record, opened.class_names, len(drawn)
     )
 
 
@@ -114,6 +116,7 @@ def take(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
     return CalibrationBatches(numbered(), 1, record)
 
 
+_CHECKED = 100  # forward passes of pictures behind the observation: outlier channels, and the check of ranges
 _SHOWN = 5  # lines of advice on the screen, beside warnings
 
 
@@ -170,9 +173,9 @@ class CalibrationResult:
         """The record, with the cost of the ranges under `policy`, which is applied, and advice, which is also
         logged."""
         check = check_ranges(model, self.calibration, self.method, self.some)
-        passes = [one["name"] for one in self.record.get("passes", []) if one["kept"]]
+        passes = passes_of(self.record)
         nodes = named_nodes(model)
-        found = Findings(nodes, self.calibration, self.method, policy.name, check, passes, self.outlier_channels)
+        found = Findings(nodes, self.calibration, self.method, policy.name, check, *passes, self.outlier_channels)
         record: CalibrationRecord = {**self.record, "advice": tell_advice(advise(found))}
         if products := getattr(model, "products", ()):
             every = model.named_modules(remove_duplicate=False)  # a shared layer is called by any of its names
@@ -205,11 +208,18 @@ def calibrated_on(model: nn.Module, shown: CalibrationBatches, method: Method) -
     device = next(model.parameters()).device
     seen: list[Numbered] = []
     some: list[Shown] = []
+    start = clock()
     with observing(model, method) as observation:
         for number, batch in shown.batches:
             images = batch.images.to(device)
             logits = observation.show(images)
             seen.append((number, replace(batch, images=images)))
+            if len(seen) == 2 and shown.count:  # the first one tries how batches can run
+                batches = shown.count + _CHECKED / shown.size
+                log.info(
+                    "calibration takes about %s, without passes that are asked for",
+                    span(batches * (clock() - start) / 2),
+                )
             if (wanted := PICTURES - number * shown.size) > 0:
                 some.append((images[:wanted], logits[:wanted]))
     calibration = observation.calibration()
@@ -243,6 +253,12 @@ def search_record(method: Method, model: nn.Module, calibration: Calibration) ->
         "dead_nodes": calibration.dead,
         **bits_record(model, method),
     }
+
+
+def passes_of(record: CalibrationRecord) -> tuple[list[str], list[str]]:
+    """The names of the passes that were kept, and of those that were taken back."""
+    ran = record.get("passes", [])
+    return [one["name"] for one in ran if one["kept"]], [one["name"] for one in ran if not one["kept"]]
 
 
 def tell_advice(advice: Sequence[Advice]) -> list[AdviceRecord]:

@@ -25,7 +25,7 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
+from swin_quant.exported import config_of, labels_in, load_engines, one_engine
 from swin_quant.model import Model
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine, engine_under
@@ -59,7 +59,7 @@ class Predictions:
 
 def artifact_classifier(artifact: Artifact, engine_name: str | None, options: EngineOptions) -> Classifying:
     """An artifact on one engine."""
-    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    cfg, preprocess = config_of(artifact), artifact.preprocess
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
     name = one_engine(artifact, [engine_name] if engine_name else [])
     (engine,) = load_engines(artifact, [name], options).values()
@@ -197,7 +197,7 @@ def write_logits(
     inferred = infer(
         load_engines(artifact, [name], options),
         pictures,
-        preprocess_of(artifact),
+        artifact.preprocess,
         classes_of(cfg),
         batch_size=how.batch or 32,
         workers=how.workers or 0,

@@ -175,6 +175,8 @@ def evaluate(
         source = replace(source, batch=source.batch or batch_size or BATCH[this_world().device.type])
         if isinstance(model, SubjectFiles) and not source.images:
             source = replace(source, split=source.split or "val")
+    elif batch_size is not None and not no_accuracy:
+        raise UsageError("‹batch_size›: is for pictures on disk: batches have the size that they are given with")
     timed = None
     if no_accuracy:
         one_process("evaluate --no-accuracy")

@@ -18,7 +18,6 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import names_of_engines
 from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
@@ -141,7 +140,7 @@ def _as_input(artifact: Artifact, images: Tensor) -> Tensor:
     """The images as the artifact takes them: rounded to pixels, if it takes pixels."""
     if not artifact.record["options"].get("uint8_input"):
         return images
-    preprocess = Preprocess.from_dict(artifact.card.preprocess)
+    preprocess = artifact.preprocess
     return preprocess.normalised(preprocess.pixels(images))
 
 

@@ -131,7 +131,8 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     zero points lacks one end of each range, and gets the best policy without zero points. `plain`: the best is that of
     a file without compiled operators.
     """
-    exports = target_named(target).exporting
+    backend = target_named(target)
+    exports = backend.exporting
     best_first = exports.policies if plain or card is None else exports.policies_for(card.config)
     fitting = [name for name in best_first if name in builtin_policies()]
     own = policy_from_dict(card.policy, card.name) if card and card.policy else None
@@ -185,7 +186,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
             own.name,
             listed(map(str, scored.values()), 3),
         )
-    elif own.name != fitting[0]:
+    elif own.name != fitting[0] and backend.load:  # a file for any engine has no best
         log.info(
             "policy %s is exported, as calibrated. %s runs %s best: score that one, then give ‹policy› %s",
             own.name,

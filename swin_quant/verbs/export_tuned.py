@@ -53,12 +53,16 @@ def check_tunable(target: ExportTarget, policy: str | Policy | None, card: RunCa
 
 
 def tuned_forms(target: ExportTarget) -> list[tuple[Policy, tuple[str, ...]]]:
-    """The policies and plugins of the files that are timed."""
+    """The policies and plugins of the files that are timed; with MLPs alone, attention is the best plain file's."""
     exports = target.backend.exporting
     best = exports.with_operators[0] if exports.with_operators else ""
     plugins = {plugin.partition("=")[0]: plugin for plugin in exports.detail.compiled}
-    compiled = [(load_policy(best), tuple(plugins[one] for one in operators)) for operators in exports.detail.tuned]
-    return [*((load_policy(name), ()) for name in exports.policies if name != best), *compiled]
+    plain = [name for name in exports.policies if name != best]
+    compiled = [
+        (load_policy(plain[0] if operators == ("mlp",) else best), tuple(plugins[one] for one in operators))
+        for operators in exports.detail.tuned
+    ]
+    return [*((load_policy(name), ()) for name in plain), *compiled]
 
 
 def write_fastest(target: ExportTarget, module: Classifier, card: RunCard, file: Path, folder: str | Path) -> Artifact:

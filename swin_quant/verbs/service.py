@@ -19,7 +19,7 @@ from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.exported import config_of, labels_in, load_engines, one_engine, preprocess_of
+from swin_quant.exported import config_of, labels_in, load_engines, one_engine
 from swin_quant.quant.outputs import parts_of
 from swin_quant.score.metrics import class_names
 from swin_quant.score.options import EngineOptions
@@ -67,7 +67,7 @@ def service_of(
 
     UsageError for a classifier of pictures of any size; SwinQuantError where the engine cannot load or run it.
     """
-    cfg, preprocess = config_of(artifact), preprocess_of(artifact)
+    cfg, preprocess = config_of(artifact), artifact.preprocess
     kind = cfg.MODEL.OUTPUT_KIND
     if kind != FEATURES and not preprocess.is_square:
         raise UsageError(f"{artifact.file}: classifies pictures of any size: only maps are served for these")

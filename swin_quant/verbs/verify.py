@@ -28,7 +28,6 @@ from swin_quant.exported import (
     load_origin,
     names_of_engines,
     prepared_by,
-    preprocess_of,
     subject_of,
 )
 from swin_quant.quant.watch import eval_mode
@@ -132,7 +131,7 @@ def verify(
             inferred = infer(
                 everything,
                 opened,
-                preprocess_of(exported),
+                exported.preprocess,
                 classes_of(cfg),
                 batch_size=source.batch or BATCH,
                 workers=source.workers or 0,

@@ -269,6 +269,19 @@ def test_a_missing_file_gets_the_near_name_in_its_folder(run, micro, tmp_path, m
     has(done.err.splitlines()[-1], f"did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["quantize", "x.pth"], "--for is missing: backend that will run it"),
+        (["quantize", "x.pth", "--for"], "--for requires an argument"),
+        (["verify"], "ARTIFACT is missing: an exported file"),
+        (["report"], "CARDS is missing: run cards"),
+    ],
+)
+def test_a_missing_argument_is_named_with_what_it_is(run, words, says):
+    has(run(*words).error(2), says, f"see swin-quant {words[0]} --help")
+
+
 def test_a_picture_in_the_place_of_the_model_is_told_so(run, micro, tmp_path):
     line = run("predict", tmp_path / "seven.png", micro / "swin.pth").error(2)
     has(line, "seven.png: is a picture: name the checkpoint or artifact first")

@@ -167,6 +167,24 @@ class Shared(nn.Module):
         return self.head(self.other(1000 * self.one(x.mean((2, 3)))))
 
 
+class Masked(nn.Module):
+    """torch's own encoder and decoder under masks that are made in the forward pass: one is causal, one is not."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "batch_first": True, "norm_first": True}
+        self.embed, self.head = nn.Linear(3, 8), nn.Linear(8, 5)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**sizes), 2, enable_nested_tensor=False)
+        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**sizes), 1)
+
+    def forward(self, x):
+        tokens = self.embed(x.flatten(2).transpose(1, 2))
+        places = torch.arange(tokens.shape[1])
+        causal = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        far = (places[:, None] - places).abs() > 8
+        return self.head(self.decoder(self.encoder(tokens, causal), tokens, tgt_mask=far).mean(1))
+
+
 def nodes_of(model):
     return {name for name in named_nodes(model) if not name.endswith(("_weight_quantizer", "_aftergemm_quantizer"))}
 
@@ -183,6 +201,7 @@ MODULES = {
     "viewed": Viewed,
     "wide": Wide,
     "shared": Shared,
+    "masked": Masked,
 }
 
 

@@ -105,7 +105,33 @@ def _with_compiled_part():
     return net
 
 
+def _of_spectra(join):
+    """What `join` gives of the spectra of two maps, in real numbers."""
+
+    def run(net, x):
+        t = net.a(x)
+        return net.b(torch.view_as_real(join(torch.fft.fft2(t), torch.fft.fft2(t.relu()))).sum(-1))
+
+    return _two(run)
+
+
+def _threes(x):
+    """A number for each picture that is summed in whole numbers."""
+    return ((x * 0).long() + (x * 0 + 3).long()).sum((1, 2, 3), keepdim=True)
+
+
+def _listed():
+    """A weight that the forward pass has from a list, too."""
+    net = _two(lambda net, x: net.b(net.a(x)) + F.conv2d(x, net.listed[0])[:, :5])()
+    net.listed = [net.a.weight]
+    return net
+
+
 MODULES = {
+    "listed": _listed,
+    "sum of spectra": _of_spectra(torch.add),
+    "product of spectra": _of_spectra(lambda a, b: a @ b.mT),
+    "sum of whole numbers": _two(lambda net, x: net.b(net.a(x) + _threes(x))),
     "compiled part": _with_compiled_part,
     "addition in a layer": _within(_Residual),
     "products in a layer": _within(_Attending),
@@ -155,6 +181,27 @@ def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     assert wanted.square().sum() > 1000 * (engine(x) - wanted).square().sum() and len(engine(x[:1])) == 1
 
 
+@pytest.mark.slow
+def test_openvino_leaves_out_the_rounding_of_a_convolution_that_is_added_to_a_relu(tmp_path):
+    """Its answers are those of fake-quant without this one node, and no farther from the module than with it."""
+    pytest.importorskip("openvino")
+    parts = {"a": _conv(), "b": lambda: nn.Conv2d(8, 8, 3, padding=1), "c": lambda: nn.Conv2d(8, 5, 1)}
+
+    def run(net, x):
+        t = net.a(x)
+        return net.c(net.b(t) + t.relu())
+
+    torch.manual_seed(0)
+    module, x = _module(run, **parts).eval(), torch.randn(6, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(module, 8), [x], "qdq", passes=[])
+    without = sq.calibrate(sq.wrap(module, 8), [x], sq.policy("qdq").off("add1_left_input_quantizer"), passes=[])
+    found = sq.export(model, "openvino", tmp_path).load()(x)
+    with torch.no_grad():
+        exact = module(x)
+    assert exact.square().sum() > 1e4 * (found - without(x)).square().sum()
+    assert (found - exact).square().sum() < 1.1 * (model(x) - exact).square().sum()
+
+
 def _autocast(net, x):
     with torch.autocast("cpu", torch.bfloat16):
         return net.a(x).float()
@@ -186,6 +233,10 @@ REFUSED = {
     "buffer": (_with_count, "its forward pass changes count: a state is not supported"),
     "parameter": (_two(_clamping), "its forward pass changes a.weight: a state is not supported"),
     "data": (_two(lambda net, x: F.conv2d(x, net.a.weight.data / 2)), "it sets or reads `.data` of a parameter"),
+    "values": (
+        _two(lambda net, x: net.a(x) if x.mean() > 0 else net.a(2 * x)),
+        "what it computes depends on values in tensors, which are not known here: write it by torch.where",
+    ),
     "batch of one": (
         _two(lambda net, x: net.a(x) * (1 if x.shape[0] > 1 else 2)),
         "computes something else when captured, for a batch of 1: its control flow depends on",
@@ -203,6 +254,12 @@ def test_a_module_that_cannot_be_captured_is_one_true_line(kind):
     with pytest.raises(sq.SwinQuantError) as caught:
         sq.wrap(make().eval(), 8, name="x")
     assert str(caught.value).startswith("x: ") and why in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_weight_that_a_list_holds_is_the_file_s_after_loading(tmp_path):
+    model, x = sq.wrap(_listed().eval(), 8), torch.randn(4, 3, 8, 8)
+    sq.calibrate(model, [x], "qdq", passes=[])
+    assert torch.equal(sq.load(model.save(tmp_path / "mine.pth"), _listed().eval())(x), model(x))
 
 
 @pytest.mark.parametrize("kept", ["attribute", "buffer"])

@@ -305,6 +305,10 @@ def test_sensitivity_compares_with_the_module_as_it_was_given():
     ("make", "why"),
     [
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), "1.weight is not initialized: call the module once"),
+        (
+            lambda: _module(lambda net, x: net.a(x), a=_conv(), k=lambda: nn.Parameter(torch.ones(2) * 1j)),
+            "k holds complex numbers, which no checkpoint does: keep torch.view_as_real of it",
+        ),
         (lambda: nn.Sequential(torch.jit.script(nn.Linear(8, 5))), "0 is scripted: give the module that"),
     ],
 )

@@ -11,6 +11,7 @@ import torch
 from swin_quant.models.registry import exchanges_of
 from swin_quant.quant.advice import Findings, advise, clipped_share
 from swin_quant.quant.calibration import Method, calibrate
+from swin_quant.quant.check import Check
 from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.outlier_channels import outlier_channels
@@ -71,6 +72,9 @@ def test_ranges_that_clip_too_much_are_named_with_the_method_that_does_not(subje
     assert advice.nodes == (FC2,) and FC2 in advice.text and "‹calibrator›" in advice.text and not advice.warns
     share = clipped_share(findings.calibration.statistics[FC2], node.amax.item())
     assert f"clipping in 1 range: up to {100 * share:.1f} %" in advice.text and share > 0.001
+    for tried, says in ((1.0, False), (50.0, True)):
+        others = dict.fromkeys(("max", "percentile", "mse", "entropy"), tried)
+        assert ("clipped" in kinds(replace(findings, check=Check(8, 90.0, 30.0, others)))) is says
     for name, says in {"gptq": True, "range_search": False, "reconstruct": False, "distill": False}.items():
         assert ("clipped" in kinds(replace(findings, passes=[name]))) is says, name
 
@@ -126,6 +130,7 @@ def test_four_bits_ask_for_a_recipe_once_and_not_where_it_would_be_refused(subje
     findings = subject(bits=4, method="mse")[1]
     assert "passes" in kinds(findings)
     assert "passes" not in kinds(replace(findings, passes=["gptq"]))
+    assert "passes" not in kinds(replace(findings, taken_back=["gptq"])), "it was tried, and was no better"
     for node in findings.nodes.values():
         change(node, block=16 if node.role is Role.GEMM_WEIGHT else None)
     assert "passes" not in kinds(findings)
@@ -144,7 +149,7 @@ def test_channels_that_stand_out_come_with_their_cure(subject):
     assert not [one for one in outlier_channels(context, exchanged=True) if one.cure]
     told = advise(replace(findings, outlier_channels=outlier_channels(context, exchanged=False, tried=True)))
     (advice,) = [one for one in told if one.kind == "outliers"]
-    assert "no unit was better for it" in advice.text and "could even" not in advice.text
+    assert "nothing was better for it" in advice.text and "could even" not in advice.text
 
 
 @pytest.mark.parametrize(

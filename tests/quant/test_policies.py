@@ -21,11 +21,11 @@ from swin_quant.quant.policy import (
 
 
 def test_the_built_in_policies():
-    names = (
-        "a16 cpu cpu-amx cpu-operators cuda cuda-fp8 executorch float ft-mode1 ft-mode2 onnxruntime qdq qdq-unsigned"
-    )
     assert builtin_policies() == [
-        *names.split(),
+        *"a16 a16-qnn cpu cpu-amx cpu-operators cuda cuda-fp8 executorch float ft-mode1 ft-mode2".split(),
+        "onnxruntime",
+        "qdq",
+        "qdq-unsigned",
         "tensorrt",
         "tensorrt-centred",
         "tensorrt-fp8",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cards_of_results import INT8, OWN, TORCH, TRAINING, card_of
 
-from swin_quant.backends.registry import targets
+from swin_quant.backends.registry import engines, targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.cli.command import Command
 from swin_quant.quant.policy import load_policy
@@ -62,6 +62,25 @@ def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():
     much = said_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
     asked = parsed(much.next)
     assert (asked["checkpoint"], asked["engine"], asked["path"]) == (str(CHECKPOINT), "openvino", "data")
+
+
+@pytest.mark.parametrize(
+    ("searched", "trained", "name"),
+    [(None, False, "search"), ("onnxruntime", False, "search"), ("openvino", False, "finetune"),
+     ("openvino", True, "serve")],
+)  # fmt: skip
+def test_what_was_tried_is_not_advised_again(searched, trained, name):
+    card = card_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
+    record = {"engine": searched, "batch": 1, "budget": "", "met": True, "pictures": 8, "tried": []}
+    start = {"file": CHECKPOINT.name, "sha256": "b" * 64}
+    card = dataclasses.replace(
+        card,
+        searches=[record] if searched else [],
+        training={**TRAINING, "start": start} if trained else None,
+    )
+    advised = artifact_verdict(card, FILE, CHECKPOINT, "data").next
+    assert advised.split()[1] == name
+    parsed(advised)
 
 
 @pytest.mark.parametrize(
@@ -133,6 +152,12 @@ def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, s
 )
 def test_what_was_trained_is_exported_for_a_backend_that_takes_its_bits(policy, able):
     assert parsed(training(0.5, policy=policy).next)["backend"] in able
+
+
+@pytest.mark.parametrize("name", ["ExecuTorch", "openvino", "onnxruntime"])
+def test_an_engine_is_named_as_its_flag_takes_it(name):
+    advised = said_of(TORCH, *(dataclasses.replace(one, engine=name) for one in (OWN, INT8))).next
+    assert name.lower() in engines() and parsed(advised)["engine"] == name.lower()
 
 
 def found(ms=0.5, float_ms=1.0, met=True, drop=0.05):

@@ -188,6 +188,16 @@ def test_a_policy_that_was_scored_goes_before_one_that_was_not(own, gets, warns,
     assert ("policy cpu of the run card is exported, though qdq was scored" in caplog.text) == warns
 
 
+@pytest.mark.parametrize(
+    ("own", "target", "said"), [("a16", "onnx", ""), ("qdq", "openvino", "openvino runs cpu best")]
+)
+def test_a_better_policy_is_named_where_the_target_is_an_engine(own, target, said, caplog):
+    caplog.set_level("INFO")
+    card = RunCard("x", {}, {}, policy=load_policy(own).to_dict(), results=[SCORED | {"policy": own}])
+    assert policy_for(target, card).name == own
+    assert said in caplog.text and bool(said) == bool(caplog.text)
+
+
 MINE = {"name": "cpu", "rules": [{"enable": ["*.fc1._input_quantizer", "*.fc1._weight_*"]}]}
 
 

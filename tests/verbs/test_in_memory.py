@@ -131,7 +131,7 @@ def test_what_is_wrong_is_one_sentence(model, train, val, pictures, tmp_path):
     for error, says, call in (
         (sq.UsageError, "'nothing.*' names no node of this model", lambda: sq.calibrate(model, train, no_node)),
         (sq.SwinQuantError, "have no range", lambda: sq.evaluate(model, val, ["qdq"])),
-        (sq.UsageError, "policy: is a DataLoader: pictures come before", lambda: sq.calibrate(model, "qdq", loader)),
+        (sq.UsageError, "pictures is a policy, 'qdq': call sq.calibrate", lambda: sq.calibrate(model, "qdq", loader)),
         (sq.UsageError, "accuracy needs labels", lambda: sq.evaluate(model, [images])),
         (sq.UsageError, f"a batch is images, .* images {shape}: must be", lambda: sq.calibrate(model, [images[0]])),
         (sq.UsageError, "2 images, but labels are", lambda: sq.evaluate(model, [(images, torch.zeros(3))])),

@@ -1,6 +1,7 @@
 """Every command behind `next:` works, as it is printed: for each engine, for few bits, for a module of one's own."""
 
 import html
+import os
 import re
 import shlex
 import signal
@@ -33,7 +34,7 @@ def follow(run, fork, pictures):
             while not (said.exists() and "/predict" in said.read_text()) and time.monotonic() < end:
                 assert served.poll() is None
                 time.sleep(0.1)
-            signal.pidfd_send_signal(signal.pidfd_open(served.pid), signal.SIGTERM)
+            signal.pidfd_send_signal(os.pidfd_open(served.pid), signal.SIGTERM)
             return served.wait().ok()
         done = run(name, *rest, *QUICK.get(name, "").split())
         if name in FAR:

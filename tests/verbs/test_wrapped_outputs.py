@@ -1,5 +1,6 @@
 """Modules with outputs other than logits: named, of any rank, from wrapping to engines."""
 
+import copy
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 from torch.utils import _pytree
 
 import swin_quant as sq
-from swin_quant.base.compat import import_timm
+from swin_quant.base.compat import import_timm, import_torchvision
 
 
 @dataclass
@@ -146,6 +147,41 @@ def test_an_encoder_of_transformers_goes_the_whole_way(tmp_path):
     assert list(found) == ["last_hidden_state", "pooler_output"]
     for key, part in found.items():
         assert wanted[key].square().sum() > 1000 * (part - wanted[key]).square().sum()
+
+
+class Detector(nn.Module):
+    """torchvision's SSDLite with its published sizes, up to the boxes and classes of its anchors."""
+
+    def __init__(self):
+        super().__init__()
+        vision = import_torchvision()
+        whole = vision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+        self.backbone, self.head = whole.backbone, whole.head
+
+    def forward(self, images):
+        return self.head(list(self.backbone(images).values()))
+
+
+@pytest.mark.slow
+def test_a_detector_of_torchvision_is_what_it_was_in_float_in_int8_and_on_an_engine(tmp_path):
+    """Two heads over six maps, no residual unit, and batch norms whose channels differ a hundredfold."""
+    pytest.importorskip("openvino")
+    torch.manual_seed(0)
+    module, x = Detector().eval(), torch.randn(2, 3, 128, 128)
+    for norm in [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]:
+        norm.running_mean.uniform_(-0.2, 0.2)
+        norm.running_var.uniform_(0.5, 2)
+        norm.weight.data.uniform_(0.5, 1.5)
+    model = sq.calibrate(sq.wrap(copy.deepcopy(module), 128, name="ssdlite"), [x], "cpu")
+    with torch.no_grad():
+        wanted = module(x)
+        floats = model.module(x)
+    engine = sq.export(model, "openvino", tmp_path).load()(x)
+    assert list(engine) == list(model(x)) == list(wanted) == ["bbox_regression", "cls_logits"]
+    for (key, exact), ours in zip(wanted.items(), floats, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-2, atol=1e-2 * exact.abs().max().item())
+        for found in (model(x)[key], engine[key]):
+            assert exact.square().sum() > 1000 * (found - exact).square().sum()
 
 
 class Queries(nn.Module):

@@ -16,7 +16,6 @@ from swin_quant.backends.cuda.spec_from_policy import check_batch
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
-from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
@@ -50,7 +49,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         check_launcher()
         device = torch.device("cuda", torch.cuda.current_device())  # fixed now: another GPU may be current later
         check_batch(spec, largest)
-    if network.preprocess and network.preprocess != Preprocess.from_dict(artifact.card.preprocess):
+    if network.preprocess and network.preprocess != artifact.preprocess:
         raise SwinQuantError(f"{artifact.file}: prepares pictures differently from its run card; export again")
     if options.float_type not in (None, spec.float_type):
         raise UsageError(

@@ -200,5 +200,5 @@ def _checked(path: Path, name: str, tensor: Tensor, dtype: torch.dtype, shape: t
 def check_card(artifact: Artifact) -> None:
     """SwinQuantError where the card prepares pictures otherwise than the file, which takes pixels."""
     inside = _preprocess(artifact.file, _header(artifact.file))
-    if inside is not None and inside != Preprocess.from_dict(artifact.card.preprocess):
+    if inside is not None and inside != artifact.preprocess:
         refuse_card(artifact, "preprocess", inside.to_dict())

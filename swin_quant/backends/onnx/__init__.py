@@ -6,7 +6,7 @@ BACKEND = Backend(
     name="onnx",
     exports=onnx_target(
         OnnxTarget("portable", takes_float16=True, int4=True, fp8=True, npu=True),
-        ("qdq", "tensorrt-fp8", "cuda-fp8", "a16"),
+        ("qdq", "tensorrt-fp8", "cuda-fp8", "a16", "a16-qnn"),
         ("swin-quant show {file}", "swin-quant evaluate {file} --no-accuracy"),
     ),
     writes="ONNX with symmetric Q/DQ pairs",

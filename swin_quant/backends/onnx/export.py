@@ -1,6 +1,7 @@
 """Export a calibrated model to ONNX: rewrite the model, let torch's dynamo exporter write it, name, check and store."""
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
+from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.class_names import english_of
@@ -114,6 +116,9 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
 _IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
 
 
+_PARTS = {"mlp": "MLPs", "token_branch": "attentions"}  # what operators may compute with all that is around it
+
+
 def _amax(node: Quantizer) -> Tensor:
     return node.range if node.setting.symmetric else node.range_for()
 
@@ -147,8 +152,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     check_ends(model, options, preprocess)
     images = pictures_of(model, options, options.batch or 2)
     exported = network(model, options, preprocess, beyond_half)
+    taken = Counter(getattr(module, "operator", None) for module in exported.modules())
     if options.compiled:  # from here on they are as if they had been asked for
-        taken = {getattr(module, "operator", None) for module in exported.modules()}
         options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
     outputs = [*names_of_outputs(model), *names_of_ends(options)]
     own = rewriter.translations() if rewriter.translations else {}
@@ -156,6 +161,10 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     proto = to_onnx(exported, images, options, int4, outputs, own, any_size=model.takes_any_size)
     (opset,) = [one.version for one in proto.opset_import if not one.domain]
     recorded = recorded_options(options, rewrites) | {"opset": opset} | {SAFE_ON: safe_on(model)}
+    found = rewriter.counted(model) if rewriter.counted and options.wants.compiled and not options.plain else {}
+    if found := {name: count for name, count in found.items() if count}:
+        recorded["compiled"] = {name: f"{taken[name]} of {count}" for name, count in found.items()}
+        log.info("compiled: %s", ", ".join(f"{recorded['compiled'][name]} {_PARTS[name]}" for name in found))
     quantized = precision_of(model)
     precision = quantized if enabled_nodes(model) else options.floats
     metadata.write(proto, card, precision, recorded, options.labels or _labels(model, card))

@@ -1,6 +1,7 @@
 """Writes an ONNX function for each plugin's node into the file: engines without the plugin run the function."""
 
 from collections.abc import Callable, Sequence
+from math import pi
 from typing import TYPE_CHECKING, Any
 
 from swin_quant.base.errors import UsageError
@@ -69,6 +70,22 @@ class _Body:
         y = self("DequantizeLinear", self("QuantizeLinear", y, scale, zero), scale, zero)
         product = self("MatMul", y, self("DequantizeLinear", weight, scales, axis=1))
         return self("Add", product, self("Unsqueeze", bias, self.whole(0)))  # as `keep_integer` has it
+
+    def activation(self, x: str, name: str) -> str:
+        """The activation of `swin/int8_operators` of this name."""
+        if name == "relu":
+            return self("Relu", x)
+        if name in ("silu", "quick_gelu"):
+            inner = x if name == "silu" else self("Mul", x, self.number(1.702))
+            return self("Mul", x, self("Sigmoid", inner))
+        return self.tanh_gelu(x) if name == "gelu_tanh" else self.gelu(x)
+
+    def tanh_gelu(self, x: str) -> str:
+        if self.opset >= _HAS_GELU:
+            return self("Gelu", x, approximate="tanh")
+        cube = self("Mul", self("Mul", x, x), self("Mul", x, self.number(0.044715)))
+        tanh = self("Tanh", self("Mul", self("Add", x, cube), self.number((2 / pi) ** 0.5)))
+        return self("Mul", self("Mul", x, self("Add", tanh, self.number(1.0))), self.number(0.5))
 
     def gelu(self, x: str) -> str:
         if self.opset >= _HAS_GELU:
@@ -163,25 +180,32 @@ def _attention_branch(body: _Body, x: str, places: str, gain: str, offset: str, 
     x = body("Gather", x, places, axis=1)
 
     def inner(y: str) -> str:
-        return _inside_windows(body, y, linears, (table, index, regions), lengths)
+        return _inside_windows(body, y, linears, _biases(body, table, index, regions), lengths)
 
     return body("Add", x, body.normed(x, (gain, offset), inner))
 
 
-def _inside_windows(
-    body: _Body, y: str, linears: Sequence[str], constants: tuple[str, str, str], lengths: Sequence[str]
-) -> str:
-    """proj(attention(qkv(y))) for tokens [B, T, C] window by window. constants: biases, their index, regions."""
-    scales = _Scales(body)
-    table, index, regions = constants
-    y = body.linear(y, *linears[:5])
-    y = _of_lengths(body, y, *lengths) if lengths else y
+def _token_branch(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
+    heads, tokens = body("Reshape", body.given("heads", "INT"), body.whole(1)), body.size(x, 1)
+    none = body("ConstantOfShape", body("Concat", heads, tokens, tokens, axis=0))
+    return body("Add", x, body.normed(x, (gain, offset), lambda y: _inside_windows(body, y, linears, none, ())))
+
+
+def _biases(body: _Body, table: str, index: str, regions: str) -> str:
+    """What logits have added [nW heads, L, L]: position biases, of which `index` has one for two tokens, and a mask."""
     regions = body("Cast", regions, to=_FLOAT)
     own, seen = (body("Unsqueeze", regions, body.whole(1, axis)) for axis in (3, 2))
     mask = body("Where", body("Equal", own, seen), *(body.number(value) for value in (0.0, -100.0)))
     length = body.size(index, 0)
     constant = body("Add", body("Gather", table, index, axis=1), mask)
-    constant = body("Reshape", constant, body("Concat", body.whole(-1), length, length, axis=0))
+    return body("Reshape", constant, body("Concat", body.whole(-1), length, length, axis=0))
+
+
+def _inside_windows(body: _Body, y: str, linears: Sequence[str], constant: str, lengths: Sequence[str]) -> str:
+    """proj(attention(qkv(y))) for tokens [B, T, C] window by window."""
+    scales = _Scales(body)
+    y = body.linear(y, *linears[:5])
+    y = _of_lengths(body, y, *lengths) if lengths else y
     is_rounded = len(body.attributes["scales"]) > 3
     parts = [lambda part, i=i: scales.rounded(part, i) for i in range(3)]
     y = _attended(body, y, parts, constant, lambda shares: scales.rounded(shares, 3) if is_rounded else shares)
@@ -279,14 +303,16 @@ def _map_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) ->
 
     def inner(y: str) -> str:
         tokens, regions = cut.tokens(y), cut.regions()
-        return cut.map(_inside_windows(body, tokens, linears, (table, index, regions), lengths))
+        return cut.map(_inside_windows(body, tokens, linears, _biases(body, table, index, regions), lengths))
 
     return body("Add", x, body.normed(x, (gain, offset), inner))
 
 
 def _mlp(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
+    name = body.attributes.get("activation", "gelu")
+
     def inner(y: str) -> str:
-        return body.linear(body.gelu(body.linear(y, *linears[:5])), *linears[5:])
+        return body.linear(body.activation(body.linear(y, *linears[:5]), name), *linears[5:])
 
     return body("Add", x, body.normed(x, (gain, offset), inner))
 
@@ -339,6 +365,7 @@ _BODIES: dict[str, Callable[..., str]] = {
     "attention": _attention,
     "attention_branch": _attention_branch,
     "map_branch": _map_branch,
+    "token_branch": _token_branch,
     "mlp": _mlp,
     "patch_merging": _patch_merging,
     "patch_embedding": _patch_embedding,

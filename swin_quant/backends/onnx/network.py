@@ -9,14 +9,14 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx.layers import lower, match_scales
-from swin_quant.backends.onnx.options import OnnxOptions
+from swin_quant.backends.onnx.options import REWRITTEN, OnnxOptions
 from swin_quant.base.errors import UsageError, offered
 from swin_quant.config.load import from_dict
 from swin_quant.config.outputs import LOGITS
@@ -45,11 +45,14 @@ def network(
     if folded and preprocess:
         fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
     lower(model, options.wants.symmetric, model.parameters_read)
-    if options.compiled:
-        kind = model.architecture.family.name if model.architecture else ""
+    if options.compiled and not model.inputs:
+        kind = rewriter.measured_as or (model.architecture.family.name if model.architecture else "")
         rewriter.apply(model, names, plugins_of(options.compiled), partial(options.are_compiled, kind))
     else:
-        rewriter.apply(model, names, plugins_of(options.plugin))
+        plugins = plugins_of(options.plugin)
+        if idle := sorted(REWRITTEN & plugins.keys() - rewriter.plugins.keys()):
+            raise UsageError(f"‹plugin› {idle[0]}: the model never calls it: leave it out")
+        rewriter.apply(model, names, plugins)
     if options.floats == "float16" and rewriter.halve:
         rewriter.halve(model, beyond_half)
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)
@@ -137,6 +140,12 @@ def names_of_ends(options: OnnxOptions) -> list[str]:
     return ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)
 
 
+class Plugged(Protocol):
+    """Lets parts of a model call a plugin's operator: all, or with `is_compiled` those for which it is fast."""
+
+    def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None: ...
+
+
 @dataclass(frozen=True)
 class OperatorRewrite:
     """Lets parts of a rewritten model call a plugin's operator (`operators/plugins`).
@@ -186,6 +195,8 @@ class Rewriter:
     `restore`: (model, names of rewrites) -> module -> the function that undoes the rewrites in the module's tensor, or
     None if nothing can.
     `translations`: the ONNX form of the architecture's own operators, as torch's exporter takes it.
+    `counted`: model -> how many of its parts each operator may compute, if that is not known. `measured_as`: the
+    architecture whose measurements hold for it, if not its own.
     """
 
     table: Mapping[str, Callable[[nn.Module], None]]
@@ -195,11 +206,13 @@ class Rewriter:
     unfused: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
     for_npu: frozenset[str] = frozenset()
-    plugins: Mapping[str, OperatorRewrite] = field(default_factory=dict)
+    plugins: Mapping[str, Plugged] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None
     translations: Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
+    counted: Callable[[nn.Module], Mapping[str, int]] | None = None
+    measured_as: str | None = None
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:
         """The names of the rewrites that apply. UsageError for an unknown name, or one without those that it needs."""
@@ -265,8 +278,10 @@ NO_REWRITES = Rewriter({}, as_it_is)
 
 
 def rewriter_of(model: Classifier) -> Rewriter:
-    """The rewriter of the model's architecture; NO_REWRITES if it has none, or the model has no known architecture."""
+    """The rewriter of the model's architecture, or that of captured networks; NO_REWRITES if it has none."""
     name = model.architecture.rewrites if model.architecture else None
+    if name is None and isinstance(model, CapturedNetwork):
+        name = "branches"
     if name is None:
         return NO_REWRITES
     return importlib.import_module(name if "." in name else f"{_OURS}.{name}").REWRITER

@@ -15,7 +15,7 @@ FP8_OPSET = 19  # the first with float8 in Q/DQ
 INT4_OPSET = 21  # the first with INT4 in DequantizeLinear, and 16 bits in Q/DQ
 INT4_BITS = 4
 BRANCHES = frozenset(
-    {"attention_branch", "map_branch", "mlp", "patch_merging"}
+    {"attention_branch", "map_branch", "token_branch", "mlp", "patch_merging"}
 )  # the plugins whose nodes have linears, of int8 weights
 REWRITTEN = BRANCHES | {"attention", "patch_embedding"}  # the plugins whose nodes only an architecture's rewrites make
 

@@ -142,7 +142,7 @@ def verified(artifact: Artifact) -> OnnxFile:
     if wanted != given:
         names = listed(file.input_names, 8)
         raise SwinQuantError(f"{file.path}: takes {names}, not the inputs in its run card {card_path(file.path).name}")
-    if file.pixels and file.pixels != Preprocess.from_dict(artifact.card.preprocess):
+    if file.pixels and file.pixels != artifact.preprocess:
         raise SwinQuantError(
             f"{file.path}: prepares pictures differently from its run card {card_path(file.path).name}"
         )

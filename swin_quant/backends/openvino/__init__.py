@@ -8,6 +8,7 @@ DOMAIN = "swin_quant"  # of our operators' nodes
 COMPILED = {
     "attention_branch": "AttentionBranch",
     "map_branch": "MapBranch",
+    "token_branch": "TokenBranch",
     "attention": "Attention",
     "mlp": "Mlp",
     "patch_merging": "PatchMerging",
@@ -23,6 +24,8 @@ BACKEND = Backend(
             compiled=tuple(f"{operator}={DOMAIN}::{node}" for operator, node in COMPILED.items()),
             are_compiled="swin_quant.backends.openvino.operators:are_faster_here",
             tuned=(
+                ("mlp",),
+                ("token_branch", "mlp"),
                 ("attention",),
                 ("attention", "mlp"),
                 ("attention_branch", "mlp"),

@@ -207,6 +207,7 @@ def test_what_no_operator_is_compiled_for():
     assert OnnxOptions(target="openvino").compiled == (
         *BRANCH,
         "map_branch=swin_quant::MapBranch",
+        "token_branch=swin_quant::TokenBranch",
         *OPERATOR,
         "mlp=swin_quant::Mlp",
         "patch_merging=swin_quant::PatchMerging",

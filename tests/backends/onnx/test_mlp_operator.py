@@ -1,6 +1,6 @@
 """A branch with its MLP as one operator: what it computes, on plain loops and vectors, and which files have it."""
 
-from math import erf
+from math import erf, pi
 
 import numpy as np
 import onnx
@@ -24,16 +24,29 @@ def constants(width, hidden, x_zero=None, hidden_zero=9):
     return [*norm, *linear(random, width, hidden, 0.03, x_zero), *linear(random, hidden, width, 0.015, hidden_zero)]
 
 
-def brute_force(x, constants, norm_last):
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+ACTIVATIONS = {  # in float64, by their definitions
+    "gelu": lambda x: x * (1 + np.vectorize(erf, otypes=[float])(x / 2**0.5)) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh((2 / pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+    "silu": lambda x: x * sigmoid(x),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def brute_force(x, constants, norm_last, activation="gelu"):
     """x plus its branch, products in integers, all else in float64."""
     *norm, x = *constants[:2], x.astype(float)
     y = product(x if norm_last else normalised(x, *norm), *constants[2:7])
-    y = product(y * (1 + np.vectorize(erf, otypes=[float])(y / 2**0.5)) / 2, *constants[7:])
+    y = product(ACTIVATIONS[activation](y), *constants[7:])
     return x + (normalised(y, *norm) if norm_last else y)
 
 
-def file_of(constants, norm_last):
-    return one_node("Mlp", constants, norm_last=int(norm_last))
+def file_of(constants, norm_last, **attributes):
+    return one_node("Mlp", constants, norm_last=int(norm_last), **attributes)
 
 
 CASES = [  # width, hidden, zero points
@@ -67,6 +80,23 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case, norm_
     file, arrays = file_of(given, norm_last), (x, *given)
     for found in without_library(mlp, "Mlp", file, arrays, norm_last=int(norm_last)):
         assert_near(found, wanted, x)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_is_brute_force(activation, library):
+    """On vectors, where it is a table of polynomials, on plain loops, in torch, and in the ONNX function."""
+    for case in (CASES[0], CASES[3]):
+        given, x = constants(*case), stream(2, 50, case[0])
+        wanted = brute_force(x, given, False, activation)
+        file = file_of(given, False, activation=activation)
+        assert_near(compiled(library, file)(x), wanted, x)
+        for found in without_library(mlp, "Mlp", file, (x, *given), norm_last=0, activation=activation):
+            assert_near(found, wanted, x)
+
+
+def test_an_activation_that_the_library_lacks_is_refused(library):
+    with pytest.raises(RuntimeError, match="Mlp: has no activation mish"):
+        compiled(library, file_of(constants(32, 64), False, activation="mish"))
 
 
 @pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu")])

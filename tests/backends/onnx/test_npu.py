@@ -47,7 +47,7 @@ def ranks(file):
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-@pytest.mark.parametrize("policy", ["qdq", "a16"])
+@pytest.mark.parametrize("policy", ["qdq", "a16", "a16-qnn"])
 def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kind, policy):
     newest = {"opset": 20} if policy == "qdq" else {}  # GELU as one operator, as NPUs want it
     plain, expected, images = written(kind, policy, batch=1, **newest)
@@ -73,6 +73,19 @@ def test_16_bits_are_uint16_pairs_and_nearly_the_model_with_rounded_weights(writ
     alone, _ = calibrated("swin", "executorch")  # the same weights, float activations
     with torch.inference_mode(), quantizing(alone):
         assert sqnr(alone(images), expected) > 55
+
+
+def test_qnn_s_policy_rounds_each_result_of_an_int8_weight_and_gives_a_weight_one_range(written):
+    graph = onnx.load(written("swin", "a16-qnn", npu=True)[0].file).graph
+    maker, dims = {node.output[0]: node for node in graph.node}, {one.name: list(one.dims) for one in graph.initializer}
+    readers = {name: node.op_type for node in graph.node for name in node.input}
+    products = [
+        (node, maker[node.input[1]]) for node in graph.node if node.op_type == "MatMul" and node.input[1] in maker
+    ]
+    weighted = [(node, weight) for node, weight in products if weight.input[0] in dims]
+    assert len(weighted) == 3 * 4 + 1  # linears of blocks and merging
+    assert all(dims[weight.input[1]] == [] for _, weight in weighted)
+    assert {readers[node.output[0]] for node, _ in weighted} == {"QuantizeLinear"}
 
 
 def test_a_pair_of_16_bits_has_the_levels_of_onnx_s_reference(calibrated):

@@ -35,7 +35,6 @@ SHARED = ("a.weight", "b.bias", "out.bias", "first.weight")
 PASSES = {
     "bias_correction": {},
     "gptq": {},
-    "ridge": {},
     "reconstruct": {"iterations": 20, "drop": 0.0},
 }
 

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
+from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, UNPREPARED
 from tests.verbs.test_wrap import Net
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
@@ -81,8 +81,21 @@ def test_what_is_no_picture_is_one_line(loaded, given, says):
 
 
 def test_pictures_need_preprocessing_that_somebody_said(files):
-    with pytest.raises(sq.UsageError, match="Give `preprocess` to `wrap`"):
+    with pytest.raises(sq.UsageError, match="is not known: give `preprocess` to `sq.wrap`"):
         sq.wrap(nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.AdaptiveAvgPool1d(4)), 8)(files)
+
+
+@pytest.mark.slow
+def test_commands_say_so_of_a_file_that_takes_no_pictures(files, tmp_path, run):
+    pytest.importorskip("onnxruntime")
+    model = sq.calibrate(sq.wrap(Net(), 8, name="mine"), [torch.randn(16, 3, 8, 8)], passes=[])
+    made = sq.export(model, "onnxruntime", tmp_path)
+    for words in (
+        ["predict", made.file, files / "0.png"],
+        ["serve", made.file, "--port", 0],
+        ["package", made.file, "--output", tmp_path / "package"],
+    ):
+        assert f"mine_int8_onnxruntime.json: {UNPREPARED}" in run(*words).error(1)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, layer_norm
+from torch.nn.functional import gelu, layer_norm, relu, silu
 from torch.overrides import wrap_torch_function
 
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
@@ -17,6 +17,15 @@ from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging
 from swin_quant.models.maps import neighbours as of_map
 
 CONSTANTS = 5
+# Between the linears of an MLP (plugins/openvino/activation.hpp)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(QUICK * x),
+    "silu": silu,
+    "relu": relu,
+}
+QUICK = 1.702  # the factor of QuickGELU
 _MLP_WIDTH, _MLP_HIDDEN = 32, 64  # what divides its widths (plugins/openvino/mlp_fast.hpp)
 _MERGING_WIDTH = 32  # what divides the channels of its tokens (plugins/openvino/patch_merging.hpp)
 # Lets a mode, such as that of plugins, take the calls of a function.
@@ -24,15 +33,16 @@ plugged: Callable[[Callable[..., Any]], Callable[..., Any]] = wrap_torch_functio
 
 
 @plugged
-def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Tensor:
-    """The operator in torch: x + fc2(gelu(fc1(norm(x)))), or x + norm(fc2(gelu(fc1(x)))) with `norm_last`.
+def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float, activation: str = "gelu") -> Tensor:
+    """The operator in torch: x + fc2(f(fc1(norm(x)))), or x + norm(fc2(f(fc1(x)))) with `norm_last`.
 
-    x: float32 [..., C], as the result. constants: weight and bias of the norm [C]; scale and zero point of the levels
-    that fc1 takes, its W int8 [C, H], the scales of W [H] and the bias [H]; the same for fc2, W int8 [H, C].
+    f: the `activation` of this name. x: float32 [..., C], as the result. constants: weight and bias of the norm [C];
+    scale and zero point of the levels that fc1 takes, its W int8 [C, H], the scales of W [H] and the bias [H]; the same
+    for fc2, W int8 [H, C].
     """
     gain, offset, *linears = constants
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    y = int8_linear(gelu(int8_linear(y, *linears[:CONSTANTS])), *linears[CONSTANTS:])
+    y = int8_linear(ACTIVATIONS[activation](int8_linear(y, *linears[:CONSTANTS])), *linears[CONSTANTS:])
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
@@ -96,12 +106,13 @@ class OperatorMlp(NormAndLinears):
 
     operator = "mlp"
 
-    def __init__(self, block: OrderedBlock) -> None:
-        super().__init__(block.norm2, block.norm_last, fc1=block.mlp.fc1, fc2=block.mlp.fc2)
+    def __init__(self, norm: nn.Module, norm_last: bool, fc1: Linear, fc2: Linear, activation: str = "gelu") -> None:
+        super().__init__(norm, norm_last, fc1=fc1, fc2=fc2)
+        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream."""
-        return mlp(x, *self.constants(), **self.attributes)
+        return mlp(x, *self.constants(), **self.attributes, activation=self.activation)
 
 
 class OperatorMerging(NormAndLinears):
@@ -143,13 +154,14 @@ def _fault_of_mlp(block: Any) -> str | None:
     return fault_around(around) or fault_of(block.mlp.fc1) or fault_of(block.mlp.fc2)
 
 
-def _is_fast_mlp(block: Any) -> bool:
-    width, hidden = block.mlp.fc1._weight_quantizer.values.shape
+def is_fast_mlp(fc1: Linear) -> bool:
+    """Whether the compiled operator is fast for an MLP with this first linear."""
+    width, hidden = fc1._weight_quantizer.values.shape
     return not (width % _MLP_WIDTH or hidden % _MLP_HIDDEN)
 
 
 def _call_mlp(block: Any) -> None:
-    block.mlp = OperatorMlp(block)
+    block.mlp = OperatorMlp(block.norm2, block.norm_last, block.mlp.fc1, block.mlp.fc2)
     set_forward(block, lambda self, x: self.mlp(self.attended(x)))
 
 
@@ -167,7 +179,7 @@ def holders(part: str, holder: type = nn.Module, kind: type = nn.Module) -> Call
     return find
 
 
-MLP = OperatorRewrite(holders("mlp", OrderedBlock), _fault_of_mlp, _is_fast_mlp, _call_mlp)
+MLP = OperatorRewrite(holders("mlp", OrderedBlock), _fault_of_mlp, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp)
 PATCH_MERGING = OperatorRewrite(
     holders("downsample", kind=OrderedMerging),
     lambda stage: fault_of(stage.downsample.reduction),

@@ -1,0 +1,300 @@
+"""Whatever a verb takes in Python reaches the step that it is for: each argument, and each field of a group of
+arguments, is set to a value that is not its default and is found again there. A new one has to be named here."""
+
+import importlib
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.data.picture_set import PictureSet
+from swin_quant.train.training import Qat, Training
+
+VERBS = {
+    name: importlib.import_module(f"swin_quant.verbs.{name}") for name in "calibrate evaluate finetune export".split()
+}
+VERBS["verify"] = importlib.import_module("swin_quant.verbs.verify")
+
+
+class Reached(Exception):
+    """The step that a test is about was reached; its work is another test's."""
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """heard(owner, name, ends=False) -> the arguments by name of every call; `ends`: the first one ends the verb."""
+
+    def listen(owner, name, ends=False):
+        own, calls = getattr(owner, name), []
+
+        def call(*arguments, **options):
+            calls.append(inspect.signature(own).bind(*arguments, **options).arguments)
+            if ends:
+                raise Reached
+            return own(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+        return calls
+
+    return listen
+
+
+@pytest.fixture
+def file(micro, train, tmp_path):
+    """A calibrated checkpoint whose config has a value of its own for all that a set of pictures can say."""
+    reading = {"ZIP_MODE": False, "CACHE_MODE": "part", "BATCH_SIZE": 7, "NUM_WORKERS": 5, "UPRIGHT": False}
+    config = yaml.safe_load((micro / "swin.yaml").read_text())
+    config["DATA"] |= reading
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config | {"SEED": 9}))
+    model = sq.load(micro / "swin.pth", config=tmp_path / "own.yaml")
+    return sq.calibrate(model, train, "qdq", passes=[]).save(tmp_path / "start" / "swin_micro_calib.pth")
+
+
+@pytest.fixture
+def exported(file, tmp_path):
+    pytest.importorskip("onnxruntime")
+    return sq.export(file, "onnxruntime", tmp_path / "onnx")
+
+
+def names_of(verb):
+    return {*inspect.signature(getattr(sq, verb)).parameters}
+
+
+SETS = {
+    "high": {"seed": 3, "upright": True, "workers": 1, "max_unreadable": 0.5, "zip_mode": True, "cache_mode": "full"},
+    "zero": {"seed": 0, "upright": False, "workers": 0, "max_unreadable": 0.0, "zip_mode": False, "cache_mode": "no"},
+}
+
+
+@pytest.mark.parametrize("values", SETS)
+@pytest.mark.parametrize("verb", ["calibrate", "evaluate", "verify"])
+def test_pictures_are_opened_as_the_set_says(verb, values, file, exported, pictures, heard):
+    own = SETS[values] | {"split": "train", "count": 5, "batch": 2, "classes": 3}
+    opened = heard(PictureSet, "open", ends=True)
+    for given in ({"path": str(pictures), **own}, {"images": (str(pictures / "val"),), "batch": 2}):
+        with pytest.raises(Reached):
+            getattr(sq, verb)(exported if verb == "verify" else sq.load(file), PictureSet(**given))
+        reached = opened.pop()["self"]
+        assert {name: getattr(reached, name) for name in given} == given
+    assert {*own, "path", "images"} == {one.name for one in fields(PictureSet)}
+
+
+@pytest.mark.parametrize("values", SETS)
+def test_training_reads_pictures_as_the_set_says(values, file, pictures, tmp_path, heard):
+    calls = heard(VERBS["finetune"], "run_training", ends=True)
+    given = {"path": str(pictures), "batch": 2, **SETS[values]}
+    with pytest.raises(Reached):
+        sq.finetune(file, PictureSet(**given), tmp_path / "out")
+    cfg, request = calls[0]["cfg"], calls[0]["request"]
+    assert request.max_unreadable == given.pop("max_unreadable")
+    keys = {"path": "DATA_PATH", "batch": "BATCH_SIZE", "workers": "NUM_WORKERS"}
+    assert {name: cfg.SEED if name == "seed" else cfg.DATA[keys.get(name, name.upper())] for name in given} == given
+
+
+def test_calibrate(model, pictures, tmp_path, heard):
+    scratch = heard(VERBS["calibrate"], "Scratch")
+    asked = {"percentile": 99.5, "exact": True, "augment": True, "folder": tmp_path / "kept"}
+    passes = [{"name": "bias_correction"}]
+    sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", method="percentile", passes=passes, **asked)
+    record = model.card.calibration
+    assert (record["percentile"], record["exact"], record["augment"]) == (99.5, True, True)
+    assert (record["method"], model.policy.name) == ("percentile", "qdq")
+    assert [one["name"] for one in record["passes"]] == ["bias_correction"]
+    assert scratch[0]["folder"].parent == tmp_path / "kept"
+    file = model.save(tmp_path / "swin_micro_calib.pth")
+    found = sq.calibrate(file, statistics=tmp_path / "swin_micro_calib.stats.npz", policy="ft-mode1", method="max")
+    assert (found.card.calibration["method"], found.policy.name) == ("max", "ft-mode1")
+    known = {"model", "pictures", "policy", "method", "passes", "statistics", *asked}
+    assert names_of("calibrate") == known
+
+
+def test_evaluate_of_a_checkpoint(file, micro, pictures, tmp_path, heard):
+    baseline = heard(VERBS["evaluate"], "baseline_of")
+    how = {"original": micro / "swin.pth", "answers": tmp_path / "answers", "shard": 3, "batch_size": 2}
+    found = sq.evaluate(sq.load(file), sq.pictures(pictures, "val"), ["ft-mode1", "qdq"], half="bfloat16", **how)
+    rows = [(one.precision, one.policy) for one in found.results]
+    assert rows == [("float32", None), ("bfloat16", None), ("int8", "ft-mode1"), ("int8", "qdq")]
+    assert {one.batch_size for one in found.results} == {2}
+    assert Path(baseline[0]["original"]) == micro / "swin.pth"
+    assert len(list((tmp_path / "answers").rglob("*.parquet"))) == 3  # 7 pictures, 3 a file
+
+
+def test_evaluate_of_an_artifact(exported, micro, val, tmp_path, heard):
+    scored = heard(VERBS["evaluate"], "score_artifacts", ends=True)
+    asked = {"half": "float16", "original": micro / "swin.pth", "engine": "openvino", "threads": 3, "shard": 5}
+    asked |= {"float_type": "bfloat16", "extension": ("mine.so",), "answers": tmp_path / "kept", "fake_quant": True}
+    for more in ({}, {"own_float": False, "answers": None, "shard": None}, {"answers": None, "shard": None}):
+        with pytest.raises(Reached):
+            sq.evaluate(exported, val, batch_size=2, **asked | more)
+    scoring, other, third = (call["scoring"] for call in scored)
+    options = scoring.options
+    assert (options.threads, options.float_type, options.extensions) == (3, "bfloat16", ("mine.so",))
+    assert (scoring.half, scoring.engines, scoring.fake_quant) == ("float16", ("openvino",), True)
+    assert (scoring.original, scoring.pictures.batch) == (str(micro / "swin.pth"), 2)
+    assert (scoring.answers.folder, scoring.answers.rows) == (tmp_path / "kept", 5)
+    assert (other.own_float, third.own_float, other.answers) == (False, True, None)
+    assert names_of("evaluate") == {"model", "pictures", "policies", "own_float", "batch_size", *asked}
+
+
+def test_verify(exported, file, val, heard):
+    loaded, origin = (
+        heard(VERBS["verify"], name, ends) for name, ends in (("load_engines", True), ("find_checkpoint", False))
+    )
+    devices = heard(VERBS["verify"], "world_on")
+    asked = {"checkpoint": file, "threads": 3, "float_type": "bfloat16", "extension": ("mine.so",), "device": "auto"}
+    with pytest.raises(Reached):
+        sq.verify(exported, val, "openvino", **asked)
+    (call,) = loaded
+    options = call["options"]
+    assert (options.threads, options.float_type, options.extensions) == (3, "bfloat16", ("mine.so",))
+    assert list(call["names"]) == ["openvino"] and origin[0]["file"] == file
+    assert devices[0]["device"] == "auto"
+    assert names_of("verify") == {"artifact", "pictures", "engine", *asked}
+
+
+OPTIONS = {
+    "float_type": ("tensorrt", "float16"),
+    "batch": ("executorch", 3),
+    "sm": ("fastertransformer", 75),
+    "fix_gelu_bias": ("fastertransformer", True),
+    "check": ("fastertransformer", True),
+    "opset": ("onnx", 19),
+    "int4_weights": ("onnx", True),
+    "replace": ("onnx", ("roll",)),
+    "plugin": ("onnx", ("roll=mine::Roll",)),
+    "plain": ("openvino", True),
+    "npu": ("onnx", True),
+    "uint8_input": ("cuda", True),
+    "softmax": ("onnxruntime", True),
+    "top_k": ("openvino", 2),
+    "labels": ("onnxruntime", ("cat", "dog", "fox")),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_an_export_reach_its_backend(name, file, tmp_path, heard):
+    written = heard(VERBS["export"].ExportTarget, "write", ends=True)
+    backend, value = OPTIONS[name]
+    policy = "ft-mode1" if backend == "fastertransformer" else None
+    for model in (file, sq.load(file)):
+        with pytest.raises(Reached):
+            sq.export(model, backend, tmp_path / "made", policy, **{name: value})
+        target = written.pop()["self"]
+        assert getattr(target.options, name) == value and target.backend.name == backend
+
+
+def test_what_else_an_export_is_asked_for(file, tmp_path, heard):
+    verb, folder = VERBS["export"], tmp_path / "made"
+    (tmp_path / "names.txt").write_text("cat\ndog\nfox\n")
+    written = heard(verb.ExportTarget, "write", ends=True)
+    asked = {"precision": "float"}, {"policy": "qdq"}, {"saturation_safe": True}, {"labels": tmp_path / "names.txt"}
+    for model in (file, sq.load(file)):
+        for options in asked:
+            with pytest.raises(Reached):
+                sq.export(model, "onnxruntime", folder, **options)
+        floats, by_policy, safe, named = (call["self"] for call in written)
+        assert (floats.precision, safe.saturation_safe) == ("float", True)
+        assert (written[1]["used"].name, by_policy.precision, written[1]["folder"]) == ("qdq", "int8", folder)
+        assert named.options.labels == ("cat", "dog", "fox")
+        written.clear()
+    with pytest.raises(sq.UsageError, match="nothing.*: means nothing to backend onnx"):
+        sq.export(file, "onnx", folder, nothing=3)
+    tuned = heard(verb, "write_fastest", ends=True)
+    with pytest.raises(Reached):
+        sq.export(file, "openvino", folder, tune=True)
+    assert tuned[0]["target"].backend.name == "openvino"
+    more = {"model", "backend", "folder", "tune", "options", "compared", *(name for one in asked for name in one)}
+    assert names_of("export") == {*OPTIONS, *more}
+
+
+@pytest.mark.slow
+def test_an_export_is_checked_and_compared_where_it_is_asked_for(tensors, tmp_path, heard):
+    pytest.importorskip("onnxruntime")
+    compared, checked = (heard(VERBS["export"], name) for name in ("beside_fake_quant", "check_export"))
+    module = nn.Sequential(nn.Flatten(), nn.Linear(3072, 3))
+    model = sq.calibrate(sq.wrap(module, 32), tensors("train"), "qdq", passes=[])
+    for number, (options, calls) in enumerate(
+        [({}, (1, 0)), ({"compared": False}, (0, 0)), ({"compared": False, "check": True}, (0, 1))]
+    ):
+        sq.export(model, "onnxruntime", tmp_path / str(number), **options)
+        assert (len(compared), len(checked)) == calls
+        compared.clear()
+        checked.clear()
+
+
+RECIPE = {
+    "lr": (2e-4, "optimizer.lr"),
+    "schedule": ("constant", "schedule.name"),
+    "drop_path": ("0.3", "augment.drop_path"),
+    "freeze_stages": (1, "freeze_stages"),
+    "accumulation_steps": (2, "accumulation_steps"),
+    "use_checkpoint": (True, "memory.checkpointing"),
+    "compile": (True, "compile"),
+    "amp_opt_level": ("O2", "precision"),
+    "fsdp": (True, "memory.fsdp"),
+    "offload": (True, "memory.offload"),
+}
+QAT = {
+    "distill_weight": (0.5, "distill.weight"),
+    "temperature": (2.0, "distill.temperature"),
+    "distill_compat": ("ft", "distill.compat"),
+}
+
+
+def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, heard):
+    calls, devices = heard(VERBS["finetune"], "run_training", ends=True), heard(VERBS["finetune"], "world_on")
+    more = {"recipe": "micro_w4a4", "set": ("ema=0.5",), "tensorboard": True, "plot": "svg"}
+    recipe = Training(**more, **{name: value for name, (value, _) in RECIPE.items()})
+    qat = Qat(str(tmp_path / "own.yaml"), **{name: value for name, (value, _) in QAT.items()})
+    config = yaml.safe_load((tmp_path / "own.yaml").read_text())
+    config["MODEL"]["NAME"] = "another"
+    (tmp_path / "another.yaml").write_text(yaml.safe_dump(config))
+    asked = {"epochs": 3, "resume": True, "overwrite": True, "teacher": micro / "swin.pth", "amax": "learned"}
+    asked |= {"original": micro / "swin.pth", "changes": {"optimizer.momentum": 0.4}, "batch_size": 2, "device": "auto"}
+    with pytest.raises(Reached):
+        sq.finetune(
+            file, pictures, tmp_path / "out", recipe, "ft-mode1", qat=qat, config=tmp_path / "another.yaml", **asked
+        )
+    cfg, used, request = (calls[0][name] for name in ("cfg", "recipe", "request"))
+
+    def value(key):
+        *sections, leaf = key.split(".")
+        place = used
+        for section in sections:
+            place = getattr(place, section)
+        return getattr(place, leaf)
+
+    assert {key: value(key) for _, key in (RECIPE | QAT).values()} == {
+        key: float(given) if key == "augment.drop_path" else given for given, key in (RECIPE | QAT).values()
+    }
+    assert (used.name, used.ema, used.epochs, used.amax.mode) == ("micro_w4a4", 0.5, 3, "learned")
+    assert (used.optimizer.momentum, used.batch_size, used.schedule.warmup_epochs) == (0.4, 2, 0)
+    assert (request.folder, request.resume, request.overwrite) == (tmp_path / "out", True, True)
+    assert (request.tensorboard, request.plot) == (True, "svg")
+    assert (request.teacher, request.original) == (str(micro / "swin.pth"),) * 2
+    assert request.teacher_cfg.SEED == 9 and cfg.MODEL.NAME == "another" and cfg.DATA.DATA_PATH == str(pictures)
+    assert (calls[0]["policy"].name, devices[0]["device"]) == ("ft-mode1", "auto")
+    assert {*RECIPE, *more} == {one.name for one in fields(Training)}
+    assert {*QAT, "teacher_cfg"} == {one.name for one in fields(Qat)}
+    known = {"model", "pictures", "folder", "recipe", "policy", "qat", "config", *asked}
+    assert names_of("finetune") == known | {"distill", "half", "no_eval"}
+
+
+@pytest.mark.slow
+def test_finetune_scores_as_it_is_asked_to(file, pictures, tmp_path):
+    how = {"epochs": 1, "batch_size": 4, "changes": {"augment.crop": "padded"}}
+    scored = sq.finetune(file, pictures, tmp_path / "scored", half="bfloat16", distill=True, **how)
+    assert "bfloat16" in {one.precision for one in scored.evaluation.results}
+    assert scored.load().card.training["recipe"]["distill"]["weight"] == 1.0
+    assert not sq.finetune(file, pictures, tmp_path / "not", no_eval=True, **how).evaluation.results
+
+
+def test_what_cannot_be_done_with_batches_is_refused(model, file, tensors):
+    with pytest.raises(sq.UsageError, match="augment: .*pictures"):
+        sq.calibrate(model, tensors("train"), augment=True)
+    with pytest.raises(sq.UsageError, match="batch_size: .*batches"):
+        sq.evaluate(sq.load(file), tensors("val"), batch_size=2)
