@@ -220,7 +220,7 @@ def preprocessing_of(sides: Sequence[Side]) -> Preprocess:
     """How pictures become the input of all sides. UsageError where they disagree, or none says."""
     known = [(side.name, side.preprocess) for side in sides if side.preprocess]
     if not known:
-        raise UsageError(UNPREPARED)
+        raise UsageError(f"{UNPREPARED}; two dumps need no pictures")
     (a, first), (b, last) = known[0], known[-1]
     if first != last:
         theirs = asdict(last)

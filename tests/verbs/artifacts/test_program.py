@@ -58,6 +58,7 @@ def test_a_program_is_packaged_with_its_runner_and_the_lines_for_devices(run, pr
     assert "new long[] {2, 3, 32, 32}" in text and "shape: [2, 3, 32, 32]" in text
     files = sorted((pictures / "val").rglob("*.png"))[:3]
     words = [tmp_path / "package" / "infer.py", *files, "--threads", 1, "--save", tmp_path / "out.npy"]
+    # torch, which the runtime imports, looks for onnx
     done = alone(*words, forbidden=("swin_quant", "timm"))
     assert done.returncode == 0, done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected(program, "executorch", files))
