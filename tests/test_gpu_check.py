@@ -55,7 +55,10 @@ def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device
     result = check("--device", device)
     assert result.code == 0 and "... failed" not in result.shown.out, result.shown.out
     given = noted(tmp_path)
-    commands, unsaid = {}, {"float_type": None, "uint8_input": False, "logits": False, "files": ()}
+    commands, unsaid = (
+        {},
+        {"float_type": None, "uint8_input": False, "logits": False, "files": (), "no_accuracy": False},
+    )
     for words in given:
         if "swin_quant" in words:
             place = words.index("swin_quant") + 1
@@ -68,10 +71,11 @@ def test_its_commands_can_be_given_and_run_on_the_device(check, tmp_path, device
     files = {str(one.artifact) for one in commands["verify"]}
     tuned = {words[1] for words in given if words[0] == "tools/cuda/tune.py"}
     assert tuned == (files if device == "cuda" else set())
-    assert len(files) == 1 and commands["align"][0].b in files
+    timed = [{*one.files} for one in commands["evaluate"] if one.no_accuracy]
+    assert len(files) == 1 and timed == [files] and commands["align"][0].b in files
     forms = {(*one.policy, one.float_type, one.uint8_input): one.folder for one in commands["export"]}
     assert {("cuda", "bfloat16"), ("cuda-fp8", None)} <= {form[:2] for form in forms} and len(forms) == 4
-    evaluated = [str(Path(file).parent) for one in commands["evaluate"] for file in one.files]
+    evaluated = [str(Path(file).parent) for one in commands["evaluate"] if not one.no_accuracy for file in one.files]
     assert sorted(evaluated) == sorted(forms.values())  # each form in its export folder
     logits, shown = commands["predict"]
     assert logits.logits and logits.checkpoint in files and shown.checkpoint.endswith("_int8_uint8_cuda.safetensors")

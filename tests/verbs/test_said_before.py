@@ -1,5 +1,6 @@
 """An obstacle that would stop a run after minutes is named before the first picture is read."""
 
+import functools
 import shutil
 import sys
 
@@ -15,6 +16,7 @@ from swin_quant.verbs.search_costs import Losses
 def quantize(run, micro, pictures, tmp_path, monkeypatch):
     """quantize(flag, ...) -> how it ended; a calibration would be a failure of its own."""
 
+    @functools.wraps(quantize_steps.calibrate)
     def too_late(*_, **__):
         raise SwinQuantError("it calibrates already")
 

@@ -20,7 +20,7 @@ from swin_quant.models import build_model
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy, quantize
 from swin_quant.quant.sensitivity import layers_of
-from swin_quant.verbs import search, search_costs
+from swin_quant.verbs import search, search_costs, timing
 from swin_quant.verbs.search_costs import Layer, Losses, Timer, in_order, measure_layers
 from swin_quant.verbs.sensitivity import read_sample
 
@@ -137,7 +137,7 @@ def test_rounds_that_do_not_agree_tell_nothing(monkeypatch, rounds, beyond, best
 def test_on_the_engine_itself_each_group_is_exported_once(words, run, some, tmp_path, monkeypatch):
     export, exported = Timer.export, []
     monkeypatch.setattr(Timer, "export", lambda timer, *how: exported.append(how[0]) or export(timer, *how))
-    monkeypatch.setattr(search_costs, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "SECONDS", 0.01)
     done = run(*words, *TWO_GROUPS, "--min-sqnr", 0).ok()
     result = json.loads((tmp_path / "x.json").read_text())
     model = sq.load(words[1])
