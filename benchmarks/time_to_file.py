@@ -9,6 +9,7 @@ run imports, builds timm's model, converts it, quantizes it for transformers and
 and its children, memory is the largest resident set of one process.
 """
 
+import functools
 import json
 import resource
 import subprocess
@@ -103,6 +104,7 @@ def run_ours(name: str, checkpoint: Path, data: Path, work: Path) -> dict[str, l
     from swin_quant.verbs import quantize_steps
 
     def timed(step: str, verb: object) -> object:
+        @functools.wraps(verb)  # a step is also written as a command, from its signature
         def run(*args: object, **named: object) -> object:
             result = verb(*args, **named)  # type: ignore[operator]
             found[step] = taken(start)

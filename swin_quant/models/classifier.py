@@ -83,7 +83,8 @@ class Architecture:
     or the name of one of the exporter's own; None: the generic export. `backbone` names a function "module:function"
     from a config to the model that gives maps; None: there is none. With `pads` it makes the classifiers and embeddings
     of pictures that are not square, too; else `build` does. `embedding` names one to the model whose output is
-    the head's input; None: the classifier without its `head`.
+    the head's input; None: the classifier without its `head`. `one_window`: a config -> the channels of a head and the
+    tokens of a picture, where every attention is over all tokens; None for another network.
     """
 
     family: Family
@@ -100,6 +101,7 @@ class Architecture:
     backbone: str | None = None
     embedding: str | None = None
     pads: bool = False
+    one_window: Callable[[CfgNode], tuple[int, int] | None] | None = None
 
     @property
     def name(self) -> str:

@@ -106,15 +106,33 @@ def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_s
 
 def _convert_names(cfg: CfgNode, state: Mapping[str, Any]) -> dict[str, Any]:
     """A publisher's weights under the names of timm's model, by timm's own function; unchanged where it has none."""
-    timm, options = import_timm(), {**options_of(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES}
-    height, width = sides(cfg.DATA.IMG_SIZE)
-    with torch.device("meta"):  # only its names and shapes are read
-        module = _made(timm, cfg.MODEL.TIMM.ARCHITECTURE, height if height == width else (height, width), options, cfg)
+    module = _without_values(cfg)
     convert = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
     try:
         return dict(convert(dict(state), module)) if convert else dict(state)
     except Exception:  # it expects the files of its own publishers
         return dict(state)
+
+
+def _without_values(cfg: CfgNode) -> nn.Module:
+    """timm's model of a config, of which names and shapes are read."""
+    options = {**options_of(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES}
+    height, width = sides(cfg.DATA.IMG_SIZE)
+    size = height if height == width else (height, width)
+    with torch.device("meta"):
+        return _made(import_timm(), cfg.MODEL.TIMM.ARCHITECTURE, size, options, cfg)
+
+
+def _one_window(cfg: CfgNode) -> tuple[int, int] | None:
+    """The channels of a head and the tokens of a picture of a plain ViT, without positions or norms in its products."""
+    name, plain = cfg.MODEL.TIMM.ARCHITECTURE, import_timm().models.vision_transformer.Attention
+    if not import_timm().is_model(name):
+        return None
+    module: Any = _without_values(cfg)
+    parts = [part for part in module.modules() if hasattr(part, "qkv")]
+    if not parts or any(type(part) is not plain or not isinstance(part.q_norm, nn.Identity) for part in parts):
+        return None
+    return parts[0].head_dim, module.patch_embed.num_patches + module.num_prefix_tokens
 
 
 def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:
@@ -159,4 +177,5 @@ ARCHITECTURE = Architecture(
     no_decay=("pos_embed", "cls_token", "dist_token", "relative_position_bias"),
     backbone="swin_quant.models.timm_model:timm_backbone",
     embedding="swin_quant.models.timm_model:timm_embedding",
+    one_window=_one_window,
 )

@@ -1,11 +1,14 @@
 """The operators of `plugins/openvino`, compiled for the OpenVINO and the CPU at hand: which files have them."""
 
+import json
 import os
 from collections.abc import Mapping
 from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
+
+from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import read_model
@@ -17,7 +20,8 @@ from swin_quant.base.files import plugins_dir
 from swin_quant.base.progress import log
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
-from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS, compiled, plugins_of
+from swin_quant.models.registry import architectures
+from swin_quant.operators.plugins import FAST_DEPTH, FAST_HEADS, FAST_TOKENS, compiled, plugins_of
 
 LIMIT = "ONEDNN_MAX_CPU_ISA"  # an environment variable: the instructions that OpenVINO may use
 # What a CPU has for int8, the best first -> its kind, which build.sh knows.
@@ -86,7 +90,7 @@ def are_default(config: Mapping[str, Any]) -> bool:
     model = config.get("MODEL", {})
     family = model.get(str(model.get("TYPE")).upper(), {})
     if not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
-        return False
+        return _fits_one_window(json.dumps(config)) and are_faster_here("vit", "token_branch")
     is_of_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
     fast = {"map_branch": FAST_TOKENS["attention_branch"]} if is_of_maps else FAST_TOKENS
     tokens = family["WINDOW_SIZE"] ** 2
@@ -94,6 +98,15 @@ def are_default(config: Mapping[str, Any]) -> bool:
     if operator is None or family["EMBED_DIM"] != FAST_DEPTH * family["NUM_HEADS"][0]:
         return False
     return are_faster_here(model["TYPE"], operator)
+
+
+@cache
+def _fits_one_window(config: str) -> bool:
+    """Whether all attentions of a configuration, as JSON, look at as many tokens as the compiled one is fast for."""
+    cfg = CfgNode(json.loads(config))
+    one = architectures().get(cfg.get("MODEL", {}).get("TYPE"))
+    found = one.one_window(cfg) if one and one.one_window else None
+    return found is not None and found[1] <= FAST_HEADS.get(found[0], 0)
 
 
 def are_faster_here(architecture: str, operator: str = "attention") -> bool:

@@ -22,7 +22,7 @@ from swin_quant.backends.openvino import COMPILED, engine, operators
 from swin_quant.backends.saturation import caution
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.config.load import portable_config
+from swin_quant.config.load import load_config, portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
@@ -325,6 +325,24 @@ def test_operators_are_the_default_where_they_were_measured_to_be_faster(kind, k
     for cpu, expected in zip(("avx512-vnni", "amx"), wanted, strict=True):
         monkeypatch.setattr(operators, "cpu_kind", lambda cpu=cpu: cpu)
         assert operators.are_default(config) is expected
+
+
+@pytest.mark.parametrize(
+    "name, side, expected",
+    [
+        ("deit_small_patch16_224", 224, True),
+        ("vit_base_patch16_224", 384, True),
+        ("vit_small_patch14_dinov2", 224, True),
+        ("vit_small_patch14_dinov2", 518, False),  # 1,370 tokens
+        ("beit_base_patch16_224", 224, False),  # has a bias of positions
+        ("resnet50", 224, False),
+    ],
+)
+def test_plain_vits_of_timm_get_the_operators_of_one_window(name, side, expected, monkeypatch):
+    monkeypatch.setattr(operators, "library", (lambda: "there") if expected else None)
+    monkeypatch.setattr(operators, "cpu_kind", lambda: "avx512-vnni")
+    config = portable_config(load_config(f"timm:{name}", ["DATA.IMG_SIZE", str(side)]))
+    assert operators.are_default(config) is expected
 
 
 def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):
