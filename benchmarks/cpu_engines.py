@@ -11,7 +11,7 @@ nncf`). Files in the working folder are not made again.
 
 --operators: instead, our file without compiled operators, with attention, and with the MLP, too; for pictures of
 another --size, height and width, with both branches, then the rest: one that windows do not fill is padded. Of a model
-of timm with its MLPs, then with its attention, too.
+of timm with its MLPs, then with its attention, too, and NNCF's files.
 --cpu-time: instead of latency the CPU time of a process that runs these files in turns, on one thread by default. Other
 programs on the machine change it little.
 --without-amx: as on a CPU that has AVX-512 with VNNI and bfloat16, but no AMX: tests/standin/older_cpu.c hides it from
@@ -140,7 +140,8 @@ def main() -> None:
     if args.without_amx:
         hide_amx(args.work)
     model, card, checkpoint = calibrated(args.model, args.work, args.size)
-    rewrites = frozenset({"any-size"} if args.size else ())  # which maps cannot do without
+    is_on_maps = bool(args.size) and isinstance(model, Swin)
+    rewrites = frozenset({"any-size"} if is_on_maps else ())  # which maps cannot do without
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=rewrites))
     reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
     better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
@@ -148,8 +149,11 @@ def main() -> None:
         candidates = [
             reference,
             on("openvino", plain, "openvino float32", threads=args.threads),
-            *one_by_one(better, card, folder, bool(args.size), args.threads),
+            *one_by_one(better, card, folder, is_on_maps, args.threads),
         ]
+        if not isinstance(model, Swin):
+            how = model.input_shape[1], is_convolutional(model), args.threads
+            candidates += nncf_candidates(str(plain.file), args.work, *how)
         if args.cpu_time:
             return measure_cpu_time(args, candidates[1:], model.input_shape)
     else:

@@ -22,7 +22,9 @@ from swin_quant.score.engine import Engine
 CALIBRATION = 16  # pictures
 
 
-def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: bool) -> list[BenchCandidate]:
+def nncf_candidates(
+    float_file: str, folder: Path, side: int, convolutional: bool, threads: int | None = None
+) -> list[BenchCandidate]:
     """NNCF's quantization, as for a transformer if it is one, with its defaults and without SmoothQuant, beside
     bfloat16."""
     if not importlib.util.find_spec("nncf"):
@@ -40,7 +42,7 @@ def nncf_candidates(float_file: str, folder: Path, side: int, convolutional: boo
         if not file.exists():
             model = openvino.Core().read_model(float_file)
             nncf_quantized(model, seeded(CALIBRATION, side), file, convolutional, **extra)
-        load = partial(openvino_ir, str(file), usable_cores())
+        load = partial(openvino_ir, str(file), threads or usable_cores())
         found.append(
             BenchCandidate(f"openvino int8 NNCF {name} +bfloat16", load, file.with_suffix(".bin"), "openvino float32")
         )
