@@ -16,10 +16,10 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import backends, engine_named, takers, targets
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
-from swin_quant.base.files import require_file, sha256_of
+from swin_quant.base.files import compute_sha256, require_file
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import WrappedRecord, sha256_in
 from swin_quant.config.load import from_dict
@@ -349,10 +349,10 @@ def find_checkpoint(artifact: Artifact, file: str | Path | None = None) -> Path 
     if file is not None:
         if record is None:
             raise SwinQuantError(f"{card_path(artifact.file)}: names no checkpoint that {file} could be compared with")
-        if sha256_of(file) != record["sha256"]:
+        if compute_sha256(file) != record["sha256"]:
             raise SwinQuantError(f"{file}: is not the checkpoint that {artifact.file.name} was exported from")
         return Path(file)
-    return file_of_record(record, folders_of(artifact))
+    return find_recorded_file(record, folders_of(artifact))
 
 
 def folders_of(artifact: Artifact) -> list[Path]:

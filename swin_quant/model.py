@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of
+from swin_quant.base.files import atomic_write_bytes, compute_sha256, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.lineage import dependents, refuse_to_replace
@@ -108,7 +108,7 @@ def save_with_card(
     atomic_write_bytes(path, content)
     for other, data in (others or {}).items():
         atomic_write_bytes(other, data)
-    card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)})
+    card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)})
     card.write(path.with_suffix(".json"))
     for what, file in (("calibrated checkpoint", path), ("run card", path.with_suffix(".json"))):
         log.info("%s: %s", what, file)
@@ -307,7 +307,7 @@ class Model:
             if self.is_changed or path != self.file:
                 refuse_to_replace(path)
             save_float(self.module, path)
-            record: CheckpointRecord = {"file": path.name, "sha256": sha256_of(path)}
+            record: CheckpointRecord = {"file": path.name, "sha256": compute_sha256(path)}
             self.card = replace(self.card, checkpoint=record, versions=versions())
             self.card.write(card_path(path))
         self.file, self._saved = path, _weights_digest(self.module)

@@ -54,7 +54,7 @@ def wrap(
         raise UsageError(f"{name}: is a model already: give it to sq.calibrate")
     if not isinstance(module, nn.Module):
         raise UsageError(f"wrap takes a torch.nn.Module, not {type(module).__name__}")
-    named = Inputs.of(size) if isinstance(size, Mapping) else size
+    named = Inputs.from_examples(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)

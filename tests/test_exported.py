@@ -5,7 +5,7 @@ import pytest
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
 from swin_quant.exported import config_of, find_checkpoint, names_of_engines, no_checkpoint, on_its_device
@@ -20,7 +20,7 @@ def exported(tmp_path, tiny_config):
     (tmp_path / "out").mkdir()
 
     def make(backend="onnx", options=None, checkpoint=None, size=32, policy=None, precision="int8"):
-        record = {"file": checkpoint.name, "sha256": sha256_of(checkpoint)} if checkpoint else None
+        record = {"file": checkpoint.name, "sha256": compute_sha256(checkpoint)} if checkpoint else None
         preprocess = {**PREPROCESS, "size": size}
         card = RunCard("m", portable_config(tiny_config()), preprocess, checkpoint=record, policy=policy)
         file = tmp_path / "out" / "m.bin"

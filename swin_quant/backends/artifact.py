@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
-from swin_quant.base.files import one_at_a_time, require_file, sha256_of
+from swin_quant.base.files import compute_sha256, one_at_a_time, require_file
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard, versions
@@ -69,10 +69,10 @@ def finish_artifact(
     record = ArtifactRecord(
         backend=backend,
         file=file.name,
-        sha256=sha256_of(file),
+        sha256=compute_sha256(file),
         precision=precision,
         options=dict(options),
-        others=[{"file": other.name, "sha256": sha256_of(other)} for other in others],
+        others=[{"file": other.name, "sha256": compute_sha256(other)} for other in others],
     )
     card = replace(card, artifact=record, results=[], versions=versions())
     _tell_replaced(file, card)
@@ -116,7 +116,7 @@ def read_artifact(path: str | Path) -> Artifact:
         part = file.with_name(record["file"])
         if not part.is_file():
             raise SwinQuantError(f"{part}: is missing: it belongs to {file.name}; export again")
-        if sha256_of(part) != record["sha256"]:
+        if compute_sha256(part) != record["sha256"]:
             raise SwinQuantError(f"{part}: is not the file of its run card {card_path(file).name}: one was replaced")
     if artifact.record["file"] != file.name:
         raise SwinQuantError(f"{card_path(file)}: is the run card of {artifact.record['file']}, not of {file.name}")

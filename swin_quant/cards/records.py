@@ -323,7 +323,7 @@ class Result:
     delta_ptq_se: float | None = None
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> "Result":
+    def from_record(cls, record: dict[str, Any]) -> "Result":
         """A result of a card, without keys of a newer version."""
         return cls(**{key: value for key, value in record.items() if key in fields_of(cls)[0]})
 

@@ -93,7 +93,7 @@ def _bytes(value: int | memoryview) -> memoryview:
     return value
 
 
-def ckpt_of(state: Mapping[str, Tensor]) -> bytes:
+def encode_ckpt(state: Mapping[str, Tensor]) -> bytes:
     """The content of a .ckpt file with the tensors of `state`. SwinQuantError for a type that MindSpore lacks."""
     entries = []
     for name, x in state.items():

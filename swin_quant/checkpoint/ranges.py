@@ -194,7 +194,7 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
             faults["of no activation of this model (_bounds)"].append(name)
         elif node is None:
             faults["of no node of this model"].append(name)
-        elif fault := _fault_of_ends(value) if are_ends else _fault(value, _rows(model, name, node)):
+        elif fault := _find_ends_fault(value) if are_ends else _fault(value, _rows(model, name, node)):
             faults[fault].append(name)
         else:
             ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
@@ -236,7 +236,7 @@ def _fault(amax: Tensor, rows: tuple[int, ...] | None) -> str | None:
     return "zero" if (amax == 0).any() else None
 
 
-def _fault_of_ends(ends: Tensor) -> str | None:
+def _find_ends_fault(ends: Tensor) -> str | None:
     if tuple(ends.shape) != (2,) or not ends.is_floating_point():
         return "not two floating point numbers (_bounds)"
     low, high = ends.float().tolist()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, first_line, listed
-from swin_quant.base.files import open_plain, parts_of, place_of, require_file, sha256_of
+from swin_quant.base.files import compute_sha256, list_parts, open_plain, require_file, resolve_path
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
@@ -65,14 +65,14 @@ class Source:
             "file": self.path.name,
             "sha256": self.sha256,
             "format": self.format,
-            "path": str(place_of(self.path)),
+            "path": str(resolve_path(self.path)),
         }
         return record | {"weights": self.weights} if self.several else record
 
 
 @reads("checkpoint")
 def read_state_dict(
-    path: str | os.PathLike[str], weights: str = "", hash_of: Callable[[Path], str] = sha256_of
+    path: str | os.PathLike[str], weights: str = "", hash_of: Callable[[Path], str] = compute_sha256
 ) -> tuple[dict[str, Tensor], Source]:
     """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
@@ -82,7 +82,7 @@ def read_state_dict(
     Where `path` is an index, the tensors are those of the files that it names. `hash_of`: gives the hash of the file.
     """
     path = Path(path)
-    if path.is_file() and (parts := parts_of(path)):
+    if path.is_file() and (parts := list_parts(path)):
         return _read_parts(path, parts, hash_of)
     head = _sniff(path)
     notes: dict[str, Any] = {}

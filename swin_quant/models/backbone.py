@@ -15,7 +15,7 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
-from swin_quant.config.outputs import EACH, FEATURES, LAST, MMPRETRAIN, TIMM, stages_of
+from swin_quant.config.outputs import EACH, FEATURES, LAST, MMPRETRAIN, TIMM, select_stages
 from swin_quant.models import swin, swin_v2
 from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import BlockFactory, LayerNorm, PatchEmbed, PatchMerging, Swin, WindowBlock, initialise
@@ -147,7 +147,7 @@ def _of_maps(
     block = partial(factory, kind=kind)
     if cfg.MODEL.OUTPUT_KIND != FEATURES:
         return MapSwin(geometry, block, merging)
-    return Backbone(geometry, block, merging, stages_of(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
+    return Backbone(geometry, block, merging, select_stages(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
 
 
 def swin_of_maps(cfg: CfgNode) -> MapSwin:

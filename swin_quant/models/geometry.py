@@ -6,7 +6,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.config import architecture
-from swin_quant.config.sides import clipped, map_of, shown, sides
+from swin_quant.config.sides import clipped, compute_map_size, shown, sides
 from swin_quant.config.swin import SWIN, SWINV2
 
 
@@ -45,7 +45,7 @@ class Geometry:
 
     def tokens(self, stage: int) -> tuple[int, int]:
         """Height and width of the token map of a stage."""
-        return map_of(self.sides, self.patch_size, stage)
+        return compute_map_size(self.sides, self.patch_size, stage)
 
     def windows(self, stage: int) -> tuple[int, int]:
         """Height and width of the windows, each clipped to the map."""

@@ -19,7 +19,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, first_line, listed
 from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.config.sides import sides
-from swin_quant.config.timm import TIMM, options_of
+from swin_quant.config.timm import TIMM, read_builder_options
 from swin_quant.models.captured import CapturedNetwork, captured
 from swin_quant.models.classifier import Architecture
 
@@ -88,7 +88,7 @@ def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
 def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_size: bool = False) -> CapturedNetwork:
     """timm's model of a config, wrapped by `giving` and captured."""
     timm = import_timm()
-    name, options = cfg.MODEL.TIMM.ARCHITECTURE, options_of(cfg, "the configuration")
+    name, options = cfg.MODEL.TIMM.ARCHITECTURE, read_builder_options(cfg, "the configuration")
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
         raise UsageError(f"MODEL.TIMM.ARCHITECTURE {name}: timm has no such model; it has {listed(close) or 'others'}")
@@ -106,7 +106,10 @@ def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_s
 
 def _convert_names(cfg: CfgNode, state: Mapping[str, Any]) -> dict[str, Any]:
     """A publisher's weights under the names of timm's model, by timm's own function; unchanged where it has none."""
-    timm, options = import_timm(), {**options_of(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES}
+    timm, options = (
+        import_timm(),
+        {**read_builder_options(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES},
+    )
     height, width = sides(cfg.DATA.IMG_SIZE)
     with torch.device("meta"):  # only its names and shapes are read
         module = _made(timm, cfg.MODEL.TIMM.ARCHITECTURE, height if height == width else (height, width), options, cfg)

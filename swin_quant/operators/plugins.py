@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from swin_quant.base.errors import SwinQuantError, UsageError, offered, one_line
-from swin_quant.base.files import one_at_a_time, read_json, reason, sha256_of, write_json
+from swin_quant.base.files import compute_sha256, one_at_a_time, read_json, reason, write_json
 from swin_quant.base.progress import log
 from swin_quant.operators.trace import operator_name
 
@@ -309,7 +309,7 @@ def _is_whole(library: Path) -> bool:
         if _others_write(found):
             raise SwinQuantError(f"{file}: others can write to it: remove it, and it is built again")
     try:
-        return bool(sha256_of(library) == read_json(record, "record of a library")["sha256"])
+        return bool(compute_sha256(library) == read_json(record, "record of a library")["sha256"])
     except (SwinQuantError, TypeError, KeyError):
         return False
 
@@ -330,7 +330,7 @@ def _build(sources: Path, library: Path, what: str, built_for: Mapping[str, str]
             library.with_suffix(".failed").write_text(f"{failure}\n")
             raise SwinQuantError(f"its self-test failed: {failure}")
         built.chmod(0o700)
-        write_json(library.with_suffix(".json"), {"sha256": sha256_of(built)})
+        write_json(library.with_suffix(".json"), {"sha256": compute_sha256(built)})
         library.with_suffix(".json").chmod(0o600)
         built.replace(library)
     except (OSError, ValueError) as error:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, TypedDict
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import sha256_of_data, shipped_files
+from swin_quant.base.files import compute_data_sha256, shipped_files
 from swin_quant.base.schema import Must, checked, one_of, plain, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
@@ -97,7 +97,7 @@ class Policy:
     @property
     def sha256(self) -> str:
         """SHA-256 of the rules, in hexadecimal."""
-        return sha256_of_data(self.to_dict()["rules"])
+        return compute_data_sha256(self.to_dict()["rules"])
 
     @property
     def activation_bits(self) -> set[int]:

@@ -8,7 +8,7 @@ from typing import Any
 from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import TriedPolicies
-from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.paths import portable_path
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.quant.policy import policy_from_dict
@@ -140,7 +140,7 @@ def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | Non
     Files are named as seen from `folder`, and the folder of pictures, which no card knows, is DIR.
     """
     if card.artifact:
-        found = file_of_record(card.checkpoint, [path.parent])
+        found = find_recorded_file(card.checkpoint, [path.parent])
         checkpoint = found or path.with_name(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
         artifact = path.with_name(card.artifact["file"])
         return artifact_verdict(card, _seen_from(folder, artifact), _seen_from(folder, checkpoint), DIR)

@@ -14,7 +14,7 @@ from torch import Tensor
 from swin_quant.backends.description import VERSION, ModelDescription
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
-from swin_quant.data.pictures import decode, opened, scans_of
+from swin_quant.data.pictures import count_scans, decode, opened
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.outputs import parts_of
 from swin_quant.score.engine import Run
@@ -197,7 +197,7 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, limits
         body = files[0]
     try:
         image = opened(body)
-        scans = scans_of(image, body)
+        scans = count_scans(image, body)
         if image.width * image.height * scans > limits.max_megapixels * 1e6:
             size = f"{image.width} x {image.height} pixels, times {scans}"
             raise Refused(413, f"{size}: more than {limits.max_megapixels:g} megapixels")

@@ -13,7 +13,7 @@ from swin_quant.base.arguments import Fields, Positional
 from swin_quant.base.distributed import World, one_process, world_on
 from swin_quant.base.errors import UsageError
 from swin_quant.data.loader import UnreadableLimit
-from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
+from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_source
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import chunks
 from swin_quant.exported import Exported
@@ -111,7 +111,7 @@ def align(
     chosen = _one_each("policy", policies_from(policy), len(given))
     engines = _one_each("engine", [engine] if isinstance(engine, str) else engine or (), len(given))
     sides = [_side(*one, options, world, form) for one in zip(given, chosen, engines, strict=True)]
-    source = PictureSet() if images is None else images if isinstance(images, PictureSet) else source_of(images)
+    source = PictureSet() if images is None else images if isinstance(images, PictureSet) else resolve_source(images)
     with eval_mode(*(one.module for one in given if isinstance(one, Model))):
         found = _steps(sides, source, below, to, names, lr) if step else _forward(sides, source, below, to, names)
     return None if found is None else replace(found, shown=only)

@@ -14,7 +14,7 @@ from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.exported import Exported, find_checkpoint, no_checkpoint
 from swin_quant.report.engines import products_table
 from swin_quant.report.printed import Printed
@@ -105,7 +105,7 @@ def build_engine(
             raise UsageError(
                 "the engine is verified on real pictures: give ‹data_path› DIR or ‹images› PLACE ..., or ‹no_verify›"
             )
-        if isinstance(source := source_of(pictures), PictureSet):
+        if isinstance(source := resolve_source(pictures), PictureSet):
             source.with_default_split("val").open()
         if find_checkpoint(artifact, checkpoint) is None:
             why = no_checkpoint(artifact)

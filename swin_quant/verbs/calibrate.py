@@ -18,7 +18,7 @@ from swin_quant.cards.records import SourceRecord
 from swin_quant.config.defaults import families
 from swin_quant.config.load import check_channels
 from swin_quant.data.class_names import stated
-from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.data.preprocess import augmented
 from swin_quant.data.sources import TRAIN
 from swin_quant.exported import model_of
@@ -94,7 +94,7 @@ def calibrate(
         if place.exists() and place.samefile(model.opened) and not model.opened.is_calibrated:
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
     is_named, chosen = chosen is not None, chosen or default_policy(subject)
-    source = source_of(PictureSet() if pictures is None else pictures, cfg)
+    source = resolve_source(PictureSet() if pictures is None else pictures, cfg)
     if augment and not isinstance(source, PictureSet):
         raise UsageError("‹augment›: draws crops of pictures on disk: give a place, or batches that are augmented")
     if isinstance(model, ModelFile) and isinstance(source, PictureSet) and not source.images:

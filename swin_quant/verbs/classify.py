@@ -16,11 +16,11 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.base.arrays import write_arrays
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import ensure_writable_dir, sha256_of_data, write_json
+from swin_quant.base.files import compute_data_sha256, ensure_writable_dir, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
-from swin_quant.config.outputs import FEATURES, LOGITS, classes_of, need_logits
+from swin_quant.config.outputs import FEATURES, LOGITS, count_classes, need_logits
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
@@ -134,7 +134,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
     }
     if extensions := by.engine.details.get("extensions"):  # libraries that compute some operators in their own way
         subject["extensions"] = extensions
-    shards = Shards(sharding, "predictions", len(pictures), sha256_of_data(subject))
+    shards = Shards(sharding, "predictions", len(pictures), compute_data_sha256(subject))
     for number in shards.left(world):
         part = SomePictures(pictures, shards.places(number))
         found = _predicted(by, part, options)
@@ -198,7 +198,7 @@ def write_logits(
         load_engines(artifact, [name], options),
         pictures,
         artifact.preprocess,
-        classes_of(cfg),
+        count_classes(cfg),
         batch_size=how.batch or 32,
         workers=how.workers or 0,
         max_unreadable=how.max_unreadable or 0.0,

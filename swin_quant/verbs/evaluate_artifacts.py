@@ -15,13 +15,13 @@ from swin_quant.backends.backend import function
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update, with_results
-from swin_quant.cards.lineage import original_of
+from swin_quant.cards.lineage import find_original
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
-from swin_quant.config.outputs import classes_of, need_logits
+from swin_quant.config.outputs import count_classes, need_logits
 from swin_quant.config.sides import sides
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
@@ -134,7 +134,7 @@ class _Prepared:
     @property
     def group(self) -> tuple[Any, ...]:
         """Artifacts of one group are scored in one pass."""
-        checkpoint = sha256_of(self.checkpoint) if self.checkpoint else None
+        checkpoint = compute_sha256(self.checkpoint) if self.checkpoint else None
         return checkpoint or self.artifact.file, self.preprocess
 
 
@@ -147,7 +147,7 @@ def _prepare(artifact: Artifact, engines: list[str], scoring: Scoring) -> _Prepa
     checkpoint = find_checkpoint(artifact, scoring.checkpoint)
     prepared = _Prepared(artifact, engines, cfg, prepared_by(artifact).preprocess, checkpoint)
     if scoring.original:
-        original_of(artifact.card, prepared.folders, scoring.original)  # refuse before anything is scored
+        find_original(artifact.card, prepared.folders, scoring.original)  # refuse before anything is scored
     return prepared
 
 
@@ -208,7 +208,7 @@ def _score_group(
     cfg, pictures = first.cfg, scoring.pictures
     if isinstance(pictures, PictureSet):
         pictures = pictures.settled(cfg)
-    by = ModelInputs(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
+    by = ModelInputs(prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names)
     results = score_engines(engines, pictures, by, world)
     scored = []
     for prepared in group:
@@ -240,7 +240,7 @@ def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dic
         baseline = find_baseline(card, first.folders, first.cfg, policies, world, scoring.original)
     if origin and (policies or baseline is None):
         return engines_beside(origin.module, world.device, half, policies, baseline)
-    if baseline is None and (file := original_of(card, first.folders, scoring.original)):
+    if baseline is None and (file := find_original(card, first.folders, scoring.original)):
         baseline = Baseline(load_original(first.cfg, file, world)[0])
     if baseline is None:
         log.warning("%s: scored without a baseline: %s", first.artifact.file, no_checkpoint(first.artifact))

@@ -13,7 +13,7 @@ from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import takers, target_named
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
+from swin_quant.base.files import compute_sha256, ensure_writable_dir, resolve_path
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
@@ -105,9 +105,9 @@ class ExportTarget:
                 f"‹saturation_safe›: {self.backend.name} multiplies two activations where policy {used.name} quantizes "
                 "attention, which saturates whatever the weights are: give ‹policy› cpu"
             )
-        record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
+        record = card.checkpoint or {"file": file.name, "sha256": compute_sha256(file)}
         policy = None if self.precision == "float" else used.to_dict()
-        card = replace(card, checkpoint={**record, "path": str(place_of(file))}, policy=policy)
+        card = replace(card, checkpoint={**record, "path": str(resolve_path(file))}, policy=policy)
         made: Artifact = function(self.backend.exporting.export)(
             module, card, ensure_writable_dir(folder), self.options
         )

@@ -194,7 +194,7 @@ def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
     """The teacher that was named; else, where the recipe distils, the calibrated float model, if it is found."""
     if request.teacher or request.start is None or not recipe.distill.on:
         return request.teacher
-    found = lineage.original_of(card, [Path(request.start).resolve().parent], request.original)
+    found = lineage.find_original(card, [Path(request.start).resolve().parent], request.original)
     if found is None and not card.has_own_weights:
         found = Path(request.start)
     if found is None:

@@ -19,12 +19,12 @@ from swin_quant.backends.registry import engine_named
 from swin_quant.backends.saturation import without_saturation
 from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import parts_of, plain, sha256_of
+from swin_quant.base.files import compute_sha256, list_parts, plain
 from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord, DatasetRecord
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before
 from swin_quant.config.load import portable_config
 from swin_quant.data.loader import seeded_order
@@ -114,7 +114,7 @@ class Quantization:
     @cached_property
     def scored_on(self) -> DatasetRecord:
         """The record of the pictures that score. SwinQuantError where they are not to be had."""
-        names, classes = names_of(self.cfg, self.checkpoint), self.cfg.MODEL.NUM_CLASSES
+        names, classes = read_class_names(self.cfg, self.checkpoint), self.cfg.MODEL.NUM_CLASSES
         opened = replace(self.pictures, split="val", count=None, cache_mode="no").open(classes, names)
         return dataset_record(self.pictures.path, "val", opened)
 
@@ -287,17 +287,17 @@ def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
 
 
 def _sha256(file: str | Path) -> str:
-    """As `sha256_of`; a file that every step of a run asks for is read once, and anew if it was written since."""
+    """As `compute_sha256`; a file that every step of a run asks for is read once, and anew if it was written since."""
     path = Path(file)
-    if not path.is_file() or parts_of(path):
-        return sha256_of(file)
+    if not path.is_file() or list_parts(path):
+        return compute_sha256(file)
     now = path.stat()
     return _hashed(path.resolve(), now.st_mtime_ns, now.st_size)
 
 
 @lru_cache(maxsize=16)
 def _hashed(path: Path, written: int, size: int) -> str:
-    return sha256_of(path)
+    return compute_sha256(path)
 
 
 def _card(file: Path) -> RunCard | None:

@@ -20,7 +20,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
-from swin_quant.cards.lineage import original_of
+from swin_quant.cards.lineage import find_original
 from swin_quant.model import Model
 from swin_quant.models.registry import blocks_or_units
 from swin_quant.quant.distance import Loss, distance, loss_of
@@ -149,7 +149,7 @@ class Losses:
             return deepcopy(given).to(self.device).eval()
         if model.card.is_qat or not model.card.has_own_weights:
             return self.module
-        if file := original_of(model.card, [model.checkpoint.resolve().parent]):
+        if file := find_original(model.card, [model.checkpoint.resolve().parent]):
             return load_original(model.config, file, World(device=self.device))[0].eval()
         log.warning(
             "%s: losses are against its own weights, because its float file is neither where its run card says nor "

@@ -19,7 +19,7 @@ from swin_quant.cards.costs import GroupRecord, SensitivityRecord
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config.outputs import FEATURES, need_logits
 from swin_quant.data.loader import DrawnBatches, default_workers
-from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
+from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_source
 from swin_quant.data.sampling import digest
 from swin_quant.exported import model_of
 from swin_quant.loading import ModelFile
@@ -88,7 +88,7 @@ def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
         usual: The number of pictures.
     """
 
-    pictures = source_of(pictures, model.given)
+    pictures = resolve_source(pictures, model.given)
     if not isinstance(pictures, PictureSet):
         return Sample([batch.images for batch in batches(pictures, False, model.prepared)], None, "")
     pictures = pictures.with_default_split("train")

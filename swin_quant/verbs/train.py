@@ -8,11 +8,11 @@ import torch
 
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import this_world
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float, save_float
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.config.load import portable_config
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
@@ -101,7 +101,7 @@ def train(
         source = load_float(module, start, replace_head=request.replace_head).record() if start else None
         path = request.folder / f"{cfg.MODEL.NAME}.pth"
         refuse_to_replace(path, request)
-        names = names_of(cfg, start, request.replace_head)
+        names = read_class_names(cfg, start, request.replace_head)
         if start:
             start.forget()
         module, position, record, names = run_training(module, cfg, recipe, request, world, names)
@@ -109,7 +109,7 @@ def train(
         card = RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, source, class_names=names)
         if world.is_main:
             save_float(module, path)
-            card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
+            card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)}, training=record)
             card.write(path.with_suffix(".json"))
             log.info("checkpoint: %s", path)
         if no_eval or position.best_epoch is None:

@@ -17,8 +17,8 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.config.outputs import LOGITS, classes_of
-from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
+from swin_quant.config.outputs import LOGITS, count_classes
+from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_source
 from swin_quant.data.sampling import digest
 from swin_quant.exported import (
     Exported,
@@ -117,7 +117,7 @@ def verify(
     check_writable(card_path(exported.file))  # which gets the records
     cfg = config_of(exported)
     origin, policies = load_origin(exported, cfg, find_checkpoint(exported, checkpoint), world, found.origin)
-    source = source_of(PictureSet() if pictures is None else pictures)
+    source = resolve_source(PictureSet() if pictures is None else pictures)
     opened = source.with_default_split("val").open() if isinstance(source, PictureSet) else None
     policies = policies if is_quantized(exported.record["precision"]) else []
     is_given = origin.original is not None and not exported.card.has_own_weights
@@ -132,7 +132,7 @@ def verify(
                 everything,
                 opened,
                 exported.preprocess,
-                classes_of(cfg),
+                count_classes(cfg),
                 batch_size=source.batch or BATCH,
                 workers=source.workers or 0,
                 count=source.count or PICTURES,
@@ -141,7 +141,7 @@ def verify(
             )
         else:
             given = batches(source, False, prepared_by(exported))  # type: ignore[arg-type]
-            inferred = infer_batches(everything, given, classes_of(cfg), world.device)
+            inferred = infer_batches(everything, given, count_classes(cfg), world.device)
     kind = exported.record["options"].get("float_type")
     keys = dict(zip(engines, names, strict=True))
     records = compare(engines, keys, references, inferred, kind, cfg.MODEL.OUTPUT_KIND == LOGITS)

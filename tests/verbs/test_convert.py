@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import read_state_dict
 
 
@@ -89,4 +89,4 @@ def test_what_its_weights_saw_stays_known(after_passes, micro, card_of):
     passes = "[equalize, {name: range_search, pictures: 4, rounds: 1}]"
     card = card_of(after_passes(passes, "--policy", "cpu"))
     assert [one["name"] for one in card["calibration"]["passes"]] == ["equalize"]
-    assert card["source"]["sha256"] == sha256_of(micro / "swin.pth")
+    assert card["source"]["sha256"] == compute_sha256(micro / "swin.pth")

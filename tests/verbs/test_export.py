@@ -15,7 +15,7 @@ from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.export_target import policy_for
@@ -148,7 +148,7 @@ def test_ranges_of_before_zero_points_get_the_best_policy_without(run, own, tmp_
     state = torch.load(own, weights_only=True)
     torch.save({key: value for key, value in state.items() if not key.endswith("_bounds")}, own)
     card = json.loads(own.with_suffix(".json").read_text())
-    card["checkpoint"]["sha256"] = sha256_of(own)
+    card["checkpoint"]["sha256"] = compute_sha256(own)
     own.with_suffix(".json").write_text(json.dumps(card))
     words = ("export", "--checkpoint", own, "--for", "openvino", "--output", tmp_path / "new")
     done = run(*words)

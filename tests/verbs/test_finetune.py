@@ -11,7 +11,7 @@ from nightly import share
 from pass_contexts import same
 from PIL import Image
 
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
@@ -119,7 +119,7 @@ def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(ru
     done = run("finetune", *qat_flags, "--distill")
     assert done.code == 0 and "teacher: " in done.err, done
     card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
-    assert card["training"]["teacher"]["sha256"] == card["source"]["sha256"] == sha256_of(micro / "swin.pth")
+    assert card["training"]["teacher"]["sha256"] == card["source"]["sha256"] == compute_sha256(micro / "swin.pth")
     assert card["training"]["recipe"]["distill"]["weight"] == 1.0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import command
 
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli.command import Command
 from swin_quant.verbs import quantization
@@ -66,7 +66,9 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
 @pytest.mark.nightly
 def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
     read, calibrated = [], made.with_name("swin_micro_calib.pth")
-    monkeypatch.setattr(quantization, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
+    monkeypatch.setattr(
+        quantization, "compute_sha256", lambda file: read.append(Path(file).name) or compute_sha256(file)
+    )
     assert run("quantize", *words, "--dry-run").out.count("# done") == 4
     assert read.count(calibrated.name) == 1
     calibrated.write_bytes(calibrated.read_bytes()[:-1] + b"x")

@@ -23,7 +23,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log, silence
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.data.class_names import english_of
+from swin_quant.data.class_names import get_english_names
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.replacements import Replacement, Replacing, chosen
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX, to_levels
@@ -111,7 +111,7 @@ def export(
     precision = apply_for_engine(model, card, options.precision, "XNNPACK", FAULTS)
     recorded = {**asdict(options), "batch": options.batch or 1}
     named = card.class_names if model.output_kind == LOGITS and len(card.class_names) == model.classes else ()
-    about = {"name": card.name, "labels": [english_of(name) for name in named], "preprocess": card.preprocess}
+    about = {"name": card.name, "labels": [get_english_names(name) for name in named], "preprocess": card.preprocess}
     about |= {"artifact.precision": precision, "artifact.options.batch": recorded["batch"]}
     try:
         with silence(), torch.no_grad():

@@ -30,7 +30,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.data.class_names import english_of
+from swin_quant.data.class_names import get_english_names
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, plugins_of
@@ -126,7 +126,7 @@ def _amax(node: Quantizer) -> Tensor:
 def _labels(model: Classifier, card: RunCard) -> list[str] | None:
     """The card's class names, in English; None if it has none for this model."""
     has = model.output_kind == LOGITS and len(card.class_names) == model.classes
-    return [english_of(name) for name in card.class_names] if has else None
+    return [get_english_names(name) for name in card.class_names] if has else None
 
 
 def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:

@@ -21,7 +21,7 @@ from swin_quant.backends.saturation import warn
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
-from swin_quant.base.files import near, sha256_of
+from swin_quant.base.files import compute_sha256, near
 from swin_quant.quant.outputs import Output
 from swin_quant.score.engine import HALF_TYPES, Engine
 from swin_quant.score.options import EngineOptions
@@ -55,7 +55,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
     libraries, graphs = _opened(artifact, file, float_type, options)
-    extensions = {Path(file).name: sha256_of(file) for file in libraries}
+    extensions = {Path(file).name: compute_sha256(file) for file in libraries}
     known = {
         "library": ", ".join([f"{NAME} {openvino.__version__}", *(f"{n} {h[:12]}" for n, h in extensions.items())]),
         **({"extensions": extensions} if extensions else {}),

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.checkpoint import OpenedCheckpoint, load_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
@@ -113,7 +113,7 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         engines[f"{target} · {one.policy['name'] if one.policy else 'float'}"] = _precisions(model, one)
     _apply(model, card)
     record = card.calibration.get("statistics") if card.calibration else None
-    file = file_of_record(record, [checkpoint.file.parent])
+    file = find_recorded_file(record, [checkpoint.file.parent])
     activations = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
     statistics = read_statistics(file, activations) if file else {}
     costs: dict[str, float] = {}

@@ -18,7 +18,7 @@ from swin_quant.backends.onnx_reader.inside import modules_of
 from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.operators.plugins import Plugging, plugins_of
 from swin_quant.score.options import EngineOptions
 
@@ -205,7 +205,7 @@ def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
     engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
     assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005
     assert library.name in engine.details["library"] and engine.details["extensions"] == {
-        library.name: sha256_of(library)
+        library.name: compute_sha256(library)
     }
     assert "extensions" not in openvino_engine.load(own, EngineOptions(threads=1)).details
 

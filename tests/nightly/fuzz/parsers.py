@@ -48,11 +48,11 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.checkpoint.mindspore import ckpt_of
+from swin_quant.checkpoint.mindspore import encode_ckpt
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.config import from_dict, load_config, to_dict
-from swin_quant.data.class_names import wnids_of
+from swin_quant.data.class_names import list_wnids
 from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
@@ -147,7 +147,7 @@ def safe_tensors() -> list[Files]:
 def ckpts() -> list[Files]:
     state = {key: value for key, value in model().state_dict().items() if not key.endswith(("_amax", "index", "mask"))}
     kinds = (torch.float32, torch.float16)
-    return [{"x.ckpt": ckpt_of({key: x.to(kind) for key, x in to_mindspore(state).items()})} for kind in kinds]
+    return [{"x.ckpt": encode_ckpt({key: x.to(kind) for key, x in to_mindspore(state).items()})} for kind in kinds]
 
 
 def dumps() -> list[Files]:
@@ -428,7 +428,7 @@ def parquets() -> list[Files]:
 def validations() -> list[Files]:
     """Labels of the flat validation folder, in each form; one picture, since only labels are read."""
     jpeg = {"ILSVRC2012_val_00000001.JPEG": picture("JPEG", "L")}
-    wnids = wnids_of(1000)
+    wnids = list_wnids(1000)
     ids = "\n".join(f"{wnid} {number} name" for number, wnid in enumerate(reversed(wnids), 1)).encode()
     texts = (
         {"val.txt": b"ILSVRC2012_val_00000001.JPEG 7\n", "synset_words.txt": "\n".join(wnids).encode()},

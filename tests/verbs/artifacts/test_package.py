@@ -21,7 +21,7 @@ from PIL import Image
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.saturation import SAFE_ON
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.config import load_config
@@ -155,11 +155,11 @@ def test_what_is_in_it(packaged, exported):
     about = json.loads((packaged / "package.json").read_text())
     files = {path.relative_to(packaged).as_posix() for path in packaged.rglob("*") if path.is_file()}
     assert files == set(about["files"]) | {"package.json"}
-    assert all(sha256_of(packaged / name) == sha256 for name, sha256 in about["files"].items())
+    assert all(compute_sha256(packaged / name) == sha256 for name, sha256 in about["files"].items())
     assert about["model"] == "models/swin_micro/1/model.onnx"
     assert (packaged / about["model"]).read_bytes() == exported.read_bytes()
     assert (packaged / about["labels"]).read_text() == "cat\ndog\nred fox\n"
-    assert json.loads((packaged / "card.json").read_text())["artifact"]["sha256"] == sha256_of(exported)
+    assert json.loads((packaged / "card.json").read_text())["artifact"]["sha256"] == compute_sha256(exported)
     assert "${" not in (packaged / "README.md").read_text()
     assert json.loads((packaged / "preprocess.json").read_text()) == {
         "resize": [32, 32], "crop": None, "interpolation": "bicubic", "colours": "RGB", "scale": 255,
