@@ -309,7 +309,7 @@ def model_or_shapes(cfg: CfgNode, checkpoint: Checkpoint | None = None, policy: 
     return model
 
 
-def baseline_of(
+def open_baseline(
     model: Model,
     policies: Sequence[Policy],
     world: World = World(),

@@ -59,12 +59,12 @@ def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration
 
 
 def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:
-    """The file for a calibrated model: see `place_of`."""
+    """The file for a calibrated model: see `choose_checkpoint_path`."""
     content = calibrated_bytes(model)
-    return place_of(folder, card.name, card.policy, lambda file: _holds(file, content, card))
+    return choose_checkpoint_path(folder, card.name, card.policy, lambda file: _holds(file, content, card))
 
 
-def place_of(
+def choose_checkpoint_path(
     folder: Path, name: str, policy: Mapping[str, Any] | None, holds: Callable[[Path], bool], tell: bool = True
 ) -> Path:
     """The file for a calibrated checkpoint: <NAME>_calib.pth, or the file that holds the same checkpoint (`holds`).
@@ -314,8 +314,8 @@ class Model:
         return path
 
     def save_in(self, folder: Path, world: World) -> None:
-        """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that `place_of`
-        gives."""
+        """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that
+        `choose_checkpoint_path` gives."""
         assert self.calibration is not None, "save_in: is for a model that was just calibrated"
         (place,) = gather([str(place_for(folder, self.module, self.card))] if world.is_main else [])
         self.file = Path(place)

@@ -23,7 +23,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, policy_from_dict, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 from swin_quant.quant.setting import Setting
-from swin_quant.score.engine import HALF_TYPES, precision_of
+from swin_quant.score.engine import HALF_TYPES, get_precision
 
 _FOUND = ("int8_gemms", "all_gemms", "gemms")
 
@@ -151,7 +151,7 @@ class Details(Mapping[str, Any]):
         return len(self._all)
 
 
-def policy_of(artifact: Artifact) -> str | None:
+def get_policy_name(artifact: Artifact) -> str | None:
     """The name of the policy under which an artifact was exported; None for a float artifact."""
     if artifact.record["precision"] in ("float32", *HALF_TYPES) or artifact.card.policy is None:
         return None
@@ -191,7 +191,7 @@ def apply_for_engine(
     for fault, is_wanted in faults.items():
         if wrong := [name for name, node in nodes.items() if is_wanted(node)]:
             raise UsageError(f"{card.name}: {engine} has no {fault}: {listed(wrong, 3)}: choose another ‹policy›")
-    return precision_of(model) if nodes else "float32"
+    return get_precision(model) if nodes else "float32"
 
 
 def file_stem(model: Classifier, card: RunCard, precision: str) -> str:

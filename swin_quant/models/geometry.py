@@ -75,7 +75,7 @@ class Geometry:
         return self.shifts(stage, block)[0]
 
 
-def geometry_of(cfg: CfgNode) -> Geometry:
+def read_geometry(cfg: CfgNode) -> Geometry:
     """The geometry in a checked config of a Swin. UsageError for another family."""
     if cfg.MODEL.TYPE not in (SWIN.name, SWINV2.name):
         raise UsageError(f"MODEL.TYPE is {cfg.MODEL.TYPE}: this is for {SWIN.name} and {SWINV2.name} only")

@@ -70,7 +70,7 @@ def _attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[fl
     return Node((levels, constant), {"heads": heads, "scales": scales}, (*tokens, channels // 3))
 
 
-def _of_its_shape(x: Tensor, *constants: Tensor, **attributes: Any) -> Node:
+def _keep_shape(x: Tensor, *constants: Tensor, **attributes: Any) -> Node:
     return Node((x, *constants), attributes, tuple(x.shape))
 
 
@@ -96,10 +96,10 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "relu": _relu,
     "layer_norm": _layer_norm,
     "attention": _attention,
-    "attention_branch": _of_its_shape,
-    "map_branch": _of_its_shape,
-    "token_branch": _of_its_shape,
-    "mlp": _of_its_shape,
+    "attention_branch": _keep_shape,
+    "map_branch": _keep_shape,
+    "token_branch": _keep_shape,
+    "mlp": _keep_shape,
     "patch_merging": _patch_merging,
     "patch_embedding": _patch_embedding,
 }
@@ -119,7 +119,7 @@ class Plugin:
     name: str
 
 
-def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, Plugin]:
+def parse_plugins(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, Plugin]:
     """Plugins by operator, from specs such as `roll=my.domain::Roll`. UsageError for a malformed, unknown or clashing
     spec."""
     found: dict[str, Plugin] = {}

@@ -116,7 +116,7 @@ def terminal(table: ReportTable[Row], width: int, color: bool = False) -> str:
     """
     everything = shown(table.columns, table.rows)
     columns = _that_fit(everything, table.rows, width)
-    lines = grid(columns, table.rows, widths_of(columns, table.rows, width), color, style=table.style)
+    lines = grid(columns, table.rows, compute_widths(columns, table.rows, width), color, style=table.style)
     left_out = [column.title for column in everything if column not in columns]
     more = [f"a wider terminal shows {', '.join(left_out)}"] if left_out else []
     return "".join(f"{line}\n" for line in (*lines, *bullets([*table.remarks, *more], width, color)))
@@ -126,12 +126,12 @@ def _that_fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -
     """The columns without as many spare ones, from the last on, as the width demands."""
     kept = list(columns)
     for column in reversed(columns):
-        if column.spare and total(widths_of(kept, rows)) > width:
+        if column.spare and total(compute_widths(kept, rows)) > width:
             kept.remove(column)
     return kept
 
 
-def widths_of(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
+def compute_widths(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
     """The width that each column needs. All are narrowed until they fit into `width`, if they can: titles and columns
     that may fold between words at first, then such columns inside words."""
     rows = list(rows)

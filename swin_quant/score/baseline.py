@@ -163,7 +163,7 @@ def engines_beside(
     """
     if baseline is None:
         return torch_engines(model, device, half, policies)
-    engines = engines_of_original(baseline, device, half)
+    engines = load_original_engines(baseline, device, half)
     if baseline.ptq:
         ptq = torch_engines(baseline.ptq, device, None, policies).items()
         engines |= {
@@ -178,7 +178,7 @@ def engines_beside(
     return engines | {key: replace(engine, weights=baseline.whose) for key, engine in found}
 
 
-def engines_of_original(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
+def load_original_engines(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
     """float32 and `half` of the original, by label; no engine if it was not found."""
     engines = torch_engines(baseline.original, device, half) if baseline.original else {}
     weights = ORIGINAL if baseline.whose else None

@@ -162,7 +162,7 @@ def _paired(gained: float, lost: float, pictures: float) -> tuple[float, float]:
     return 100 * mean, 100 * math.sqrt(max(variance, 0.0) / pictures)
 
 
-def results_of(
+def make_results(
     engines: Mapping[str, Engine],
     scores: Mapping[str, Score],
     dataset: DatasetRecord,
@@ -205,7 +205,7 @@ def is_guessing(right: int, pictures: int, classes: int) -> bool:
     return is_chance and _at_most(right, pictures, (1 + chance) / 2) < _CERTAIN
 
 
-def warn_of_guessing(acc1: float, pictures: int, classes: int) -> None:
+def warn_about_guessing(acc1: float, pictures: int, classes: int) -> None:
     """Warn if a float model with top-1 accuracy `acc1` percent only guesses, and name the usual causes."""
     right = round(acc1 * pictures / 100)
     if classes > 1 and is_guessing(right, pictures, classes):

@@ -80,7 +80,7 @@ class RangeKeeper:
         method = "learned" if self.recipe.mode == "learned" else self.recipe.method
         if (self.recipe.mode, self.recipe.initial) == ("frozen", "calibrated"):
             return RangesRecord(weights=None, activations=None)
-        own = method == "learned" or RANGE_METHODS[method].of_weight is not None
+        own = method == "learned" or RANGE_METHODS[method].search_weight is not None
         of_weights = method if own else "max"
         return RangesRecord(
             weights=of_weights if self.recipe.weights else None,

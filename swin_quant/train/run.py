@@ -36,7 +36,7 @@ from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
 from swin_quant.train.optim import freeze_stages
-from swin_quant.train.outdir import check_free, open_folder, resumable, settings_of
+from swin_quant.train.outdir import check_free, list_settings, open_folder, resumable
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import draw
@@ -108,7 +108,7 @@ def run_training(
         "pictures_sha256": digest(pictures.names),
         **{f"preprocess.{key}": plain(value) for key, value in asdict(preprocess).items()},
     }
-    settings = settings_of(recipe, world.size, cfg.SEED, **identity)
+    settings = list_settings(recipe, world.size, cfg.SEED, **identity)
     snapshot = None
     if world.is_main:
         check = partial(check_snapshot, model=model)

@@ -27,13 +27,13 @@ from swin_quant.score.run_engines import evenly, readable_batches
 from swin_quant.verbs.align_sides import (
     Alignment,
     Side,
+    agree_on_preprocessing,
     artifact_side,
     compare,
     compare_steps,
     dump,
     model_side,
     open_side,
-    preprocessing_of,
     take_step,
 )
 
@@ -148,7 +148,7 @@ def _batches(
         known = next((side.preprocess for side in sides if side.preprocess), None)
         yield from ((one.images, one.labels) for one in batches(source, classes is not None, Prepared(known), classes))
         return
-    preprocess, pictures = preprocessing_of(sides), source.with_default_split("val").open(classes)
+    preprocess, pictures = agree_on_preprocessing(sides), source.with_default_split("val").open(classes)
     chosen = evenly(len(pictures), source.count or PICTURES)
     share = _UNREADABLE if source.max_unreadable is None else source.max_unreadable
     limit = UnreadableLimit(len(chosen), share)

@@ -25,7 +25,7 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.exported import config_of, labels_in, load_engines, one_engine
+from swin_quant.exported import labels_in, load_engines, one_engine, read_config
 from swin_quant.model import Model
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine, engine_under
@@ -59,7 +59,7 @@ class Predictions:
 
 def artifact_classifier(artifact: Artifact, engine_name: str | None, options: EngineOptions) -> Classifying:
     """An artifact on one engine."""
-    cfg, preprocess = config_of(artifact), artifact.preprocess
+    cfg, preprocess = read_config(artifact), artifact.preprocess
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
     name = one_engine(artifact, [engine_name] if engine_name else [])
     (engine,) = load_engines(artifact, [name], options).values()
@@ -191,7 +191,7 @@ def write_logits(
     may be unreadable. Returns the file.
     """
     name = one_engine(artifact, [engine] if engine else [])
-    cfg = config_of(artifact)
+    cfg = read_config(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
     target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"
     inferred = infer(

@@ -21,7 +21,7 @@ from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import ModelFile
 from swin_quant.models import build_model
-from swin_quant.models.registry import exchanges_of
+from swin_quant.models.registry import list_exchanges
 from swin_quant.quant.passes.places import take_back
 from swin_quant.verbs.calibration_passes import passes_in_weights
 
@@ -73,7 +73,7 @@ def convert(
     refuse_to_replace(target)
     model = build_model(cfg)
     source = load_float(model, opened, replace_head=file.replace_head)
-    for exchange in exchanges_of(model):  # other tools know the names of a trained network only
+    for exchange in list_exchanges(model):  # other tools know the names of a trained network only
         take_back(model, exchange)
     before = opened.card
     record = choose_result_source(made_before(opened), source.record())
@@ -83,7 +83,7 @@ def convert(
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, record, class_names=names)
     if before:
         training = calibrated_again(before) if before.is_qat else before.training
-        card = replace(card, preprocess=before.preprocess, training=training, calibration=_passes_of(before))
+        card = replace(card, preprocess=before.preprocess, training=training, calibration=_find_passes(before))
     card = replace(card, checkpoint={"file": target.name, "sha256": compute_sha256(target)})
     card.write(card_path(target))
     log.info("checkpoint: %s", target)
@@ -91,7 +91,7 @@ def convert(
     return target
 
 
-def _passes_of(card: RunCard) -> CalibrationRecord | None:
+def _find_passes(card: RunCard) -> CalibrationRecord | None:
     """The calibration, where the weights have seen passes behind it; without the facts on its ranges."""
     passes = passes_in_weights(card)
     if card.calibration is None or not passes:

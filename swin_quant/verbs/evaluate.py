@@ -19,8 +19,8 @@ from swin_quant.cards.records import Result, sha256_in
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.exported import Exported, SubjectFiles, find_checkpoint, subject_of
-from swin_quant.loading import ModelFile, baseline_of
+from swin_quant.exported import Exported, SubjectFiles, find_checkpoint, open_subject
+from swin_quant.loading import ModelFile, open_baseline
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, policies_from, tell_bits
 from swin_quant.quant.outputs import has_classes
@@ -97,7 +97,7 @@ class Evaluation:
             print(*self.outputs, sep="\n")
             return
         if self.results:
-            AccuracyTable.of(self.cards or [self.card]).show()
+            AccuracyTable.from_cards(self.cards or [self.card]).show()
         if self.verdict:
             print_text("\n" + self.verdict.text(screen_width(NARROW)))
 
@@ -106,7 +106,7 @@ class Evaluation:
         if self.outputs:
             return [score.to_dict() for score in self.outputs]
         told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
-        return AccuracyTable.of(self.cards or [self.card]).as_data() | told
+        return AccuracyTable.from_cards(self.cards or [self.card]).as_data() | told
 
     def __str__(self) -> str:
         if self.outputs:
@@ -169,7 +169,7 @@ def evaluate(
         SwinQuantError: An enabled node has no range, or an engine fails.
         UsageError: Options that do not fit the subject.
     """
-    subject = model.subjects() if isinstance(model, SubjectFiles) else subject_of(model)
+    subject = model.subjects() if isinstance(model, SubjectFiles) else open_subject(model)
     source = asked_for(PictureSet() if pictures is None else pictures)
     if isinstance(source, PictureSet):
         source = replace(source, batch=source.batch or batch_size or BATCH[this_world().device.type])
@@ -220,7 +220,7 @@ def evaluate(
     if subject.card_file and timed is None:
         check_writable(subject.card_file)
     world = this_world(subject.device)
-    baseline = baseline_of(subject, chosen, world, original, subject.given)
+    baseline = open_baseline(subject, chosen, world, original, subject.given)
     before = subject.card  # which names the original now
     if timed is not None:
         engines = engines_beside(subject.module, world.device, half_type(half, world.device), chosen, baseline)
@@ -241,7 +241,7 @@ def score_model(
 ) -> Evaluation:
     """Score a model for float32, half precision and each policy; the results go into its card in memory.
 
-    Its nodes must be calibrated for the policies. `baseline`: what `baseline_of` found. Every rank scores its share,
+    Its nodes must be calibrated for the policies. `baseline`: what `open_baseline` found. Every rank scores its share,
     and all return the same.
     """
     engines = engines_beside(model.module, world.device, half_type(half, world.device), policies, baseline)

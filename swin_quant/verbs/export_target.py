@@ -49,7 +49,7 @@ def float_type_options(target: Backend, engine: Backend | None, float_type: str 
     runs = engine or target
     if float_type is None or (runs.float_types and not runs.is_installed):
         return {}
-    able = _float_types_of(runs)
+    able = _list_float_types(runs)
     if not able:
         options = {"float_type": float_type}
         exporter_options(target, "int8", options)
@@ -59,7 +59,7 @@ def float_type_options(target: Backend, engine: Backend | None, float_type: str 
     return {}
 
 
-def _float_types_of(engine: Backend) -> Sequence[str]:
+def _list_float_types(engine: Backend) -> Sequence[str]:
     """The float types that an engine chooses among when it runs a file; empty where the export decides."""
     if engine.float_types:
         found: list[str] = function(engine.float_types)()
@@ -78,7 +78,7 @@ class ExportTarget:
     plain: bool = False
 
     @classmethod
-    def of(
+    def parse(
         cls, name: str, precision: str, values: Mapping[str, Any] | None = None, saturation_safe: bool = False
     ) -> "ExportTarget":
         """UsageError for a backend that is none, and for options that it lacks."""
@@ -220,7 +220,7 @@ def export_checkpoint(
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. SwinQuantError for a
     checkpoint without ranges.
     """
-    target, opened = ExportTarget.of(backend, precision), open_checkpoint(checkpoint)
+    target, opened = ExportTarget.parse(backend, precision), open_checkpoint(checkpoint)
     used = target.policy(opened.card, opened.file)
     if cfg is None:
         if opened.card is None:

@@ -19,8 +19,8 @@ from swin_quant.cards.records import RangesRecord
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.sources import has_split
-from swin_quant.exported import model_of
-from swin_quant.loading import ModelFile, baseline_of, load_for_scoring
+from swin_quant.exported import open_model
+from swin_quant.loading import ModelFile, load_for_scoring, open_baseline
 from swin_quant.model import Model, save_with_card
 from swin_quant.policies import Policies, PolicyChoice, one_policy, tell_bits
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
@@ -32,7 +32,7 @@ from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.run import Request, plot, refuse_to_replace, run_training, training_config, with_batch_size
 from swin_quant.train.training import Qat, Training, folder_for, place_to_train_on
 from swin_quant.verbs.evaluate import BATCH, Evaluation, score_model
-from swin_quant.verbs.export import file_of
+from swin_quant.verbs.export import ensure_saved
 from swin_quant.verbs.train import TrainedFile
 
 EXAMPLES = """swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill
@@ -114,7 +114,7 @@ def finetune(
     world = this_world() if isinstance(model, ModelFile) else world_on(device)
     training = recipe if isinstance(recipe, Training) else Training(recipe)
     with called_in_python(**{"continue": "resume", "output": "folder", "batch": "batch_size"}):
-        file = model if isinstance(model, ModelFile) else _file_of(model, folder, config)
+        file = model if isinstance(model, ModelFile) else _ensure_file(model, folder, config)
         cfg, chosen = file.config(place.config_keys()), one_policy(policy)
         keys = {"epochs": epochs, "batch_size": place.batch, "amax__mode": amax, **qat.keys()}
         wanted = load_recipe(training.recipe or DEFAULT_RECIPE).having(changes or {}, "changes")
@@ -141,14 +141,14 @@ def finetune(
         return Finetuned(path, replace(scored, verdict=training_verdict(trained.card, path)) if has_logits else scored)
 
 
-def _file_of(model: Model | str | Path, folder: str | Path | None, config: str | Path | None) -> ModelFile:
+def _ensure_file(model: Model | str | Path, folder: str | Path | None, config: str | Path | None) -> ModelFile:
     """The checkpoint of a model, which is saved in the folder if it is in none."""
     if not isinstance(model, str | Path):
-        model = model_of(model)
+        model = open_model(model)
         if not model.card.config:
             raise UsageError(f"{model.name}: is a module of your own: train it in your own loop, its nodes on")
         model.need_calibrated()
-        model = file_of(model, ensure_writable_dir(folder_for(folder, model.config)))
+        model = ensure_saved(model, ensure_writable_dir(folder_for(folder, model.config)))
     return ModelFile(str(model), cfg=str(config) if config else None)
 
 
@@ -170,7 +170,7 @@ def _trained(
     if len(found) != 1:
         raise UsageError(f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there")
     if request.original:
-        baseline_of(start, found, world, request.original, cfg)  # refuses another file, and names it without a card
+        open_baseline(start, found, world, request.original, cfg)  # refuses another file, and names it without a card
     module, policy = start.network, found[0]
     if not enabled_nodes(module):
         raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")

@@ -16,7 +16,7 @@ from swin_quant.base.errors import UsageError, called_in_python
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.sources import TRAIN, place_has
-from swin_quant.exported import Exported, model_of
+from swin_quant.exported import Exported, open_model
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, one_policy
@@ -165,7 +165,7 @@ def quantize(
     elif config:
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     else:
-        subject = model_of(model)
+        subject = open_model(model)
     timing = {"threads": threads, "float_type": float_type}
     told: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
     engine = engine_for(target)
@@ -233,7 +233,7 @@ def _quantize_in_memory(
     best = target.exporting.policies_for(model.card.config)[0]
     asked = None if policy == AUTO else one_policy(policy)
     if exporting["tune"]:
-        wanted = ExportTarget.of(target.name, "int8", {"int4_weights": exporting["int4_weights"]})
+        wanted = ExportTarget.parse(target.name, "int8", {"int4_weights": exporting["int4_weights"]})
         check_tunable(wanted, asked, replace(model.card, policy=load_policy(best).to_dict()))
     named = asked or load_policy(best)
     check_policy(target, named)

@@ -82,7 +82,7 @@ def report(
     if html:  # a missing library is named before pictures are classified
         library("vl_convert", "report")
         ensure_writable_dir(Path(html).parent)
-    table = AccuracyTable.of(list(shown.values()))
+    table = AccuracyTable.from_cards(list(shown.values()))
     targets = {Path(folder) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if folder else {}
     for target in [*targets, *([Path(html)] if html else [])]:
         if is_card(target):

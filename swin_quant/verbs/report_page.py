@@ -21,7 +21,7 @@ from swin_quant.config import from_dict
 from swin_quant.data.class_names import get_english_names, is_numbers
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.loading import baseline_of, load_for_scoring
+from swin_quant.loading import load_for_scoring, open_baseline
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, node_summaries
 from swin_quant.report.verdict import card_verdict
@@ -93,7 +93,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     """
     cfg = from_dict(card.config, card.name)
     model, policies = load_for_scoring(cfg, checkpoint)
-    engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], baseline_of(model, policies))
+    engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], open_baseline(model, policies))
     pair = _float_and_quantized(engines, card)
     if not pair:
         return data

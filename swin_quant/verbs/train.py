@@ -20,7 +20,7 @@ from swin_quant.loading import ModelFile, load
 from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.train.outdir import only_writer
-from swin_quant.train.recipe import load_recipe, recipe_of_config
+from swin_quant.train.recipe import load_recipe, read_recipe
 from swin_quant.train.run import refuse_to_replace, run_training, training_config, with_batch_size
 from swin_quant.train.training import Training, folder_for, place_to_train_on
 from swin_quant.verbs.evaluate import Evaluation, score_model
@@ -91,7 +91,7 @@ def train(
     """
     world, place, start = this_world(), place_to_train_on(pictures), model.opened
     cfg = model.config(place.config_keys())
-    recipe = load_recipe(training.recipe) if training.recipe else recipe_of_config(cfg)
+    recipe = load_recipe(training.recipe) if training.recipe else read_recipe(cfg)
     recipe = with_batch_size(training.change(recipe, epochs=epochs, batch_size=place.batch), cfg)
     how = {"resume": resume, "overwrite": overwrite, "replace_head": model.replace_head}
     request = training.request(folder_for(folder, cfg), start, place, **how)

@@ -22,13 +22,13 @@ from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_sou
 from swin_quant.data.sampling import digest
 from swin_quant.exported import (
     Exported,
-    config_of,
     find_checkpoint,
+    list_engine_names,
     load_engines,
     load_origin,
-    names_of_engines,
+    open_subject,
     prepared_by,
-    subject_of,
+    read_config,
 )
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.engines import verification_table
@@ -36,7 +36,7 @@ from swin_quant.report.graph import IntegerProducts, integer_products, quantized
 from swin_quant.report.printed import Printed
 from swin_quant.report.table import ReportTable
 from swin_quant.score.baseline import Baseline, engines_beside, unnamed_baseline
-from swin_quant.score.difference import difference, difference_of_outputs
+from swin_quant.score.difference import compare_batches, difference
 from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import Inferred, infer, infer_batches
@@ -109,13 +109,13 @@ def verify(
         SwinQuantError: The checkpoint is not found, or an engine cannot run the file.
     """
     one_process("verify")
-    found = subject_of(artifact)
+    found = open_subject(artifact)
     if not isinstance(found, Exported):
         raise UsageError(f"{found.name}: is a model, and `verify` compares an artifact with it: export it first")
     exported, world = found.artifact, world_on(device)
-    names = names_of_engines(exported, (engine,) if isinstance(engine, str) else engine)
+    names = list_engine_names(exported, (engine,) if isinstance(engine, str) else engine)
     check_writable(card_path(exported.file))  # which gets the records
-    cfg = config_of(exported)
+    cfg = read_config(exported)
     origin, policies = load_origin(exported, cfg, find_checkpoint(exported, checkpoint), world, found.origin)
     source = resolve_source(PictureSet() if pictures is None else pictures)
     opened = source.with_default_split("val").open() if isinstance(source, PictureSet) else None
@@ -166,7 +166,7 @@ def _integer_products(artifact: Artifact, engines: Mapping[str, Engine]) -> dict
     }
 
 
-def tolerance_of(engine: str, precision: str, float_type: str | None = None) -> float:
+def get_tolerance(engine: str, precision: str, float_type: str | None = None) -> float:
     """The mean |Δlogit| below which an artifact passes on the engine of that name.
 
     `precision` is the engine's (int8, int8+bfloat16, float16, ...), `float_type` what the artifact was exported in:
@@ -207,11 +207,11 @@ def compare(
         found = [(label, reference) for label, reference in references.items() if reference.name in wanted]
         for label, reference in sorted(found, key=lambda pair: wanted.index(pair[1].name)):
             criterion = reference.name == wanted[0]
-            tolerance = tolerance_of(keys[key], engine.precision, float_type) if criterion else None
+            tolerance = get_tolerance(keys[key], engine.precision, float_type) if criterion else None
             measured = (
                 difference(logits[key], logits[label])
                 if has_logits
-                else difference_of_outputs(inferred.outputs[key], inferred.outputs[label])
+                else compare_batches(inferred.outputs[key], inferred.outputs[label])
             )
             records.append(
                 {

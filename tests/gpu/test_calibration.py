@@ -6,12 +6,12 @@ import pytest
 import torch
 from pass_contexts import same
 
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes import PassContext, range_search
 from swin_quant.quant.passes.range_search import RangeSearchOptions
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.quant.quantizer import named_nodes
 
@@ -54,9 +54,9 @@ def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images,
         apply_policy(model, load_policy("qdq").bits("role:gemm_weight", 4))
         parts = [part.to(gpu) for part in images.split(8)]
         calibrate(model, parts)
-        context = PassContext(model, parts, units=units_of(model), scratch=scratch)
+        context = PassContext(model, parts, units=list_units(model), scratch=scratch)
         range_search.run(context, options)
-        return state_of(model)
+        return copy_state(model)
 
     first = searched(Scratch(tmp_path))
     monkeypatch.setattr(range_search, "from_main", told)

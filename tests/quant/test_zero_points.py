@@ -223,7 +223,7 @@ def test_the_sqnr_of_a_node_is_that_of_its_values(name):
     found = Range(1.0, tuple(node.bounds.tolist()))
     noise = ((node(torch.tensor(values)).numpy() - values) ** 2).sum()
     expected = 10 * np.log10((values**2).sum() / noise)
-    assert sqnr_db(statistics_of(values), *found.on_grid_of(node)) == pytest.approx(expected, abs=0.1)
+    assert sqnr_db(statistics_of(values), *found.get_grid_arguments(node)) == pytest.approx(expected, abs=0.1)
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30), st.data())

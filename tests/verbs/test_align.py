@@ -15,12 +15,12 @@ from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.verbs.align_sides import (
     Side,
+    agree_on_preprocessing,
     compare,
     compare_steps,
     dump,
     model_side,
     open_side,
-    preprocessing_of,
     take_step,
 )
 
@@ -95,7 +95,7 @@ def test_sides_that_prepare_pictures_differently_say_in_what(tiny_model):
     with pytest.raises(
         UsageError, match=r"^a \(float32\) and b \(float32\) take pictures differently: size is 32 and 40$"
     ):
-        preprocessing_of(sides)
+        agree_on_preprocessing(sides)
 
 
 # One training step

@@ -25,7 +25,7 @@ from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.score.engine import half_type, precision_of, torch_engines
+from swin_quant.score.engine import get_precision, half_type, torch_engines
 from swin_quant.verbs.evaluate import score_model
 
 
@@ -234,7 +234,7 @@ def test_a_policy_that_wants_ranges_the_model_lacks_is_refused_before_any_pictur
 )
 def test_precision_names_bits_of_weights_and_activations(done, rules, precision):
     apply_policy(done.module, MODE1.and_then(*rules))
-    assert precision_of(done.module) == precision
+    assert get_precision(done.module) == precision
     apply_policy(done.module, MODE1)
 
 

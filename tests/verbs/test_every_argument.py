@@ -109,7 +109,7 @@ def test_calibrate(model, pictures, tmp_path, heard):
 
 
 def test_evaluate_of_a_checkpoint(file, micro, pictures, tmp_path, heard):
-    baseline = heard(VERBS["evaluate"], "baseline_of")
+    baseline = heard(VERBS["evaluate"], "open_baseline")
     how = {"original": micro / "swin.pth", "batch_size": 2}
     found = sq.evaluate(sq.load(file), sq.pictures(pictures, "val"), ["ft-mode1", "qdq"], half="bfloat16", **how)
     rows = [(one.precision, one.policy) for one in found.results]

@@ -195,11 +195,11 @@ def _without_int8(traced: Any) -> set[str]:
             (reader, *others) = reader.users
         is_fixed = source.endswith("dequantize_per_tensor.default")
         if node.name not in moving or (is_fixed and (others or "quantize_per_tensor" not in str(reader.target))):
-            found.add(_layer_of(node))
+            found.add(_find_layer(node))
     return found
 
 
-def _layer_of(node: Any) -> str:
+def _find_layer(node: Any) -> str:
     """The name of the module that called an operator of a traced graph."""
     stack = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return stack[-1].removeprefix("network.") if stack and stack[-1] else str(node.name)
@@ -214,7 +214,7 @@ def products_in(graph: Any) -> dict[str, str]:
             if re.search(r"aten\.(linear|convolution|addmm|mm)\.", str(node.target)):
                 sources = [str(getattr(one, "target", "")) for one in node.args[:2]]
                 is_int8 = part is not graph and all("dequantize" in one for one in sources)
-                found[_layer_of(node)] = "int8" if is_int8 else "float32"
+                found[_find_layer(node)] = "int8" if is_int8 else "float32"
     return found
 
 

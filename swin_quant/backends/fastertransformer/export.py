@@ -26,8 +26,8 @@ from swin_quant.backends.fastertransformer.limits import (
     check_finite,
     check_half_range,
     check_limits,
-    int8_mode_of,
-    warnings_of,
+    find_int8_mode,
+    list_warnings,
 )
 from swin_quant.backends.fastertransformer.manifest import Stored, make_manifest, manifest_name, read_export
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
@@ -40,7 +40,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import save_calibrated, save_float
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import Swin
-from swin_quant.models.swin_v2 import version_of
+from swin_quant.models.swin_v2 import get_version
 from swin_quant.quant.policy import policy_from_dict
 
 # The largest relative error of storing: half a unit in the last place. Kernels are rounded to float16 before int8.
@@ -188,7 +188,7 @@ def export(
                 os.replace(part, folder / part.name)
     except OSError as error:
         raise SwinQuantError(f"{folder}: the export cannot be written: {reason(error)}") from error
-    for warning in warnings_of(case):
+    for warning in list_warnings(case):
         log.warning("%s", warning)
     card = card if case.form.int8 else replace(card, policy=None)
     made = {
@@ -210,8 +210,8 @@ def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case
     mode = None
     if options.kind == "int8":
         policy = policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None
-        mode = int8_mode_of(model, policy)
-    form = Form(version_of(model), options.kind, options.sm, options.fix_gelu_bias)
+        mode = find_int8_mode(model, policy)
+    form = Form(get_version(model), options.kind, options.sm, options.fix_gelu_bias)
     case = Case(model.geometry, form, mode, options.batch)
     check_limits(case)
     return case

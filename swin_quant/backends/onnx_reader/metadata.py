@@ -55,7 +55,7 @@ def write(
         model.metadata_props.add(key=key, value=value)
 
 
-def labels_of(artifact: Artifact) -> list[str]:
+def read_labels(artifact: Artifact) -> list[str]:
     """The class names in an artifact's file; empty if it has none."""
     try:
         names = json.loads(open_onnx(artifact.file).metadata.get(LABELS, "[]"))

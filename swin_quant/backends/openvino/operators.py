@@ -17,7 +17,7 @@ from swin_quant.base.files import plugins_dir
 from swin_quant.base.progress import log
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
-from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS, compiled, plugins_of
+from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS, compiled, parse_plugins
 
 LIMIT = "ONEDNN_MAX_CPU_ISA"  # an environment variable: the instructions that OpenVINO may use
 # What a CPU has for int8, the best first -> its kind, which build.sh knows.
@@ -114,11 +114,11 @@ def are_faster_here(architecture: str, operator: str = "attention") -> bool:
 
 def has_operators(artifact: Artifact) -> bool:
     """Whether the nodes of an artifact that OpenVINO does not know are all of the library, by the artifact's card."""
-    plugins = plugins_of(tuple(artifact.record["options"].get("plugin") or ())).values()
+    plugins = parse_plugins(tuple(artifact.record["options"].get("plugin") or ())).values()
     return bool(plugins) and all((one.domain, one.name) == (DOMAIN, NODES.get(one.operator)) for one in plugins)
 
 
-def libraries_of(artifact: Artifact) -> tuple[str, ...]:
+def find_libraries(artifact: Artifact) -> tuple[str, ...]:
     """The library that the nodes of an artifact need; a warning says why they run as plain nodes instead."""
     if not has_operators(artifact):
         return ()
@@ -139,7 +139,7 @@ def run_all_products(artifact: Artifact) -> bool:
 
     Its products are exact on every CPU; plain nodes multiply what Q/DQ pairs have rounded.
     """
-    if not libraries_of(artifact):
+    if not find_libraries(artifact):
         return False
     return all(node.op_type != "QuantizeLinear" for node in read_model(artifact.file).graph.node)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from swin_quant.quant.passes.scratch import Scratch, key_of
+from swin_quant.quant.passes.scratch import Scratch, compute_key
 
 CPU = torch.device("cpu")
 
@@ -48,9 +48,9 @@ def test_the_key_is_of_weights_ranges_settings_pictures_and_options(tiny_model, 
     ):
         model = tiny_model("swin")
         change(model)
-        keys.add(key_of([model], images, ["pass", {"seed": 0}]))
+        keys.add(compute_key([model], images, ["pass", {"seed": 0}]))
     model = tiny_model("swin")
-    keys.add(key_of([model], images, ["pass", {"seed": 1}]))
-    keys.add(key_of([model], [torch.ones(1, 3, 8, 8)], ["pass", {"seed": 0}]))
+    keys.add(compute_key([model], images, ["pass", {"seed": 1}]))
+    keys.add(compute_key([model], [torch.ones(1, 3, 8, 8)], ["pass", {"seed": 0}]))
     assert len(keys) == 6
-    assert key_of([tiny_model("swin")], images, ["pass", {"seed": 0}]) in keys
+    assert compute_key([tiny_model("swin")], images, ["pass", {"seed": 0}]) in keys

@@ -390,8 +390,8 @@ def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     """With every output beside logits, float16 in, and a fixed batch."""
     pytest.importorskip("starlette")
     from swin_quant.exported import labels_in
-    from swin_quant.ship.facts import facts_of
-    from swin_quant.verbs.service import service_of
+    from swin_quant.ship.facts import collect_facts
+    from swin_quant.verbs.service import load_service
 
     model = onnx.load(exported)
     graph = model.graph
@@ -406,8 +406,8 @@ def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     for value in (*graph.input, *graph.output) if batch else ():
         value.type.tensor_type.shape.dim[0].dim_value = batch
     artifact = remade(model)
-    served = service_of(artifact, "onnxruntime").model
-    assert served == facts_of(artifact, labels_in(artifact)).served
+    served = load_service(artifact, "onnxruntime").model
+    assert served == collect_facts(artifact, labels_in(artifact)).served
     assert (served.name, served.batch, served.labels) == ("swin_micro", batch, ("cat", "dog", "red fox"))
     assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))
     ends = [("logits", "FP32", (3,)), ("probabilities", "FP32", (3,)), ("top_classes", "INT64", (2,))]

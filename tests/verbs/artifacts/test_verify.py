@@ -19,7 +19,7 @@ from swin_quant.cards.records import Result
 from swin_quant.score.difference import difference
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import Inferred
-from swin_quant.verbs.verify import compare, failures, is_quantized, tolerance_of
+from swin_quant.verbs.verify import compare, failures, get_tolerance, is_quantized
 
 verifying = importlib.import_module("swin_quant.verbs.verify")  # the module, whose name is the function's, too
 
@@ -178,12 +178,12 @@ def test_a_float_artifact_is_judged_by_float():
 
 
 def test_a_half_precision_body_is_allowed_its_rounding():
-    assert tolerance_of("openvino", "int8+bfloat16") == tolerance_of("openvino", "bfloat16")
-    assert tolerance_of("openvino", "int8+bfloat16") > tolerance_of("openvino", "int8")
-    assert tolerance_of("openvino", "float32", "float16") > tolerance_of("openvino", "float32", "float32")
+    assert get_tolerance("openvino", "int8+bfloat16") == get_tolerance("openvino", "bfloat16")
+    assert get_tolerance("openvino", "int8+bfloat16") > get_tolerance("openvino", "int8")
+    assert get_tolerance("openvino", "float32", "float16") > get_tolerance("openvino", "float32", "float32")
     assert judged("W4A8", 0.01, 9.0)[0]["reference"] == "torch fake-quant"
 
 
 def test_tolerances_are_those_of_fastertransformer_for_its_backend_and_there_for_every_engine():
-    assert tolerance_of("fastertransformer", "int8") == 0.1 and tolerance_of("fastertransformer", "float16") == 0.01
+    assert get_tolerance("fastertransformer", "int8") == 0.1 and get_tolerance("fastertransformer", "float16") == 0.01
     assert all(engine.tolerances for engine in engines().values())
