@@ -37,7 +37,8 @@ from swin_quant.score.engine import half_type, torch_engines
 from swin_quant.score.scoring import open_labelled
 from swin_quant.train.training import Qat, Training
 from swin_quant.verbs.calibrate import NONE, calibrate
-from swin_quant.verbs.evaluate import Evaluation, evaluate
+from swin_quant.verbs.evaluate import evaluate
+from swin_quant.verbs.evaluation import Evaluation
 from swin_quant.verbs.finetune import finetune
 
 NO_SWIN_NODE = "final_input"  # in FasterTransformer's list of keywords, from BERT

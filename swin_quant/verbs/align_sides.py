@@ -43,7 +43,7 @@ from swin_quant.score.alignment import (
 )
 from swin_quant.score.engine import engine_under
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.verify import is_quantized
+from swin_quant.verbs.verification import is_quantized
 
 FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
 _PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are

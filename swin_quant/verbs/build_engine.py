@@ -19,7 +19,8 @@ from swin_quant.exported import Exported, find_checkpoint, no_checkpoint
 from swin_quant.report.engines import products_table
 from swin_quant.report.printed import Printed
 from swin_quant.report.table import ReportTable
-from swin_quant.verbs.verify import Verification, verify
+from swin_quant.verbs.verification import Verification
+from swin_quant.verbs.verify import verify
 
 EXAMPLES = """swin-quant build-engine out/swin_tiny_int8.onnx --data-path imagenet
 swin-quant build-engine out/swin_tiny_int8.onnx --max-batch 64 --timing-cache trt.cache --no-verify"""

@@ -103,18 +103,10 @@ def export(
     """
     one_process("export")
     names = read_lines(str(labels), "list of class names") if isinstance(labels, str | Path) else labels
-    given: dict[str, Any] = {
-        **{"float_type": float_type, "batch": batch, "sm": sm, "fix_gelu_bias": fix_gelu_bias, "opset": opset},
-        **{
-            "int4_weights": int4_weights,
-            "replace": replace or None,
-            "plugin": plugin or None,
-            "plain": plain,
-            "npu": npu,
-        },
-        **{"uint8_input": uint8_input, "softmax": softmax, "top_k": top_k, "labels": names and tuple(names)},
-        **{"check": check, **options},
-    }
+    given: dict[str, Any] = {"float_type": float_type, "batch": batch, "sm": sm, "fix_gelu_bias": fix_gelu_bias}
+    given |= {"opset": opset, "int4_weights": int4_weights, "replace": replace or None, "plugin": plugin or None}
+    given |= {"plain": plain, "npu": npu, "uint8_input": uint8_input, "softmax": softmax, "top_k": top_k}
+    given |= {"labels": names and tuple(names), "check": check, **options}
     if isinstance(policy, PolicyChoice):
         saturation_safe = policy.saturation_safe
         policy = None if policy == PolicyChoice(saturation_safe=True) else policy

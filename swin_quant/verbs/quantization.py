@@ -47,7 +47,7 @@ from swin_quant.verbs.calibration_result import place_named
 from swin_quant.verbs.export_target import engine_for, float_type_options
 from swin_quant.verbs.search import found_before
 from swin_quant.verbs.search_costs import policy_file
-from swin_quant.verbs.verify import failures
+from swin_quant.verbs.verification import failures
 
 
 @dataclass(frozen=True)

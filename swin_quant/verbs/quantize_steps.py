@@ -93,6 +93,14 @@ def steps(job: Quantization) -> list[Step]:
     return all_steps
 
 
+def print_steps(job: Quantization) -> None:
+    """Print the steps as commands, and which of them are done."""
+    for step in steps(job):
+        print(step.command + ("    # done" if step.is_done else ""))
+    if job.engine and not job.has_val:
+        print(f"# not scored: {job.pictures.path} has no val split")
+
+
 def finish(job: Quantization) -> Artifact:
     """Do the steps that are not done yet.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 
@@ -23,7 +23,7 @@ from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import load_recipe, read_recipe
 from swin_quant.train.run import refuse_to_replace, run_training, training_config, with_batch_size
 from swin_quant.train.training import Training, folder_for, place_to_train_on
-from swin_quant.verbs.evaluate import Evaluation, score_model
+from swin_quant.verbs.evaluation import Evaluated, Evaluation, score_model
 
 EXAMPLES = """swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out
 swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out --continue
@@ -31,7 +31,7 @@ torchrun --nproc_per_node 8 -m swin_quant train --cfg swin_tiny_patch4_window7_2
 
 
 @dataclass(frozen=True)
-class TrainedFile:
+class TrainedFile(Evaluated):
     """The checkpoint that a training wrote, and its results; printed, the accuracy-delta table."""
 
     file: Path
@@ -40,14 +40,6 @@ class TrainedFile:
     def load(self) -> Model:
         """The model that was trained."""
         return load(self.file)
-
-    def show(self) -> None:
-        """Print the table as wide as the terminal."""
-        self.evaluation.show()
-
-    def to_json(self) -> Any:
-        """The table as data."""
-        return self.evaluation.to_json()
 
     def __str__(self) -> str:
         return str(self.evaluation) or f"{self.file}: not scored: the pictures have no val split"

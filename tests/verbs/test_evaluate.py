@@ -4,7 +4,6 @@ records."""
 import dataclasses
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -26,7 +25,8 @@ from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score.engine import get_precision, half_type, torch_engines
-from swin_quant.verbs.evaluate import score_model
+from swin_quant.verbs import evaluation
+from swin_quant.verbs.evaluation import score_model
 
 
 @pytest.fixture
@@ -108,14 +108,13 @@ def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
 def test_what_another_process_measured_meanwhile_stays(evaluate, own, card_of, monkeypatch):
     path, before = own.with_suffix(".json"), card_of(own)
     theirs = {**before["results"][0], "engine": "openvino"}
-    evaluating = sys.modules["swin_quant.verbs.evaluate"]  # the function has the module's name
-    score = evaluating.score_engines
+    score = evaluation.score_engines
 
     def scored(*args):
         path.write_text(json.dumps({**before, "results": [*before["results"], theirs]}))
         return score(*args)
 
-    monkeypatch.setattr(evaluating, "score_engines", scored)
+    monkeypatch.setattr(evaluation, "score_engines", scored)
     found = evaluate("--policy", "qdq")["results"]
     assert theirs in found and [r["policy"] for r in found] == [None, "ft-mode1", None, "qdq"]
 

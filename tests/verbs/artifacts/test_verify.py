@@ -19,7 +19,7 @@ from swin_quant.cards.records import Result
 from swin_quant.score.difference import difference
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import Inferred
-from swin_quant.verbs.verify import compare, failures, get_tolerance, is_quantized
+from swin_quant.verbs.verification import compare, failures, get_tolerance, is_quantized
 
 verifying = importlib.import_module("swin_quant.verbs.verify")  # the module, whose name is the function's, too
 
