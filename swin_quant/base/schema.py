@@ -81,7 +81,7 @@ def check_record(
 
 def check_fields(record: Any) -> None:
     """UsageError unless the fields of a dataclass made in code fit their annotations."""
-    for name, kind in fields_of(type(record))[0].items():
+    for name, kind in get_fields(type(record))[0].items():
         value = _Reading("", False, None, UsageError).value(kind, getattr(record, name), name)
         object.__setattr__(record, name, value)  # it may be frozen; lists are tuples now, and 1 is 1.0 for a float
 
@@ -132,7 +132,7 @@ def _read_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
     return {field.name: hints[field.name] for field in fields}, constant
 
 
-fields_of: Callable[[Any], tuple[dict[str, Any], set[str]]] = functools.cache(_read_fields)
+get_fields: Callable[[Any], tuple[dict[str, Any], set[str]]] = functools.cache(_read_fields)
 
 
 def _is_record(kind: Any) -> bool:
@@ -185,7 +185,7 @@ class _Reading:
 
     def fields(self, kind: Any, data: Any, key: str) -> dict[str, Any]:
         """The values of a record's fields, by name."""
-        content, (known, optional) = self._check_kind(Mapping, data, key, "a mapping"), fields_of(kind)
+        content, (known, optional) = self._check_kind(Mapping, data, key, "a mapping"), get_fields(kind)
         prefix = f"{key}." if key else ""
         surplus = sorted(prefix + _shown(name) for name in content if name not in known)
         if surplus and self.unknown is None:  # before what is lacking: it may be that, misspelt

@@ -25,7 +25,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import compute_data_sha256, compute_sha256, finite, one_at_a_time, read_json, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
-from swin_quant.base.schema import check_record, checked, fields_of
+from swin_quant.base.schema import check_record, checked, get_fields
 from swin_quant.cards.costs import SensitivityRecord, TriedPolicies
 from swin_quant.cards.paths import located, portable_path, with_paths
 from swin_quant.cards.records import (
@@ -221,7 +221,7 @@ class RunCard:
             unknown = _check_card(content, str(path))
             content = with_paths(content, lambda file: located(file, Path(path)))
             del content["schema"]
-            newer = {key: content.pop(key) for key in content.keys() - fields_of(cls)[0]}
+            newer = {key: content.pop(key) for key in content.keys() - get_fields(cls)[0]}
             card = cls(**content, newer=newer, checked=True)
         except RecursionError as error:
             raise SwinQuantError(f"{path}: is not a run card: it is nested too deeply") from error
@@ -277,7 +277,7 @@ def _check_card(content: Any, where: str) -> list[str]:
     for index, result in enumerate(content.get("results", ())):
         check_record(Result, result, where, f"results[{index}]", unknown)
     if artifact := content.get("artifact"):
-        known = artifact["options"].keys() & fields_of(KnownOptions)[0]
+        known = artifact["options"].keys() & get_fields(KnownOptions)[0]
         check_record(KnownOptions, {key: artifact["options"][key] for key in known}, where, "artifact.options")
     if content.get("policy") is not None:
         checked(str, content["policy"].get("name"), where, "policy.name")

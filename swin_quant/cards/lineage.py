@@ -178,8 +178,8 @@ def _find_derived_file(path: Path, file: Path, sha256: str) -> Path | None:
         card = RunCard.read(path)
     except (OSError, SwinQuantError):  # some other JSON
         return None
-    of_artifact = (card.checkpoint or card.source) if card.artifact else None
-    needs = [of_artifact, card.start, card.source if card.has_own_weights else None]
+    exported = (card.checkpoint or card.source) if card.artifact else None
+    needs = [exported, card.start, card.source if card.has_own_weights else None]
     found = [
         find_recorded_file(need, [path.parent, path.parent.parent])
         for need in needs

@@ -44,13 +44,13 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
 
 @reads("checkpoint")
 def read_weights(
-    checkpoint: str | os.PathLike[str], weights: str = "", hash_of: Callable[[Path], str] = compute_sha256
+    checkpoint: str | os.PathLike[str], weights: str = "", get_hash: Callable[[Path], str] = compute_sha256
 ) -> Weights:
     """The weights of a file; SwinQuantError as in `read_state_dict`.
 
     `weights`: the set to take from a file that holds several (`roots`); a file of ours holds one.
     """
-    return named_weights(*read_state_dict(local_file(checkpoint), weights, hash_of), weights)
+    return named_weights(*read_state_dict(local_file(checkpoint), weights, get_hash), weights)
 
 
 def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:

@@ -343,12 +343,12 @@ def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, st
 
     If several share a name, each shows a part of its hash, except the built-in one and one with unknown rules.
     """
-    policies, of_name = list(policies), defaultdict(set)
+    policies, hashes = list(policies), defaultdict(set)
     for name, sha256 in policies:
-        of_name[name].add(sha256)
-    ours = {name: load_policy(name).sha256 for name in builtin_policies() if len(of_name[name]) > 1}
+        hashes[name].add(sha256)
+    ours = {name: load_policy(name).sha256 for name in builtin_policies() if len(hashes[name]) > 1}
     return {
-        (name, sha256): name if len(of_name[name]) == 1 or sha256 in (None, ours.get(name)) else _other(name, sha256)
+        (name, sha256): name if len(hashes[name]) == 1 or sha256 in (None, ours.get(name)) else _other(name, sha256)
         for name, sha256 in policies
     }
 

@@ -174,8 +174,8 @@ def grid(
         yield "─" * total(widths)
     for row in rows:
         cells = [folded(column.cell(row), width) for column, width in zip(columns, widths, strict=True)]
-        of_row = style(row) if style and color else ""
-        styles = [(color and column.style and column.style(row)) or of_row for column in columns]
+        row_style = style(row) if style and color else ""
+        styles = [(color and column.style and column.style(row)) or row_style for column in columns]
         yield from _side_by_side(cells, columns, widths, styles)
 
 

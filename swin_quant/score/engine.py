@@ -124,8 +124,8 @@ def torch_engines(
                 precision = get_precision(model)
                 engines.append(Engine(FAKE_QUANT, precision, policy.name, run, policy_sha256=policy.sha256))
     names = told_apart((engine.policy, engine.policy_sha256) for engine in engines if engine.policy)
-    policies_of = (names[engine.policy, engine.policy_sha256] if engine.policy else None for engine in engines)
-    labels = [replace(engine, policy=policy).label for engine, policy in zip(engines, policies_of, strict=True)]
+    shown = (names[engine.policy, engine.policy_sha256] if engine.policy else None for engine in engines)
+    labels = [replace(engine, policy=policy).label for engine, policy in zip(engines, shown, strict=True)]
     return {label: replace(engine, device=str(device)) for label, engine in zip(labels, engines, strict=True)}
 
 

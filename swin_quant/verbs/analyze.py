@@ -131,7 +131,7 @@ def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Ana
         {key: table.title for key, table in tables.items()},
         {key: table.sources for key, table in tables.items()},
         {
-            name: {key: get_status(table, name, None, of_onnx=True) for key, table in tables.items()}
+            name: {key: get_status(table, name, None, is_onnx=True) for key, table in tables.items()}
             for name in dict.fromkeys(call.name for call in found.calls)
         },
         [follows],

@@ -110,8 +110,8 @@ def _step(network: Network, layer: str) -> float:
     at = layer.removesuffix("proj")
     levels = scalars[f"{at}context_scale"] * scalars.get(f"{at}softmax_levels", 1.0)
     if f"{at}q k" in network.spec.quantized:
-        of_v = 2 * network.spec.attention_width(int(layer.split(".")[1]))
-        levels *= network.tensors[f"{at}qkv.levels"][of_v].item()
+        v_channel = 2 * network.spec.attention_width(int(layer.split(".")[1]))
+        levels *= network.tensors[f"{at}qkv.levels"][v_channel].item()
     return float(_inverse(torch.tensor(levels)))
 
 

@@ -134,8 +134,8 @@ def list_operand_nodes(product: str, version: int) -> tuple[str, ...]:
 
 def list_value_nodes(quantized: frozenset[str]) -> set[str]:
     """Nodes of values that are stored in bytes even if their product is half: q, k and v are one tensor."""
-    of_attention = (product.removesuffix("q k") for product in quantized if product.endswith("q k"))
-    return {f"{at}matmul_v_input_quantizer" for at in of_attention}
+    attentions = (product.removesuffix("q k") for product in quantized if product.endswith("q k"))
+    return {f"{at}matmul_v_input_quantizer" for at in attentions}
 
 
 def _is_quantized(product: str, enabled: Mapping[str, Quantizer], version: int) -> bool:

@@ -112,10 +112,10 @@ class WeightSource:
         return self.model.layers[stage].blocks[block].attn
 
     def _select_block_ranges(self, stage: int, block: int) -> dict[str, float]:
-        of_stage, of_block = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
-        own = {name.removeprefix(of_block): a for name, a in self.ranges.items() if name.startswith(of_block)}
-        merging = f"{of_stage}downsample."
-        return own | {name.removeprefix(of_stage): a for name, a in self.ranges.items() if name.startswith(merging)}
+        stage_prefix, block_prefix = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
+        own = {name.removeprefix(block_prefix): a for name, a in self.ranges.items() if name.startswith(block_prefix)}
+        merging = f"{stage_prefix}downsample."
+        return own | {name.removeprefix(stage_prefix): a for name, a in self.ranges.items() if name.startswith(merging)}
 
 
 def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:

@@ -216,8 +216,11 @@ def _normalize_lengths(body: _Body, y: str, lengths: str) -> str:
     """q, k and v [B, T, 3C] with each head's q normalised to `lengths` [heads], and its k to 1."""
     lengths = body("Concat", lengths, body("Div", lengths, lengths), axis=0)
     channels = body("Slice", body("Shape", y), body.whole(2), body.whole(3))
-    of_qk = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
-    qk, v = body("Slice", y, body.whole(0), of_qk, body.whole(2)), body("Slice", y, of_qk, channels, body.whole(2))
+    qk_channels = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
+    qk, v = (
+        body("Slice", y, body.whole(0), qk_channels, body.whole(2)),
+        body("Slice", y, qk_channels, channels, body.whole(2)),
+    )
     shape = body("Concat", body.whole(0, 0), body("Shape", lengths), body.whole(-1), axis=0)
     heads = body("Reshape", qk, shape)
     size = body("Sqrt", body("ReduceSum", body("Mul", heads, heads), body.whole(-1), keepdims=1))

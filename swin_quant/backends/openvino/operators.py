@@ -87,8 +87,8 @@ def are_default(config: Mapping[str, Any]) -> bool:
     family = model.get(str(model.get("TYPE")).upper(), {})
     if not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
         return False
-    is_of_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
-    fast = {"map_branch": FAST_TOKENS["attention_branch"]} if is_of_maps else FAST_TOKENS
+    has_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
+    fast = {"map_branch": FAST_TOKENS["attention_branch"]} if has_maps else FAST_TOKENS
     tokens = family["WINDOW_SIZE"] ** 2
     operator = next((name for name, most in fast.items() if tokens <= most), None)
     if operator is None or family["EMBED_DIM"] != FAST_DEPTH * family["NUM_HEADS"][0]:

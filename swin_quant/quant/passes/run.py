@@ -137,14 +137,14 @@ def _features_alike(context: PassContext) -> bool:
 def _features(context: PassContext, model: nn.Module) -> Values:
     """The outputs of units for a picture, and of `padded` modules as if half of their input were padding, which
     pictures of this size do not have."""
-    inputs_of: dict[str, tuple[Any, ...]] = {}
+    inputs_by_name: dict[str, tuple[Any, ...]] = {}
 
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
-        inputs_of[name] = inputs
+        inputs_by_name[name] = inputs
 
     with watching({name: model.get_submodule(name) for name in context.padded}, look):
         _, found = given_by(context.units, model, context.images[0][:1])
-    for name, (x, *others) in inputs_of.items():
+    for name, (x, *others) in inputs_by_name.items():
         x = x.clone()
         x[:, x.shape[1] // 2 :] = 0
         found[name] = model.get_submodule(name)(x, *others).float()

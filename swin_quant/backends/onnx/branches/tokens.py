@@ -77,8 +77,8 @@ class Operand:
 class TokenBranch:
     """An attention branch: the addition that ends it, the stream that it reads, and its parts.
 
-    `rows`: which channel of proj's input each channel of a head is. `of_logits`: the factor of q k^T. `tokens`: their
-    number, no integer if any number will do; None: they are no [B, T, C].
+    `rows`: which channel of proj's input each channel of a head is. `logit_factor`: the factor of q k^T. `tokens`:
+    their number, no integer if any number will do; None: they are no [B, T, C].
     """
 
     addition: fx.Node
@@ -90,7 +90,7 @@ class TokenBranch:
     softmax: nn.Module | None
     proj: Linear
     rows: Tensor
-    of_logits: float
+    logit_factor: float
     tokens: Any
     scale: Tensor | None
 
@@ -115,7 +115,7 @@ class TokenBranch:
         width = self.norm.normalized_shape[0]
         if self.rows.numel() != width or any(one.columns.shape != self.rows.shape for one in self.operands):
             return "changes its width"
-        if any(one.factor <= 0 for one in self.operands) or self.of_logits <= 0 or self.tokens is None:
+        if any(one.factor <= 0 for one in self.operands) or self.logit_factor <= 0 or self.tokens is None:
             return "has a factor below zero, or no tokens [B, T, C]"
         return None if self.norm_last else find_scale_fault(self.proj, self.scale)
 
@@ -128,10 +128,10 @@ class TokenBranch:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
         q, k, v = self.operands
         scales = [float(one.pair.scale) for one in self.operands]  # type: ignore[arg-type]  # pairs have one
-        scales[0] *= self.of_logits
+        scales[0] *= self.logit_factor
         if isinstance(self.softmax, Pair):
             scales.append(float(self.softmax.scale))
-        factors = (q.factor * self.of_logits, k.factor, v.factor)
+        factors = (q.factor * self.logit_factor, k.factor, v.factor)
         qkv = _joined(self.operands, factors)
         weight = self.proj._weight_quantizer
         weight.values = weight.values[self.rows.flatten()].contiguous()
@@ -200,14 +200,14 @@ def token_branch_at(root: nn.Module, addition: fx.Node) -> TokenBranch | None:
             if made is None or found is None:
                 continue
             scale, *own, proj = made[0]
-            rows, of_logits, softmax, operands, source, tokens = found
+            rows, logit_factor, softmax, operands, source, tokens = found
             ahead = ([], source) if norm_last else walk.along((norm,), source)
             if ahead is None or not walk.is_same(ahead[1], stream):
                 continue
             (normed,) = own or ahead[0]
             return TokenBranch(
-                addition, ahead[1], find_owner(proj, root), normed, norm_last, operands, softmax, proj, rows, of_logits,
-                tokens, scale,
+                addition, ahead[1], find_owner(proj, root), normed, norm_last, operands, softmax, proj, rows,
+                logit_factor, tokens, scale,
             )  # fmt: skip
     return None
 

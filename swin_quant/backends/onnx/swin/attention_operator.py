@@ -35,16 +35,16 @@ def attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[flo
     levels: int8 [B, T, 3C], q, k and v side by side, tokens window by window. constant: float32 [nW * heads, L, L];
     window i adds that of i modulo nW. scales: of q, k, v, of the softmax if it is rounded to int8, and of the result.
     """
-    of_q, of_k, of_v, *of_softmax, of_result = scales
+    q_scale, k_scale, v_scale, *softmax_scales, result_scale = scales
     batch, tokens, channels = levels.shape
     windows, length, depth = constant.shape[0] // heads, constant.shape[-1], channels // (3 * heads)
     x = levels.float().view(-1, windows, length, 3, heads, depth).permute(3, 0, 1, 4, 2, 5).flatten(2, 3)
-    logits = (x[0] * of_q) @ (x[1] * of_k).transpose(-2, -1) + constant
+    logits = (x[0] * q_scale) @ (x[1] * k_scale).transpose(-2, -1) + constant
     shares = logits.softmax(dim=-1)
-    for scale in of_softmax:
+    for scale in softmax_scales:
         shares = _rounded(shares, scale) * scale
-    x = (shares @ (x[2] * of_v)).view(-1, windows, heads, length, depth).transpose(2, 3)
-    return _rounded(x.reshape(batch, tokens, heads * depth), of_result).to(torch.int8)
+    x = (shares @ (x[2] * v_scale)).view(-1, windows, heads, length, depth).transpose(2, 3)
+    return _rounded(x.reshape(batch, tokens, heads * depth), result_scale).to(torch.int8)
 
 
 def _rounded(x: Tensor, scale: float) -> Tensor:
@@ -70,10 +70,10 @@ class OperatorAttention(nn.Module):
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
             self.register_buffer(name, getattr(attn, name))
-        of_q = attn.head_scale[: self.heads].view(-1, 1) if isinstance(attn, CosineAttention) else None
+        q_scale = attn.head_scale[: self.heads].view(-1, 1) if isinstance(attn, CosineAttention) else None
         ones = torch.ones(self.heads, 1)
         self.gain: Tensor | None
-        self.register_buffer("gain", None if of_q is None else torch.cat([of_q, ones, ones]))
+        self.register_buffer("gain", None if q_scale is None else torch.cat([q_scale, ones, ones]))
         self.register_buffer("of_values", torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
         channels = attn.proj._weight_quantizer.values.shape[0]
         self.of_values: Tensor
@@ -120,8 +120,8 @@ def _nodes(attn: QuantizedAttention) -> list[Any]:
 
 def _find_attention_fault(attn: QuantizedAttention) -> str | None:
     """The reason why the operator cannot compute `attn`; None if it can."""
-    *of_qkv, of_softmax, of_result = _nodes(attn)
-    pairs = [*of_qkv, of_result, *([of_softmax] if isinstance(of_softmax, Pair) else [])]
+    *qkv, softmax, result = _nodes(attn)
+    pairs = [*qkv, result, *([softmax] if isinstance(softmax, Pair) else [])]
     if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):
         return "has a float node or a zero point: choose ‹policy› qdq or cuda"
     others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
@@ -189,9 +189,9 @@ class WindowConstants(NormAndLinears):
         self.index: Tensor
         self.register_buffer("table", attn.table)
         self.register_buffer("index", attn.index)
-        of_q = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
+        q_scale = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
         self.lengths: Tensor | None
-        self.register_buffer("lengths", of_q)
+        self.register_buffer("lengths", q_scale)
 
     def constants(self, *own: Tensor | None) -> list[Tensor]:
         """All of them, with the operator's `own` before the lengths of V2's q."""

@@ -14,7 +14,7 @@ from torch.overrides import wrap_torch_function
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
 from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging
-from swin_quant.models.maps import neighbours as of_map
+from swin_quant.models.maps import neighbours as map_neighbours
 
 CONSTANTS = 5
 # Between the linears of an MLP (plugins/openvino/activation.hpp)
@@ -57,7 +57,7 @@ def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float
     """
     gain, offset, *rest = constants
     linear, places = rest[:CONSTANTS], rest[CONSTANTS:]
-    y = x[:, places[0]].reshape(len(x), len(places[0]) // 4, -1) if places else of_map(x)
+    y = x[:, places[0]].reshape(len(x), len(places[0]) // 4, -1) if places else map_neighbours(x)
     y = y if norm_last else layer_norm(y, gain.shape, gain, offset, epsilon)
     y = int8_linear(y, *linear)
     return layer_norm(y, gain.shape, gain, offset, epsilon) if norm_last else y
