@@ -15,7 +15,7 @@ from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
-from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
+from swin_quant.checkpoint.mindspore import read_ckpt
 from swin_quant.checkpoint.roots import choose_set, is_tensor, sets_in
 from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Compressed, Foreign, Script, read_torch
 
@@ -87,7 +87,7 @@ def read_state_dict(
     head = _sniff(path)
     notes: dict[str, Any] = {}
     content: Any
-    if looks_like_ckpt(path, head):
+    if path.suffix == ".ckpt" and head[:1] == b"\x0a":  # MindSpore's; torch's zip files may end in .ckpt, too
         kind, content = "ckpt", read_ckpt(path)
     # The hub's cache names files by their hash: they are known by their header
     elif path.suffix == ".safetensors" or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER):

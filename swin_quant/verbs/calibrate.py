@@ -129,9 +129,8 @@ def calibrate(
                 checkpoint=None,
                 class_names=names,
             )
-            shared = from_main(
-                copy_state(subject.module)
-            )  # ranks with other kernels go on with the first rank's ranges
+            # Ranks with other kernels go on with the first rank's ranges.
+            shared = from_main(copy_state(subject.module))
             give_state(subject.module, {name: value.to(subject.device) for name, value in shared.items()})
     except BaseException:
         vars(subject).update(before)
