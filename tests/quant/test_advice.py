@@ -193,7 +193,7 @@ def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
 
 
 @pytest.mark.parametrize("times", [10, 40])
-def test_what_other_channels_keep_is_what_rounding_leaves_them(times):
+def test_the_sqnr_of_other_channels_is_that_of_rounding(times):
     """A step of times / 127 makes errors of its square / 12; values are uniform in one."""
     layer = QuantLinear(16, 4, bias=False)
     named_nodes(model := torch.nn.Sequential(layer))

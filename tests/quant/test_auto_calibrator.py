@@ -79,7 +79,7 @@ def test_a_swin_is_never_worse_than_by_one_method(kind, tiny_model):
     assert sqnr(model, images) == pytest.approx(found.sqnr_db) and found.sqnr_db >= max(alone.values())
 
 
-def test_nothing_to_choose(tiny_model):
+def test_a_policy_without_enabled_nodes_chooses_nothing(tiny_model):
     model, images = tiny_model(**SMALL), torch.randn(2, 3, 32, 32)
     apply_policy(model, load_policy("float"))
     calibration = observe(model, [images], AUTO)

@@ -143,7 +143,7 @@ ROLES = {"a": Role.GEMM_INPUT, "w": Role.GEMM_WEIGHT, "p": Role.SOFTMAX_OUTPUT}
         ({"enable": "a", "format": "fp4"}, "int8, fp8"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_name(rule, said):
+def test_contradicting_rules_are_refused_by_name(rule, said):
     with pytest.raises(UsageError, match=said):
         decide(policy_from_dict({"name": "mine", "rules": [rule]}, "mine.yaml"), ROLES)
 

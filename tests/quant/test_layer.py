@@ -141,7 +141,7 @@ def test_a_checkpoint_brings_them_and_one_without_takes_them_away(net):
     assert torch.equal(net[1].weight, own["1.weight"])
 
 
-def test_what_passes_keep_and_give_back_has_them_or_not(net):
+def test_copied_states_restore_factors(net):
     before = copy_state(net)
     net[1].give(torch.rand(3))
     after = copy_state(net)

@@ -122,7 +122,7 @@ def test_the_losses_of_layers_are_those_of_sensitivity(kind, measured):
     assert layer_losses(model, images, list_blocks(model)) == alone
 
 
-def test_nothing_to_measure_is_an_error(subject):
+def test_no_pictures_or_no_enabled_nodes_are_an_error(subject):
     model, policy, batches = subject("swin")
     with pytest.raises(SwinQuantError, match="no picture"):
         sensitivity(model, [], list_blocks(model))

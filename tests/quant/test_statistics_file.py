@@ -42,7 +42,7 @@ def file(tmp_path, **changes):
     return tmp_path / "x.stats.npz"
 
 
-def test_what_was_counted_comes_back_to_the_bit(tmp_path):
+def test_statistics_are_read_back_exactly(tmp_path):
     made = counted()
     (tmp_path / "x.npz").write_bytes(statistics_bytes(made))
     read = read_statistics(tmp_path / "x.npz", NAMES)
@@ -68,7 +68,7 @@ def test_widths_are_those_of_a_histogram(tmp_path, width, side):
         )
 
 
-def test_both_sides_come_back_to_the_bit(tmp_path):
+def test_signed_statistics_are_read_back_exactly(tmp_path):
     rows = {name: join_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
     (tmp_path / "x.npz").write_bytes(statistics_bytes(rows))
     for name, read in read_statistics(tmp_path / "x.npz", NAMES).items():
@@ -122,7 +122,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_one_line(tmp_path, what):
+def test_damaged_files_are_refused_in_one_line(tmp_path, what):
     path = file(tmp_path, **BROKEN[what])
     with pytest.raises(SwinQuantError) as caught:
         read_statistics(path, NAMES)
@@ -143,7 +143,7 @@ def test_damaged_bytes_are_noticed(tmp_path, seed):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_packed_by_a_method_that_unpacks_without_a_bound_is_refused(tmp_path, method):
+def test_compression_without_a_bound_is_refused(tmp_path, method):
     path = file(tmp_path)
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "y.npz", "w", method) as other:
         for name in archive.namelist():

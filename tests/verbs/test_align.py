@@ -222,7 +222,7 @@ def test_a_dump_and_a_step_are_written_and_compared(run, micro, words, tmp_path)
     assert done.code == 0 and "first divergence: gradients/head.weight" in done.out
 
 
-def test_what_cannot_be_compared_is_one_line(run, micro, words, tmp_path):
+def test_invalid_comparisons_are_refused_in_one_line(run, micro, words, tmp_path):
     checkpoint = micro / "swin.pth"
     assert "give B, or --to" in run("align", checkpoint, *words).error(2)
     assert "--pictures 0: must be at least 1" in run("align", checkpoint, checkpoint, "--pictures", 0).error(2)

@@ -207,7 +207,7 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
 
 
 @pytest.mark.slow
-def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train):
+def test_recalibration_keeps_the_passes_that_changed_the_weights(model, train):
     """Passes that only chose ranges are not listed, since their ranges are gone."""
     few = {"name": "range_search", "pictures": 8, "rounds": 2}
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):

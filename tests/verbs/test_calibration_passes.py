@@ -58,7 +58,7 @@ def test_channels_that_stand_out_still_were_not_evened_out_unasked():
 
 
 @pytest.mark.parametrize("steps", [(HALVE, SPOIL), (SPOIL, HALVE)])
-def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, model):
+def test_a_rejected_pass_leaves_the_statistics_after_the_kept_one(steps, model):
     first = calibrate(model, [IMAGES], Method())
     found, records = improve(model, first, [(0, IMAGES)], Method(), PassPlan(steps))
     assert [one["kept"] for one in records] == [step is HALVE for step in steps]
@@ -86,7 +86,7 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(model):
 
 
 @pytest.mark.parametrize("least, cured", [(equalize._BETTER, True), (0.0, False)])
-def test_what_equalize_does_not_cure_stands_out_still(least, cured, model, monkeypatch):
+def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeypatch):
     """Outliers are reported where equalize found no improvement, and only at enabled nodes: float ones lose nothing by
     them."""
     monkeypatch.setattr(equalize, "_BETTER", least)
@@ -195,7 +195,7 @@ def test_two_ranks_find_what_one_finds(run, forked, float_flags, flags, passes, 
 @pytest.mark.parametrize(
     "flags, message", [(["--passes", "slow"], "fast"), (["--passes", "fast", "--policy", "float"], "quantizes nothing")]
 )
-def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
+def test_invalid_passes_are_refused_in_one_line(flags, message, run, float_flags, tmp_path):
     done = run("calibrate", *float_flags, "--output", tmp_path, *flags)
     assert message in done.error(2)
 

@@ -84,7 +84,7 @@ def test_corrected_weights_are_no_float_baseline_of_themselves(run, after_passes
 
 
 @pytest.mark.slow
-def test_what_its_weights_saw_stays_known(after_passes, micro, card_of):
+def test_passes_that_changed_the_weights_stay_in_the_card(after_passes, micro, card_of):
     """The card keeps `equalize` even though logits equal the original's, since maps of stages may not."""
     passes = "[equalize, {name: range_search, pictures: 4, rounds: 1}]"
     card = card_of(after_passes(passes, "--policy", "cpu"))

@@ -105,7 +105,7 @@ def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
     assert others == [("train", None), ("train", "ft-mode1")]
 
 
-def test_what_another_process_measured_meanwhile_stays(evaluate, own, card_of, monkeypatch):
+def test_results_written_by_another_process_are_kept(evaluate, own, card_of, monkeypatch):
     path, before = own.with_suffix(".json"), card_of(own)
     theirs = {**before["results"][0], "engine": "openvino"}
     score = evaluation.score_engines
@@ -305,7 +305,7 @@ def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_what_is_timed_of_a_network_is_its_own_work_alone(training):
+def test_the_mode_of_a_network_is_not_set_for_each_batch(training):
     """The mode of its parts is set once, not for each batch."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).train(training)
     switched = []

@@ -54,7 +54,7 @@ def test_from_a_float_checkpoint_to_a_scored_artifact(made, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
+def test_finished_steps_are_not_repeated(run, words, made, tmp_path, snapshot):
     before = snapshot(tmp_path / "out")
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 4 and "Δ acc@1" in again.out
@@ -88,7 +88,7 @@ def exported_otherwise(folder, *words):
 
 
 @pytest.mark.nightly
-def test_what_was_exported_otherwise_is_not_taken_for_the_artifact(run, words, made):
+def test_exports_with_other_options_are_not_reused(run, words, made):
     """A float file, or one of another policy, lies where this run's artifact would."""
     folder = made.parent
     for file in folder.glob("*_onnxruntime.*"):
@@ -140,7 +140,7 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quic
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
                                     ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
                                     ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip
-def test_another_wish_is_another_calibration(run, words, made, change):
+def test_changed_options_need_a_new_calibration(run, words, made, change):
     planned = run("quantize", *words, *change, "--dry-run")
     assert planned.code == 0 and "# done" not in planned.out
 

@@ -76,7 +76,7 @@ def sqnr(module, policy, batches):
 
 
 @pytest.mark.slow
-def test_what_is_found_keeps_the_budget_at_the_time_of_the_best_of_all_subsets(clock, model, some, tmp_path):
+def test_the_search_keeps_the_budget_and_is_about_as_fast_as_the_best_subset(clock, model, some, tmp_path):
     """A greedy knapsack loses at most its largest item against the best of all subsets (Dantzig, 1957)."""
     base = load_policy("qdq")
     batches = 4 * read_sample(model, some, 12).batches  # what chooses is what confirms
@@ -183,7 +183,7 @@ def test_a_choice_that_the_other_pictures_refute_is_made_again(clock, model, som
     assert found and chosen["loss"]["drop"] <= whole / 3 and found.record["left_float"]
 
 
-def test_what_confirms_did_not_choose(model, some):
+def test_confirming_pictures_are_not_choosing_pictures(model, some):
     sample = read_sample(model, some, 12)
     losses = Losses(model, load_policy("qdq"), "cpu", sample)
     chosen, others = (torch.cat([images for images, _ in one]) for one in (losses.choosing, losses.confirming))

@@ -108,7 +108,7 @@ def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
         sq.finetune(start, pictures, tmp_path / "out", **SMALL)
 
 
-def test_both_refuse_before_any_work_in_one_line(model, file, train, tensors, tmp_path):
+def test_invalid_arguments_are_refused_before_any_work(model, file, train, tensors, tmp_path):
     checkpoint, config = file
     own, place, batches = sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 2), train.path, tensors("train")
     changed, budget = {"changes": {"optimizer.rl": 1}, "config": config}, sq.Budget(max_drop=0.1)

@@ -180,7 +180,7 @@ def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, 
     assert stage == 1
 
 
-def test_where_nothing_stands_out_nothing_is_changed(shallow, images, make_context, use_policy):
+def test_without_outliers_nothing_changes(shallow, images, make_context, use_policy):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     calibrate(model, images.split(8))
     before = copy.deepcopy(model.state_dict())

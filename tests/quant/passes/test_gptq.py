@@ -137,7 +137,7 @@ def test_it_is_the_textbook_s_with_an_inverse_for_each_column(block, monkeypatch
 
 
 @given(SEEDS)
-def test_of_all_combinations_none_is_better_where_columns_do_not_correlate(seed):
+def test_without_correlation_no_combination_of_levels_is_better(seed):
     weight, hessian = problem(seed, rows=2, columns=3)
     hessian = torch.diag(hessian.diagonal())
     scale = scales(weight, 1)
@@ -147,7 +147,7 @@ def test_of_all_combinations_none_is_better_where_columns_do_not_correlate(seed)
     assert torch.allclose(row_errors(weight - found * scale, hessian), torch.stack(best))
 
 
-def test_what_has_no_inverse_is_refused():
+def test_a_singular_hessian_is_refused():
     weight, _ = problem(0)
     with pytest.raises(torch.linalg.LinAlgError):
         gptq(weight, torch.zeros(12, 12).double(), scales(weight, 7), -8, 7)

@@ -58,7 +58,7 @@ def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
         ([7], "pass 1: must be the name of a pass"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(given, message):
+def test_invalid_steps_are_refused_in_one_line(given, message):
     with pytest.raises(UsageError) as caught:
         parse_steps(given, "mine.yaml")
     assert message in str(caught.value) and str(caught.value).startswith("mine.yaml") and "\n" not in str(caught.value)

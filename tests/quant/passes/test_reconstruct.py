@@ -104,7 +104,7 @@ def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(make_context, monkey
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.95])
-def test_coins_fall_as_often_as_they_should(share):
+def test_random_masks_have_the_given_share(share):
     generator = torch.Generator().manual_seed(0)
     mask = random_mask(torch.Size((50, 401)), share, generator)
     assert mask.shape == (50, 401) and mask.double().mean().item() == pytest.approx(share, abs=0.02)

@@ -86,7 +86,7 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(name, iterations, pic
     ],
     ids=["reconstruct", "range_search"],
 )
-def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(
+def test_an_interrupted_pass_resumes_at_its_unit_to_the_same_bits(
     kind, step, options, policy, activations, make_context, tmp_path, monkeypatch, caplog
 ):
     caplog.set_level("INFO")

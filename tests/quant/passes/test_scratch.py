@@ -7,7 +7,7 @@ from swin_quant.quant.passes.scratch import Scratch, compute_key
 CPU = torch.device("cpu")
 
 
-def test_what_was_kept_comes_back_to_the_bit(tmp_path):
+def test_kept_values_are_read_back_exactly(tmp_path):
     scratch = Scratch(tmp_path / "folder")
     values = {"weight": torch.randn(3, 2), "gain": torch.tensor(float("nan"))}
     assert scratch.known("key", values, CPU) is None

@@ -151,7 +151,7 @@ def test_infer_names_what_was_not_copied_with_it(packaged, tmp_path, lost):
     assert (done.returncode, done.stderr) == (1, f"error: {lost} is not in {copy}: copy the whole package\n")
 
 
-def test_what_is_in_it(packaged, exported):
+def test_the_package_lists_its_files_with_their_hashes(packaged, exported):
     about = json.loads((packaged / "package.json").read_text())
     files = {path.relative_to(packaged).as_posix() for path in packaged.rglob("*") if path.is_file()}
     assert files == set(about["files"]) | {"package.json"}

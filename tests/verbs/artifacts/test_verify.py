@@ -53,7 +53,7 @@ def test_the_emulator_of_fastertransformer(verify, exports):
     assert 0 < simulated["mean"] < 0.1 and simulated["policy"] == "ft-mode1"
 
 
-def test_what_computes_something_else_fails_and_says_by_how_much(verify, exports, hand_made):
+def test_a_file_with_other_logits_fails_and_the_difference_is_printed(verify, exports, hand_made):
     """The hand-made classifier poses as the float export of the micro checkpoint."""
     file = shutil.copy(hand_made, exports.onnx.parent / "forged.onnx")
     card = RunCard.read(exports.checkpoint.with_suffix(".json"))
@@ -76,7 +76,7 @@ def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run,
     assert row["verified"] == "yes"
 
 
-def test_what_another_process_measured_meanwhile_stays(verify, exports, monkeypatch):
+def test_results_written_by_another_process_are_kept(verify, exports, monkeypatch):
     path = exports.ft.with_suffix(".json")
     data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
     theirs = RunCard.read(path).with_result(Result("openvino", "int8", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu"))
