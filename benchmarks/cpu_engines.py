@@ -49,7 +49,7 @@ from swin_quant.backends.openvino.engine import float_types
 from swin_quant.backends.openvino.operators import LIMIT, are_faster_here
 from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
 from swin_quant.base.cpu import INT8_PRODUCTS, reproducible, usable_cores, within
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.base.progress import set_up
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_calibrated
@@ -336,7 +336,7 @@ def calibrated(name: str, folder: Path, size: list[int] | None = None) -> tuple:
     calibrate(model, seeded(CALIBRATION, cfg.DATA.IMG_SIZE).split(8), Method())
     file = folder / f"{name.replace(':', '_')}_calib.pth"
     save_calibrated(model, file)
-    record = {"file": file.name, "sha256": sha256_of(file)}
+    record = {"file": file.name, "sha256": compute_sha256(file)}
     preprocess = Preprocess.from_config(cfg).to_dict()
     return model, RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, checkpoint=record), file
 

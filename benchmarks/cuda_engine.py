@@ -43,7 +43,7 @@ from swin_quant.backends.cuda.machines import Machine, load_machine
 from swin_quant.backends.cuda.network import Network, pack
 from swin_quant.backends.cuda.program import Launch
 from swin_quant.backends.cuda.sessions import HostSession
-from swin_quant.backends.cuda.spec import spec_of_config
+from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
 from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, tiles_for
 from swin_quant.backends.open_artifact import open_artifact
@@ -210,7 +210,7 @@ def compile_all(models: Sequence[str], batches: Sequence[int], place: Place, sec
         machine, tiles = place.machine, place.tiles
         for name, batch in ((model, batch) for batch in batches for model in models):
             for precision in ("int8", "float"):
-                spec = spec_of_config(load_config(find_config(name)), precision)
+                spec = make_spec_from_config(load_config(find_config(name)), precision)
                 for one in fused_program(spec, batch, machine).launches:
                     yield one, tiles_for(one, batch, tiles)
 

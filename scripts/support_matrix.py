@@ -13,7 +13,7 @@ from torch import nn
 from swin_quant.backends.artifact import apply_for_engine
 from swin_quant.backends.backend import Backend, OnnxTarget, function
 from swin_quant.backends.executorch.export import FAULTS
-from swin_quant.backends.fastertransformer.limits import Case, check_limits, int8_mode_of, is_fused, warnings_of
+from swin_quant.backends.fastertransformer.limits import Case, check_limits, find_int8_mode, is_fused, list_warnings
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.backends.onnx.export import choose_nodes
 from swin_quant.backends.onnx.options import OnnxOptions
@@ -24,7 +24,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
-from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.geometry import Geometry, read_geometry
 from swin_quant.quant.policy import Policy, builtin_policies, load_policy
 from swin_quant.quant.quantizer import named_nodes
 
@@ -88,7 +88,7 @@ def _taken(model: nn.Module, policy: Policy, backend: Backend, said: dict[str, N
         if isinstance(exports.detail, OnnxTarget):
             return "best" if is_listed else _onnx(model, policy, exports.detail)
         if backend.name == "fastertransformer":
-            int8_mode_of(model, policy)
+            find_int8_mode(model, policy)
         elif backend.name == "executorch":  # an export takes a quarter of a minute
             apply_for_engine(model, RunCard("the model", {}, {}, policy=policy.to_dict()), "int8", "XNNPACK", FAULTS)
         else:
@@ -128,7 +128,7 @@ def fastertransformer() -> Iterator[str]:
         cfg = load_config(file)
         if "digits" in name or cfg.MODEL.TYPE not in ("swin", "swinv2"):
             continue
-        g, version = geometry_of(cfg), 2 if cfg.MODEL.TYPE == "swinv2" else 1
+        g, version = read_geometry(cfg), 2 if cfg.MODEL.TYPE == "swinv2" else 1
         kind = f"V{version} {re.split('_', name)[1]}"
         for mode, policy in MODES.items():
             cells = tuple(_cell(g, version, sm, mode, said) for sm in SMS)
@@ -150,7 +150,7 @@ def _cell(g: Geometry, version: int, sm: int, mode: int, said: dict[str, None]) 
     except UsageError as error:
         return f"no {_numbers([str(error).partition(': ')[2]], said)}"
     fused = "fused" if is_fused(g, sm) else "unfused"
-    return f"{fused} {_numbers(warnings_of(case), said)}".strip()
+    return f"{fused} {_numbers(list_warnings(case), said)}".strip()
 
 
 def _numbers(texts: Iterable[str], said: dict[str, None]) -> str:

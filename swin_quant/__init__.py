@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from swin_quant.verbs.budget import Budget as Budget
     from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.doctor import doctor as doctor
-    from swin_quant.verbs.evaluate import Evaluation as Evaluation
     from swin_quant.verbs.evaluate import evaluate as evaluate
+    from swin_quant.verbs.evaluation import Evaluation as Evaluation
     from swin_quant.verbs.export import export as export
     from swin_quant.verbs.finetune import Finetuned as Finetuned
     from swin_quant.verbs.finetune import finetune as finetune
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.search_costs import Search as Search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
     from swin_quant.verbs.service import app as app
-    from swin_quant.verbs.verify import Verification as Verification
+    from swin_quant.verbs.verification import Verification as Verification
     from swin_quant.verbs.verify import verify as verify
     from swin_quant.wrapping import wrap as wrap
 
@@ -63,7 +63,7 @@ _FACE = {
     "Finetuned": "swin_quant.verbs.finetune",
     "calibrate": "swin_quant.verbs.calibrate",
     "evaluate": "swin_quant.verbs.evaluate",
-    "Evaluation": "swin_quant.verbs.evaluate",
+    "Evaluation": "swin_quant.verbs.evaluation",
     "wrap": "swin_quant.wrapping",
     "sensitivity": "swin_quant.verbs.sensitivity",
     "search": "swin_quant.verbs.search",
@@ -71,7 +71,7 @@ _FACE = {
     "Budget": "swin_quant.verbs.budget",
     "export": "swin_quant.verbs.export",
     "verify": "swin_quant.verbs.verify",
-    "Verification": "swin_quant.verbs.verify",
+    "Verification": "swin_quant.verbs.verification",
     "align": "swin_quant.verbs.align",
     "Alignment": "swin_quant.verbs.align_sides",
     "predict": "swin_quant.verbs.predict",

@@ -16,10 +16,10 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import backends, engine_named, takers, targets
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
-from swin_quant.base.files import require_file, sha256_of
+from swin_quant.base.files import compute_sha256, require_file
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import WrappedRecord, sha256_in
 from swin_quant.config.load import from_dict
@@ -72,7 +72,7 @@ class Exported:
         `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
         UsageError for an engine that is not installed, or does not run such artifacts.
         """
-        name = names_of_engines(self.artifact, [engine] if engine else None)[0]
+        name = list_engine_names(self.artifact, [engine] if engine else None)[0]
         libraries = tuple(map(str, extensions))
         options = EngineOptions(threads=threads, float_type=float_type, device=device, extensions=libraries)
         (loaded,) = load_engines(self.artifact, [name], options).values()
@@ -196,17 +196,17 @@ def is_checkpoint(path: str) -> bool:
     return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
 
 
-def model_of(given: Any, policies: Sequence[Policy] = ()) -> Model:
+def open_model(given: Any, policies: Sequence[Policy] = ()) -> Model:
     """A Model, a module of our layers, or the checkpoint in a file, loaded under `policies`. UsageError names the call
     for anything else."""
-    found = given.load(policies) if isinstance(given, ModelFile) else subject_of(given)
+    found = given.load(policies) if isinstance(given, ModelFile) else open_subject(given)
     if isinstance(found, Exported):
         raise UsageError(f"{found.file}: is an artifact, and this needs the model: give sq.load(CHECKPOINT)")
     return found
 
 
-def subject_of(given: Any) -> Model | Exported:
-    """A model, as `model_of`, or an artifact, in memory or in a file."""
+def open_subject(given: Any) -> Model | Exported:
+    """A model, as `open_model`, or an artifact, in memory or in a file."""
     if isinstance(given, Model | Exported):
         return given
     if isinstance(given, str | Path):
@@ -225,11 +225,11 @@ def subject_of(given: Any) -> Model | Exported:
 Engine.html = lambda engine: html_facts(engine.name, engine.facts)
 
 
-def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) -> CfgNode:
+def read_config(artifact: Artifact, overrides: Mapping[str, Any] | None = None) -> CfgNode:
     """The config in the artifact's card, checked, with `overrides` (dotted keys). Its image size is preprocessing's."""
     where = str(card_path(artifact.file))
     wrapped = artifact.card.wrapped
-    config = _config_of_wrapped(wrapped, where) if wrapped else artifact.card.config
+    config = _make_wrapped_config(wrapped, where) if wrapped else artifact.card.config
     cfg = from_dict(config, f"{where}: config")
     taken = sides(cfg.DATA.IMG_SIZE)
     made = taken if wrapped and not artifact.card.preprocess else artifact.preprocess.sides
@@ -243,7 +243,7 @@ def config_of(artifact: Artifact, overrides: Mapping[str, Any] | None = None) ->
     return cfg
 
 
-def _config_of_wrapped(wrapped: WrappedRecord, where: str) -> dict[str, Any]:
+def _make_wrapped_config(wrapped: WrappedRecord, where: str) -> dict[str, Any]:
     """The size and the outputs of a module that no config builds."""
     classes = wrapped.get("classes")
     if classes is None:
@@ -274,11 +274,11 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
     Without `names`: the engine that it was exported for, else every installed one that takes it. UsageError for an
     engine that does not take this kind of artifact, or is not installed.
     """
-    policy = _policy_of(artifact)
+    policy = _read_policy(artifact)
     sha256 = policy.sha256 if policy else None
     engines = {
         f"{artifact.file} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
-        for name in names_of_engines(artifact, names)
+        for name in list_engine_names(artifact, names)
     }
     return {
         key: replace(engine, policy_sha256=sha256 if engine.policy else None, prepared=prepared_by(artifact))
@@ -291,7 +291,7 @@ def on_its_device(name: str, options: EngineOptions) -> EngineOptions:
     return replace(options, device=engine_named(name).home or options.device)
 
 
-def names_of_engines(artifact: Artifact, names: Sequence[str] | None = None) -> list[str]:
+def list_engine_names(artifact: Artifact, names: Sequence[str] | None = None) -> list[str]:
     """The engines that `load_engines` loads."""
     kind = artifact.record["backend"]
     able = {backend.name: backend for backend in takers(kind)}
@@ -321,11 +321,11 @@ def has_float8(artifact: Artifact) -> bool:
     """Whether nodes of an artifact are float8, by its card: all, or some by its policy."""
     if artifact.record["precision"] != "mixed":
         return artifact.record["precision"] == FP8
-    policy = _policy_of(artifact)
+    policy = _read_policy(artifact)
     return policy is not None and policy.has_float8
 
 
-def _policy_of(artifact: Artifact) -> Policy | None:
+def _read_policy(artifact: Artifact) -> Policy | None:
     """The policy in the artifact's card; errors name the card."""
     policy = artifact.card.policy
     return policy_from_dict(policy, str(card_path(artifact.file))) if policy else None
@@ -333,7 +333,7 @@ def _policy_of(artifact: Artifact) -> Policy | None:
 
 def one_engine(artifact: Artifact, names: Sequence[str]) -> str:
     """The named engine, by default the first installed one; UsageError for several."""
-    found = names_of_engines(artifact, names)
+    found = list_engine_names(artifact, names)
     if names and len(found) > 1:
         raise UsageError(f"‹engine› {' '.join(names)}: give one")
     return found[0]
@@ -349,13 +349,13 @@ def find_checkpoint(artifact: Artifact, file: str | Path | None = None) -> Path 
     if file is not None:
         if record is None:
             raise SwinQuantError(f"{card_path(artifact.file)}: names no checkpoint that {file} could be compared with")
-        if sha256_of(file) != record["sha256"]:
+        if compute_sha256(file) != record["sha256"]:
             raise SwinQuantError(f"{file}: is not the checkpoint that {artifact.file.name} was exported from")
         return Path(file)
-    return file_of_record(record, folders_of(artifact))
+    return find_recorded_file(record, list_search_folders(artifact))
 
 
-def folders_of(artifact: Artifact) -> list[Path]:
+def list_search_folders(artifact: Artifact) -> list[Path]:
     """The folders to search for files that an artifact's card names, if they are not where it says."""
     return list(artifact.file.resolve().parents[:_PARENTS])
 
@@ -366,7 +366,7 @@ def no_checkpoint(artifact: Artifact) -> str:
     if record is None:
         return "its run card names no checkpoint"
     file = record["file"]
-    others = [str(folder / file) for folder in folders_of(artifact) if (folder / file).is_file()]
+    others = [str(folder / file) for folder in list_search_folders(artifact) if (folder / file).is_file()]
     seen = f" ({others[0]} is another file of that name)" if others else ""
     return f"its {file} is neither beside it nor in the folder above{seen}: name it with ‹checkpoint›"
 
@@ -379,7 +379,7 @@ def load_origin(
     That of a wrapped module is `origin`. SwinQuantError where the checkpoint is missing, UsageError where `origin` is,
     or was calibrated again since.
     """
-    policy = _policy_of(artifact)
+    policy = _read_policy(artifact)
     policies = [policy] if policy else []
     if artifact.card.wrapped is None:
         if checkpoint is None:

@@ -16,11 +16,11 @@ from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import source_of_result
+from swin_quant.cards.lineage import choose_result_source
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_float, made_before, open_checkpoint
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import OpenedCheckpoint
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config import architecture, from_dict, to_dict
@@ -237,7 +237,7 @@ def load_for_scoring(
         source = load_float(module, checkpoint, replace_head=replace_head)
         if not policies and source.calibrated:
             raise UsageError(f"{checkpoint}: is calibrated but has no run card: choose a ‹policy›")
-    names = [] if card else names_of(cfg, checkpoint, replace_head)
+    names = [] if card else read_class_names(cfg, checkpoint, replace_head)
     checkpoint.forget()
     if card is None:
         card = _card(cfg, source.record(), policy=policies[0].to_dict() if policies else None, class_names=names)
@@ -261,10 +261,10 @@ def load_float_model(
     refuse_changed_features(str(checkpoint), before, cfg)
     card = _card(
         cfg,
-        source_of_result(before, source.record() if source else None),
+        choose_result_source(before, source.record() if source else None),
         training=before.training if before else None,
         calibration=before.calibration if before else None,
-        class_names=names_of(cfg, checkpoint, replace_head),
+        class_names=read_class_names(cfg, checkpoint, replace_head),
     )
     if checkpoint:
         checkpoint.forget()
@@ -309,7 +309,7 @@ def model_or_shapes(cfg: CfgNode, checkpoint: Checkpoint | None = None, policy: 
     return model
 
 
-def baseline_of(
+def open_baseline(
     model: Model,
     policies: Sequence[Policy],
     world: World = World(),

@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, sha256_of
+from swin_quant.base.files import atomic_write_bytes, compute_sha256, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.lineage import dependents, refuse_to_replace
@@ -59,12 +59,12 @@ def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration
 
 
 def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:
-    """The file for a calibrated model: see `place_of`."""
+    """The file for a calibrated model: see `choose_checkpoint_path`."""
     content = calibrated_bytes(model)
-    return place_of(folder, card.name, card.policy, lambda file: _holds(file, content, card))
+    return choose_checkpoint_path(folder, card.name, card.policy, lambda file: _holds(file, content, card))
 
 
-def place_of(
+def choose_checkpoint_path(
     folder: Path, name: str, policy: Mapping[str, Any] | None, holds: Callable[[Path], bool], tell: bool = True
 ) -> Path:
     """The file for a calibrated checkpoint: <NAME>_calib.pth, or the file that holds the same checkpoint (`holds`).
@@ -108,7 +108,7 @@ def save_with_card(
     atomic_write_bytes(path, content)
     for other, data in (others or {}).items():
         atomic_write_bytes(other, data)
-    card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)})
+    card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)})
     card.write(path.with_suffix(".json"))
     for what, file in (("calibrated checkpoint", path), ("run card", path.with_suffix(".json"))):
         log.info("%s: %s", what, file)
@@ -307,15 +307,15 @@ class Model:
             if self.is_changed or path != self.file:
                 refuse_to_replace(path)
             save_float(self.module, path)
-            record: CheckpointRecord = {"file": path.name, "sha256": sha256_of(path)}
+            record: CheckpointRecord = {"file": path.name, "sha256": compute_sha256(path)}
             self.card = replace(self.card, checkpoint=record, versions=versions())
             self.card.write(card_path(path))
         self.file, self._saved = path, _weights_digest(self.module)
         return path
 
     def save_in(self, folder: Path, world: World) -> None:
-        """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that `place_of`
-        gives."""
+        """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that
+        `choose_checkpoint_path` gives."""
         assert self.calibration is not None, "save_in: is for a model that was just calibrated"
         (place,) = gather([str(place_for(folder, self.module, self.card))] if world.is_main else [])
         self.file = Path(place)

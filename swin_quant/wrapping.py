@@ -54,9 +54,9 @@ def wrap(
         raise UsageError(f"{name}: is a model already: give it to sq.calibrate")
     if not isinstance(module, nn.Module):
         raise UsageError(f"wrap takes a torch.nn.Module, not {type(module).__name__}")
-    named = Inputs.of(size) if isinstance(size, Mapping) else size
+    named = Inputs.from_examples(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
-    input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
+    input_shape = named.shape if isinstance(named, Inputs) else _make_shape(named, channels)
     _check_prepared(name, preprocess, input_shape)
     _check_parts(name, module)
     original = _uncompiled(_copied(module)).eval()
@@ -186,7 +186,7 @@ def _constants(network: nn.Module) -> dict[str, list[float]]:
     return found
 
 
-def _shape_of(size: int | Sequence[int], channels: int) -> tuple[int, ...]:
+def _make_shape(size: int | Sequence[int], channels: int) -> tuple[int, ...]:
     """The shape of one input."""
     if isinstance(size, Tensor) or not isinstance(size, int | Sequence):
         shown = f"a tensor {list(size.shape)}" if isinstance(size, Tensor) else repr(size)

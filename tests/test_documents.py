@@ -14,7 +14,7 @@ import yaml
 from nightly import share
 from shown import DOCUMENTS, ROOT
 
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CheckpointRecord
 from swin_quant.config import load_config
@@ -66,7 +66,7 @@ def reader(tmp_path_factory, write_config, randomise, pictures) -> Path:
     weights = {k: v for k, v in randomise(build_model(cfg)).state_dict().items() if not k.endswith("_amax")}
     torch.save({"model": weights}, folder / f"{NAME}.pth")
     card = RunCard(NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict())
-    record = CheckpointRecord(file=f"{NAME}.pth", sha256=sha256_of(folder / f"{NAME}.pth"))
+    record = CheckpointRecord(file=f"{NAME}.pth", sha256=compute_sha256(folder / f"{NAME}.pth"))
     replace(card, checkpoint=record).write(folder / f"{NAME}.json")
     shutil.copytree(pictures, folder / "imagenet")
     for picture in list((pictures / "train").rglob("*.png")):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from nightly import share
 
-from swin_quant.cards.lineage import card_of
+from swin_quant.cards.lineage import find_card
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
@@ -37,7 +37,7 @@ def test_an_example_loads_and_its_card_is_its_own(name):
     file = FOLDER / f"{name}.safetensors"
     model = build_model(load_config(FOLDER / f"{name}.yaml"))
     source = load_float(model, file)
-    card = card_of(str(file))
+    card = find_card(str(file))
     assert card.checkpoint["sha256"] == source.sha256 and card.training["epochs"]
     measured = card.measured()[0]
     assert measured.precision == "float32" and measured.acc1 >= LEAST.get(name.partition("_")[0], 80)

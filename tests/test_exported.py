@@ -5,10 +5,10 @@ import pytest
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
-from swin_quant.exported import config_of, find_checkpoint, names_of_engines, no_checkpoint, on_its_device
+from swin_quant.exported import find_checkpoint, list_engine_names, no_checkpoint, on_its_device, read_config
 from swin_quant.score.options import EngineOptions
 
 PREPROCESS = {"size": 32, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -20,7 +20,7 @@ def exported(tmp_path, tiny_config):
     (tmp_path / "out").mkdir()
 
     def make(backend="onnx", options=None, checkpoint=None, size=32, policy=None, precision="int8"):
-        record = {"file": checkpoint.name, "sha256": sha256_of(checkpoint)} if checkpoint else None
+        record = {"file": checkpoint.name, "sha256": compute_sha256(checkpoint)} if checkpoint else None
         preprocess = {**PREPROCESS, "size": size}
         card = RunCard("m", portable_config(tiny_config()), preprocess, checkpoint=record, policy=policy)
         file = tmp_path / "out" / "m.bin"
@@ -40,28 +40,28 @@ def installed(monkeypatch):
 
 def test_default_engines_are_those_that_take_it_and_are_there(exported, installed):
     installed("onnxruntime", "openvino", "tensorrt")
-    assert names_of_engines(exported("onnx"), None) == ["onnxruntime", "openvino"]
-    assert names_of_engines(exported("onnx", {"target": "openvino"}), None) == ["openvino"]
-    assert names_of_engines(exported("onnx", {"target": "tensorrt"}), None) == ["onnxruntime", "openvino"]
-    assert names_of_engines(exported("fastertransformer"), None) == ["fastertransformer"]
-    assert names_of_engines(exported("tensorrt"), None) == ["tensorrt"]
+    assert list_engine_names(exported("onnx"), None) == ["onnxruntime", "openvino"]
+    assert list_engine_names(exported("onnx", {"target": "openvino"}), None) == ["openvino"]
+    assert list_engine_names(exported("onnx", {"target": "tensorrt"}), None) == ["onnxruntime", "openvino"]
+    assert list_engine_names(exported("fastertransformer"), None) == ["fastertransformer"]
+    assert list_engine_names(exported("tensorrt"), None) == ["tensorrt"]
     installed("openvino")
-    assert names_of_engines(exported("onnx", {"target": "onnxruntime"}), None) == ["openvino"]
+    assert list_engine_names(exported("onnx", {"target": "onnxruntime"}), None) == ["openvino"]
 
 
 def test_none_installed_says_how_to_get_one(exported, installed):
     installed()
     with pytest.raises(UsageError, match=r"m.bin: no engine for it is installed: .*'\.\[onnx\]' in the checkout or"):
-        names_of_engines(exported("onnx"), None)
+        list_engine_names(exported("onnx"), None)
     with pytest.raises(UsageError, match="engine tensorrt is not installed: pip install tensorrt"):
-        names_of_engines(exported("tensorrt"), ["tensorrt"])
+        list_engine_names(exported("tensorrt"), ["tensorrt"])
 
 
 def test_a_named_engine_must_take_it(exported, installed):
     installed("onnxruntime", "openvino")
-    assert names_of_engines(exported("onnx"), ["openvino", "onnxruntime", "openvino"]) == ["openvino", "onnxruntime"]
+    assert list_engine_names(exported("onnx"), ["openvino", "onnxruntime", "openvino"]) == ["openvino", "onnxruntime"]
     with pytest.raises(UsageError, match="onnxruntime does not run fastertransformer artifacts: use fastertransformer"):
-        names_of_engines(exported("fastertransformer"), ["onnxruntime"])
+        list_engine_names(exported("fastertransformer"), ["onnxruntime"])
 
 
 def test_cpu_engines_run_on_the_cpu_of_a_machine_with_a_gpu():
@@ -88,9 +88,9 @@ def test_the_checkpoint_is_found_beside_or_one_folder_up_by_its_hash(exported, t
 
 
 def test_the_config_is_the_card_s_with_overrides_of_this_machine(exported):
-    cfg = config_of(exported(), {"DATA.DATA_PATH": "here", "DATA.BATCH_SIZE": 5})
+    cfg = read_config(exported(), {"DATA.DATA_PATH": "here", "DATA.BATCH_SIZE": 5})
     assert (cfg.DATA.DATA_PATH, cfg.DATA.BATCH_SIZE, cfg.DATA.IMG_SIZE) == ("here", 5, 32)
     with pytest.raises(SwinQuantError, match="m.json: preprocess.size is 48, but the model takes 32"):
-        config_of(exported(size=48))
+        read_config(exported(size=48))
     with pytest.raises(UsageError, match="command line: DATA.BATCH_SIZE must be a whole number"):
-        config_of(exported(), {"DATA.BATCH_SIZE": "many"})
+        read_config(exported(), {"DATA.BATCH_SIZE": "many"})

@@ -87,7 +87,7 @@ def trace() -> dict[str, int]:
 def is_followed(value: object, path: str, depth: int = 1) -> bool:
     """Whether a value is a path, pixels of a picture, or an object that holds one."""
     if isinstance(value, str | Path):
-        return str(value) == path
+        return bool(path) and str(value) == path
     if (shape := getattr(value, "shape", None)) is not None or hasattr(value, "getpixel"):  # an image of PIL has none
         return not path and (shape is None or tuple(shape)[-3:] in PIXELS)
     return depth > 0 and any(is_followed(one, path, depth - 1) for one in getattr(value, "__dict__", {}).values())

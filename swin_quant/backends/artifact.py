@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
-from swin_quant.base.files import one_at_a_time, require_file, sha256_of
+from swin_quant.base.files import compute_sha256, one_at_a_time, require_file
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard, versions
@@ -23,7 +23,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, policy_from_dict, quantize, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 from swin_quant.quant.setting import Setting
-from swin_quant.score.engine import HALF_TYPES, precision_of
+from swin_quant.score.engine import HALF_TYPES, get_precision
 
 _FOUND = ("int8_gemms", "all_gemms", "gemms")
 
@@ -69,10 +69,10 @@ def finish_artifact(
     record = ArtifactRecord(
         backend=backend,
         file=file.name,
-        sha256=sha256_of(file),
+        sha256=compute_sha256(file),
         precision=precision,
         options=dict(options),
-        others=[{"file": other.name, "sha256": sha256_of(other)} for other in others],
+        others=[{"file": other.name, "sha256": compute_sha256(other)} for other in others],
     )
     card = replace(card, artifact=record, results=[], versions=versions())
     _tell_replaced(file, card)
@@ -116,7 +116,7 @@ def read_artifact(path: str | Path) -> Artifact:
         part = file.with_name(record["file"])
         if not part.is_file():
             raise SwinQuantError(f"{part}: is missing: it belongs to {file.name}; export again")
-        if sha256_of(part) != record["sha256"]:
+        if compute_sha256(part) != record["sha256"]:
             raise SwinQuantError(f"{part}: is not the file of its run card {card_path(file).name}: one was replaced")
     if artifact.record["file"] != file.name:
         raise SwinQuantError(f"{card_path(file)}: is the run card of {artifact.record['file']}, not of {file.name}")
@@ -151,7 +151,7 @@ class Details(Mapping[str, Any]):
         return len(self._all)
 
 
-def policy_of(artifact: Artifact) -> str | None:
+def get_policy_name(artifact: Artifact) -> str | None:
     """The name of the policy under which an artifact was exported; None for a float artifact."""
     if artifact.record["precision"] in ("float32", *HALF_TYPES) or artifact.card.policy is None:
         return None
@@ -191,7 +191,7 @@ def apply_for_engine(
     for fault, is_wanted in faults.items():
         if wrong := [name for name, node in nodes.items() if is_wanted(node)]:
             raise UsageError(f"{card.name}: {engine} has no {fault}: {listed(wrong, 3)}: choose another ‹policy›")
-    return precision_of(model) if nodes else "float32"
+    return get_precision(model) if nodes else "float32"
 
 
 def file_stem(model: Classifier, card: RunCard, precision: str) -> str:

@@ -36,7 +36,7 @@ class ReleaseFault:
     below: str | None = None
     releases: tuple[str, ...] = ()
 
-    def is_of(self, version: str) -> bool:
+    def affects(self, version: str) -> bool:
         """Whether a version of the engine has it."""
         if self.below:
             return release(version) < release(self.below)
@@ -99,11 +99,11 @@ def refuse_wrong(engine: str, version: str, artifact: Artifact, batch: int | Non
     record = artifact.record
     about = facts(artifact.card, record["precision"], record["options"]) | ({"batch": batch} if batch else {})
     for fault in known()[engine].faults:
-        if fault.is_of(version) and fault.shows_with(about):
+        if fault.affects(version) and fault.shows_with(about):
             number, wanted = version.partition("-")[0], known()[engine].requirement(about)
             raise SwinQuantError(f"{artifact.file}: {engine} {number} {fault.why}: install '{engine}{wanted}'")
 
 
-def faults_of(engine: str, version: str) -> Iterable[str]:
+def list_faults(engine: str, version: str) -> Iterable[str]:
     """The faults of a version of an engine with some files."""
-    return [fault.why for fault in known()[engine].faults if fault.is_of(version)] if engine in known() else []
+    return [fault.why for fault in known()[engine].faults if fault.affects(version)] if engine in known() else []

@@ -54,7 +54,7 @@ class CommandArgument:
     @property
     def notes(self) -> list[Parameter]:
         """The notes for cyclopts in the hint."""
-        return [note for note in _notes_of(self.hint) if isinstance(note, Parameter)]
+        return [note for note in _get_notes(self.hint) if isinstance(note, Parameter)]
 
 
 def command_arguments(function: Callable[..., Any]) -> list[CommandArgument]:
@@ -62,7 +62,7 @@ def command_arguments(function: Callable[..., Any]) -> list[CommandArgument]:
     hints = get_type_hints(function, include_extras=True)
     found: list[CommandArgument] = []
     for key, parameter in inspect.signature(function).parameters.items():
-        notes = _notes_of(hints[key])
+        notes = _get_notes(hints[key])
         inside = next((note for note in notes if isinstance(note, Fields)), None)
         if inside is None:
             is_named = any(isinstance(note, Parameter) and note.name for note in notes)
@@ -97,7 +97,7 @@ def as_command(name: str, function: Callable[..., Any], *more: str, **arguments:
     return " ".join(["swin-quant", name, shlex.join([*placed, *flags]), *more])
 
 
-def _notes_of(hint: Any) -> tuple[Any, ...]:
+def _get_notes(hint: Any) -> tuple[Any, ...]:
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
 
 

@@ -115,7 +115,7 @@ def from_main(value: T) -> T:
     return torch.load(io.BytesIO(data.numpy().tobytes()), "cpu", weights_only=True)
 
 
-def rank_of_launcher() -> int:
+def read_launcher_rank() -> int:
     """The RANK that a launcher gave this process, else 0."""
     return _number("RANK", 0)
 
@@ -191,7 +191,7 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
     except RuntimeError as error:
         is_broken = isinstance(error, dist.DistError) or "by peer" in str(error)
         gone = "another rank is gone: it ended without a word, or was killed" if is_broken else None
-        reason = watchdog.reason_of_others() or gone
+        reason = watchdog.read_failure_reason() or gone
         watchdog.report(reason or f"rank {rank} failed: {error}")
         if reason is None:
             raise
@@ -267,7 +267,7 @@ class Watchdog:
         """This rank has done its work: another rank may end before it, and take the store along."""
         self._closing = True
 
-    def reason_of_others(self) -> str | None:
+    def read_failure_reason(self) -> str | None:
         """Why a collective broke off: the reason that another rank left, if one did.
 
         Waits for news, not for a time: on a busy machine they are late. If none ever come, the other thread ends all.

@@ -98,12 +98,12 @@ def ensure_writable_dir(path: str | os.PathLike[str]) -> Path:
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise where `atomic_write_bytes` would: before long work, not after it. Nothing is written."""
-    target = _target_of(path)
+    target = _resolve_target(path)
     if not os.access(target.parent, os.W_OK):
         raise SwinQuantError(f"{path}: cannot be written: {os.strerror(errno.EACCES)}")
 
 
-def _target_of(path: str | os.PathLike[str]) -> Path:
+def _resolve_target(path: str | os.PathLike[str]) -> Path:
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         kind = "a directory" if target.is_dir() else "not a regular file"
@@ -119,7 +119,7 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes | memoryview) -
     After an interruption (a full disk, Ctrl-C) the old file is untouched and the temporary one removed. A link is
     followed, so that it still points to its file afterwards. Errors name `path` and the reason.
     """
-    target = _target_of(path)
+    target = _resolve_target(path)
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -158,10 +158,10 @@ def one_at_a_time(folder: str | os.PathLike[str]) -> Iterator[None]:
             os.close(handle)
 
 
-def sha256_of(path: str | os.PathLike[str]) -> str:
+def compute_sha256(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file's bytes, followed by the parts that an index names, in hexadecimal."""
     digest = hashlib.sha256()
-    for part in (path, *parts_of(path)):
+    for part in (path, *list_parts(path)):
         try:
             with open_plain(part) as file:
                 while piece := file.read(1 << 20):
@@ -171,13 +171,13 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
     return digest.hexdigest()
 
 
-def place_of(path: str | os.PathLike[str]) -> Path:
+def resolve_path(path: str | os.PathLike[str]) -> Path:
     """The absolute path, links followed; an index keeps its name and folder, where its parts are."""
     path = Path(path)
     return path.absolute() if path.name.endswith(INDEX) else path.resolve()
 
 
-def parts_of(path: str | os.PathLike[str]) -> dict[Path, list[str]]:
+def list_parts(path: str | os.PathLike[str]) -> dict[Path, list[str]]:
     """The files beside an index, each with the tensors it holds; nothing for a file that is no index.
 
     SwinQuantError for names that lead elsewhere.
@@ -197,7 +197,7 @@ def parts_of(path: str | os.PathLike[str]) -> dict[Path, list[str]]:
     return {path.with_name(name): [key for key in places if places[key] == name] for name in names}
 
 
-def sha256_of_data(value: Any) -> str:
+def compute_data_sha256(value: Any) -> str:
     """The SHA-256 of plain data as JSON, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 

@@ -107,7 +107,7 @@ class _Machine:
         del self.stack[start:]
         return items
 
-    def global_of_stack(self) -> None:
+    def find_global(self) -> None:
         name, module = _expect(str, self.stack.pop()), _expect(str, self.stack.pop())
         if len(module) + len(name) > _MAX_TEXT:
             raise Malformed("a name of too many letters")
@@ -235,7 +235,7 @@ _CALLS: dict[str, Callable[[_Machine], Any]] = {
     "ADDITEMS": lambda m: _grow(m, m.above_mark()),
     "SETITEM": lambda m: _fill(m, m.top(2)),
     "SETITEMS": lambda m: _fill(m, m.above_mark()),
-    "STACK_GLOBAL": _Machine.global_of_stack,
+    "STACK_GLOBAL": _Machine.find_global,
     "REDUCE": _Machine.call,
     "NEWOBJ": _Machine.call,
     "BUILD": _build,

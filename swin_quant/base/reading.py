@@ -42,15 +42,15 @@ def reading(path: str | os.PathLike[str], what: str) -> Iterator[None]:
 
 
 def reads(
-    what: str, path_of: Callable[..., Any] = lambda path, *more, **named: path
+    what: str, get_path: Callable[..., Any] = lambda path, *more, **named: path
 ) -> Callable[[Callable[_Arguments, _Found]], Callable[_Arguments, _Found]]:
-    """Decorate a function to run inside `reading`; `path_of`: the file's path in its arguments, by default the
+    """Decorate a function to run inside `reading`; `get_path`: the file's path in its arguments, by default the
     first."""
 
     def guarded(read: Callable[_Arguments, _Found]) -> Callable[_Arguments, _Found]:
         @functools.wraps(read)
         def inside(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Found:
-            with reading(path_of(*arguments, **named), what):
+            with reading(get_path(*arguments, **named), what):
                 return read(*arguments, **named)
 
         return inside

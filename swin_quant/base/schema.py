@@ -81,7 +81,7 @@ def check_record(
 
 def check_fields(record: Any) -> None:
     """UsageError unless the fields of a dataclass made in code fit their annotations."""
-    for name, kind in fields_of(type(record))[0].items():
+    for name, kind in get_fields(type(record))[0].items():
         value = _Reading("", False, None, UsageError).value(kind, getattr(record, name), name)
         object.__setattr__(record, name, value)  # it may be frozen; lists are tuples now, and 1 is 1.0 for a float
 
@@ -132,7 +132,7 @@ def _read_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
     return {field.name: hints[field.name] for field in fields}, constant
 
 
-fields_of: Callable[[Any], tuple[dict[str, Any], set[str]]] = functools.cache(_read_fields)
+get_fields: Callable[[Any], tuple[dict[str, Any], set[str]]] = functools.cache(_read_fields)
 
 
 def _is_record(kind: Any) -> bool:
@@ -175,7 +175,7 @@ class _Reading:
             make: Callable[..., Any] = dict if typing.is_typeddict(kind) else kind
             return make(**self.fields(kind, data, key))
         if origin is dict:
-            content = self._of(Mapping, data, key, "a mapping")
+            content = self._check_kind(Mapping, data, key, "a mapping")
             if odd := [name for name in content if inner[0] is str and not isinstance(name, str)]:
                 self.refuse(f"{key or 'the content'} has the key {show(odd[0])}, which must be text")
             return {name: self.value(inner[1], item, f"{key}.{_shown(name)}") for name, item in content.items()}
@@ -185,7 +185,7 @@ class _Reading:
 
     def fields(self, kind: Any, data: Any, key: str) -> dict[str, Any]:
         """The values of a record's fields, by name."""
-        content, (known, optional) = self._of(Mapping, data, key, "a mapping"), fields_of(kind)
+        content, (known, optional) = self._check_kind(Mapping, data, key, "a mapping"), get_fields(kind)
         prefix = f"{key}." if key else ""
         surplus = sorted(prefix + _shown(name) for name in content if name not in known)
         if surplus and self.unknown is None:  # before what is lacking: it may be that, misspelt
@@ -206,13 +206,13 @@ class _Reading:
         noun = "a list" if count is None else f"{count} values"
         if isinstance(data, str) and self._is_several(data):
             data = [entry.strip() for entry in data.strip()[1:-1].split(",") if entry.strip()]
-        entries = self._of((list, tuple), data, key, noun)
+        entries = self._check_kind((list, tuple), data, key, noun)
         if count not in (None, len(entries)):
             self.refuse(f"{key} must be {noun}{self.also}, not {show(data)}")
         inside = dataclasses.replace(self, also="")
         return origin(inside.value(inner[0], entry, f"{key}[{index}]") for index, entry in enumerate(entries))
 
-    def _of(self, kind: Any, data: Any, key: str, noun: str) -> Any:
+    def _check_kind(self, kind: Any, data: Any, key: str, noun: str) -> Any:
         if not isinstance(data, kind):
             self.refuse(f"{key or 'the content'} must be {noun}{self.also}, not {show(data)}")
         return data

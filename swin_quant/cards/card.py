@@ -22,10 +22,10 @@ from typing import Any
 
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import finite, one_at_a_time, read_json, sha256_of, sha256_of_data, write_json
+from swin_quant.base.files import compute_data_sha256, compute_sha256, finite, one_at_a_time, read_json, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
-from swin_quant.base.schema import check_record, checked, fields_of
+from swin_quant.base.schema import check_record, checked, get_fields
 from swin_quant.cards.costs import SensitivityRecord, TriedPolicies
 from swin_quant.cards.paths import located, portable_path, with_paths
 from swin_quant.cards.records import (
@@ -165,14 +165,14 @@ class RunCard:
         Older results without the hash of a policy's rules get the card's. Older cards without `weights` compare QAT
         with its own weights unquantized, which are not its original: these comparisons are left out.
         """
-        results = [Result.of(record) for record in self.results]
+        results = [Result.from_record(record) for record in self.results]
         none: dict[str, Any] = dict.fromkeys(("agreement", "sqnr_db", "delta_acc1", "delta_acc1_se"))
         results = [
             dataclasses.replace(result, weights=QAT, **none) if self.is_qat and result.weights is None else result
             for result in results
         ]
         own = self.policy or {}
-        sha256 = sha256_of_data(own["rules"]) if "rules" in own else None
+        sha256 = compute_data_sha256(own["rules"]) if "rules" in own else None
         return [
             dataclasses.replace(result, policy_sha256=sha256)
             if result.policy and result.policy_sha256 is None and result.policy == own.get("name")
@@ -221,17 +221,17 @@ class RunCard:
             unknown = _check_card(content, str(path))
             content = with_paths(content, lambda file: located(file, Path(path)))
             del content["schema"]
-            newer = {key: content.pop(key) for key in content.keys() - fields_of(cls)[0]}
+            newer = {key: content.pop(key) for key in content.keys() - get_fields(cls)[0]}
             card = cls(**content, newer=newer, checked=True)
         except RecursionError as error:
             raise SwinQuantError(f"{path}: is not a run card: it is nested too deeply") from error
         if unknown:
-            _warn_of_newer(str(path), tuple(unknown))
+            _warn_about_newer_keys(str(path), tuple(unknown))
         return card
 
 
 @functools.cache  # a command may read a card more than once
-def _warn_of_newer(path: str, keys: tuple[str, ...]) -> None:
+def _warn_about_newer_keys(path: str, keys: tuple[str, ...]) -> None:
     log.warning("%s: kept as it is, but not understood, since a newer swin-quant wrote it: %s", path, listed(keys))
 
 
@@ -250,7 +250,7 @@ def verify_checkpoint(card: RunCard, path: str | os.PathLike[str], sha256: Calla
     """Raise unless `path` holds, byte for byte, the checkpoint that the card was written for."""
     if card.checkpoint is None:
         raise SwinQuantError(f"{path}: the run card {card.name} records no checkpoint to compare it with")
-    actual, recorded = sha256() if sha256 else sha256_of(path), card.checkpoint["sha256"]
+    actual, recorded = sha256() if sha256 else compute_sha256(path), card.checkpoint["sha256"]
     if card.artifact and actual == card.artifact.get("sha256"):
         raise SwinQuantError(f"{path}: is an exported file: give its checkpoint, {card.checkpoint['file']}")
     if actual != recorded:
@@ -277,7 +277,7 @@ def _check_card(content: Any, where: str) -> list[str]:
     for index, result in enumerate(content.get("results", ())):
         check_record(Result, result, where, f"results[{index}]", unknown)
     if artifact := content.get("artifact"):
-        known = artifact["options"].keys() & fields_of(KnownOptions)[0]
+        known = artifact["options"].keys() & get_fields(KnownOptions)[0]
         check_record(KnownOptions, {key: artifact["options"][key] for key in known}, where, "artifact.options")
     if content.get("policy") is not None:
         checked(str, content["policy"].get("name"), where, "policy.name")

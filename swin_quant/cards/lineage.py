@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import require_file, sha256_of
+from swin_quant.base.files import compute_sha256, require_file
 from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import RangesRecord, SourceRecord, TrainingRecord, sha256_in
@@ -33,7 +33,7 @@ class Start:
     card: RunCard | None
 
 
-def card_of(checkpoint: str | Path, sha256: Callable[[], str] | None = None) -> RunCard | None:
+def find_card(checkpoint: str | Path, sha256: Callable[[], str] | None = None) -> RunCard | None:
     """The run card beside `checkpoint`, if there is one; SwinQuantError if it is another's, or there is neither.
 
     `sha256`: gives the hash of the checkpoint where it is known already.
@@ -47,14 +47,14 @@ def card_of(checkpoint: str | Path, sha256: Callable[[], str] | None = None) -> 
     return card
 
 
-def file_of_record(record: Mapping[str, Any] | None, folders: Sequence[Path]) -> Path | None:
+def find_recorded_file(record: Mapping[str, Any] | None, folders: Sequence[Path]) -> Path | None:
     """The file of a card's record, at its recorded place or by name in one of `folders`; None if it is not there."""
     if record is None:
         return None
     places = [*([Path(record["path"])] if "path" in record else []), *(folder / record["file"] for folder in folders)]
     for path in places:
         with contextlib.suppress(SwinQuantError):  # not ours to read: it may be found elsewhere
-            if path.is_file() and sha256_of(path) == record["sha256"]:
+            if path.is_file() and compute_sha256(path) == record["sha256"]:
                 return path
     return None
 
@@ -62,23 +62,23 @@ def file_of_record(record: Mapping[str, Any] | None, folders: Sequence[Path]) ->
 def qat_starts(card: RunCard, folders: Sequence[Path]) -> Iterator[Start]:
     """The chain of checkpoints that QAT started from, back to the calibrated one, as far as files are found."""
     for _ in range(_MOST_STARTS):
-        file = file_of_record(card.start, folders) if card.is_qat else None
+        file = find_recorded_file(card.start, folders) if card.is_qat else None
         if file is None:
             return
-        before = card_of(file)
+        before = find_card(file)
         yield Start(file, before)
         if before is None or sha256_in(before.source) != sha256_in(card.source):
             return
         card, folders = before, [file.parent]
 
 
-def ptq_of(card: RunCard, folders: Sequence[Path]) -> Start | None:
+def find_qat_start(card: RunCard, folders: Sequence[Path]) -> Start | None:
     """The calibrated checkpoint of the card's original that QAT began with."""
     found = list(qat_starts(card, folders))
     return found[-1] if found and _holds_original(found[-1], card) else None
 
 
-def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path | None = None) -> Path | None:
+def find_original(card: RunCard, folders: Sequence[Path], float_file: str | Path | None = None) -> Path | None:
     """A file with the weights of the card's original: `float_file`, the source itself, or the start of its QAT.
 
     SwinQuantError if `float_file` is another one; None if none is found.
@@ -86,10 +86,10 @@ def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path |
     if float_file is not None:
         if card.source is None:
             raise SwinQuantError(f"‹float› {float_file}: the run card {card.name} names no original to compare it with")
-        sha256 = sha256_of(float_file)
+        sha256 = compute_sha256(float_file)
         holds = sha256 == sha256_in(card.source)
         if not holds and sha256 == sha256_in(card.start):
-            holds = _holds_original(Start(Path(float_file), card_of(float_file)), card)
+            holds = _holds_original(Start(Path(float_file), find_card(float_file)), card)
         if not holds:
             raise SwinQuantError(
                 f"‹float› {float_file}: is not the float checkpoint that the run began with, {card.source['file']}: "
@@ -101,7 +101,7 @@ def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path |
     for each in [card, *(start.card for start in chain if start.card)]:
         teacher = each.training["teacher"] if each.training else None
         for record in (each.source, teacher):
-            if record and record["sha256"] == sha256_in(card.source) and (file := file_of_record(record, places)):
+            if record and record["sha256"] == sha256_in(card.source) and (file := find_recorded_file(record, places)):
                 return file
     return chain[-1].file if chain and _holds_original(chain[-1], card) else None
 
@@ -109,11 +109,11 @@ def original_of(card: RunCard, folders: Sequence[Path], float_file: str | Path |
 def _holds_original(start: Start, card: RunCard) -> bool:
     """Whether a start has the original's weights: it is that file, or was only calibrated."""
     if start.card is None:
-        return sha256_of(start.file) == sha256_in(card.source)
+        return compute_sha256(start.file) == sha256_in(card.source)
     return not start.card.has_own_weights and sha256_in(start.card.source) == sha256_in(card.source)
 
 
-def source_of_result(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:
+def choose_result_source(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:
     """The source of a result: that of the earlier work in its checkpoint (`before`), else the file that was read."""
     if before and (before.source or before.has_own_weights):
         return before.source
@@ -133,9 +133,9 @@ def dependents(file: Path) -> list[Path]:
     """
     if not file.is_file():
         return []
-    resolved, sha256 = file.resolve(), sha256_of(file)
+    resolved, sha256 = file.resolve(), compute_sha256(file)
     cards = (card for card in islice(_cards(resolved.parent), _MOST_CARDS) if card != card_path(resolved))
-    found = [made for card in cards if (made := _made_of(card, resolved, sha256))]
+    found = [made for card in cards if (made := _find_derived_file(card, resolved, sha256))]
     return [Path(os.path.normpath(file.parent / os.path.relpath(made, resolved.parent))) for made in found]
 
 
@@ -170,7 +170,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _made_of(path: Path, file: Path, sha256: str) -> Path | None:
+def _find_derived_file(path: Path, file: Path, sha256: str) -> Path | None:
     """The file of the run card at `path`, if the card compares it with `file`: it names that hash, and finds `file`."""
     try:
         if path.stat().st_size > _LARGEST or sha256.encode() not in path.read_bytes():
@@ -178,10 +178,12 @@ def _made_of(path: Path, file: Path, sha256: str) -> Path | None:
         card = RunCard.read(path)
     except (OSError, SwinQuantError):  # some other JSON
         return None
-    of_artifact = (card.checkpoint or card.source) if card.artifact else None
-    needs = [of_artifact, card.start, card.source if card.has_own_weights else None]
+    exported = (card.checkpoint or card.source) if card.artifact else None
+    needs = [exported, card.start, card.source if card.has_own_weights else None]
     found = [
-        file_of_record(need, [path.parent, path.parent.parent]) for need in needs if need and need["sha256"] == sha256
+        find_recorded_file(need, [path.parent, path.parent.parent])
+        for need in needs
+        if need and need["sha256"] == sha256
     ]
     made = card.artifact or card.checkpoint
     if made is None or not path.with_name(made["file"]).is_file():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from swin_quant.base.schema import Must, fields_of
+from swin_quant.base.schema import Must, get_fields
 from swin_quant.cards.paths import is_bare_name
 
 
@@ -323,9 +323,9 @@ class Result:
     delta_ptq_se: float | None = None
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> "Result":
+    def from_record(cls, record: dict[str, Any]) -> "Result":
         """A result of a card, without keys of a newer version."""
-        return cls(**{key: value for key, value in record.items() if key in fields_of(cls)[0]})
+        return cls(**{key: value for key, value in record.items() if key in get_fields(cls)[0]})
 
 
 def sha256_in(record: Mapping[str, Any] | None) -> str | None:

@@ -15,7 +15,7 @@ from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.checkpoint.published import description_in
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config.outputs import LOGITS
-from swin_quant.data.class_names import is_usual_imagenet, wnids_of
+from swin_quant.data.class_names import is_usual_imagenet, list_wnids
 
 _IMAGENET_TAG = re.compile(r"(?:^|[_.])in(?:1k|12k|21k|22k)$")  # timm's tag: the data set of the head
 
@@ -48,7 +48,7 @@ def _published(file: Path, classes: int) -> list[str]:
             return _checked(_listed(names, f"{path}: {key}", classes), f"{path}: {key}", classes)
     name = timm_name(file)
     tag = pretrained.get("tag") or (import_timm().get_pretrained_cfg(name).tag if name else "")
-    return list(wnids_of(classes) or ()) if isinstance(tag, str) and _IMAGENET_TAG.search(tag) else []
+    return list(list_wnids(classes) or ()) if isinstance(tag, str) and _IMAGENET_TAG.search(tag) else []
 
 
 def _listed(names: Any, where: str, classes: int) -> list[str]:
@@ -75,15 +75,15 @@ def _checked(names: list[Any], where: str, classes: int) -> list[str]:
     if names in ([f"LABEL_{index}" for index in range(classes)], list(map(str, range(classes)))):
         return []  # transformers' placeholders
     if is_usual_imagenet(names):
-        return list(wnids_of(classes) or ())
+        return list(list_wnids(classes) or ())
     again = [name for name, count in Counter(names).items() if count > 1]
-    if again and not wnids_of(classes):  # ImageNet has two classes named crane
+    if again and not list_wnids(classes):  # ImageNet has two classes named crane
         places = listed(str(index) for index, name in enumerate(names) if name == again[0])
         raise SwinQuantError(f"{where}: {places} are all called {again[0]:.60}: give each its own name")
     return names
 
 
-def names_of(cfg: CfgNode, checkpoint: Checkpoint | None, replace_head: bool = False) -> list[str]:
+def read_class_names(cfg: CfgNode, checkpoint: Checkpoint | None, replace_head: bool = False) -> list[str]:
     """The class names of a checkpoint's head, if they are known; none for a new head."""
     if checkpoint is None or replace_head or cfg.MODEL.OUTPUT_KIND != LOGITS:
         return []

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from swin_quant.config.sides import clipped, map_of, sides
+from swin_quant.config.sides import clipped, compute_map_size, sides
 
 _BLOCK = re.compile(r"layers\.(\d{1,2})\.blocks\.(\d{1,4})\.", re.ASCII)
 _FIRST_ATTENTION = "layers.0.blocks.0.attn."
@@ -88,7 +88,7 @@ def _effective(raw: Geometry) -> Geometry:
     stages = range(len(raw.get("DEPTHS", ())))
     patch, width, heads = raw.get("PATCH_SIZE"), raw.get("EMBED_DIM"), raw.get("NUM_HEADS")
     if window := raw.get("WINDOW_SIZE"):
-        maps = [map_of(raw["IMG_SIZE"], patch, i) if patch and "IMG_SIZE" in raw else window for i in stages]
+        maps = [compute_map_size(raw["IMG_SIZE"], patch, i) if patch and "IMG_SIZE" in raw else window for i in stages]
         windows = [clipped(window, tokens) for tokens in maps]
         used["WINDOW_SIZE"] = windows[0] if windows else window
         if len(raw.get("PRETRAINED_WINDOW_SIZES", ())) == len(stages):

@@ -17,7 +17,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import parts_of
+from swin_quant.base.files import list_parts
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
@@ -27,12 +27,12 @@ from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.roots import is_final_norm, nearest_convention
-from swin_quant.checkpoint.sources import name_of, timm_name
+from swin_quant.checkpoint.sources import choose_name, timm_name
 from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import keys_set_in, shipped_configs
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
-from swin_quant.config.sides import clipped, map_of
+from swin_quant.config.sides import clipped, compute_map_size
 from swin_quant.config.timm import HEADS, named
 from swin_quant.config.values import merge, value_at
 
@@ -141,7 +141,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         if card.wrapped:
             raise UsageError(f"{file}: holds a wrapped module, which only Python builds: `sq.load(FILE, module)`")
         cfg = from_dict(card.config, str(card_path(file)))
-        return from_dict(card.config, str(card_path(file)), overrides | _trained_window(_geometry_of(cfg), overrides))
+        return from_dict(card.config, str(card_path(file)), overrides | _trained_window(_get_geometry(cfg), overrides))
     weights = checkpoint.weights(str(overrides.get("MODEL.WEIGHTS", "")))
     kind = overrides.get("MODEL.OUTPUT_KIND", LOGITS)
     if kind == FEATURES:
@@ -153,7 +153,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         name = timm_name(file) or described_by_timm(weights.source).get("architecture")
         if isinstance(name, str):  # another model than a Swin, which its repository names
             described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
-            return load_config(f"timm:{name}", overrides={**described, **_classes_of_head(weights), **overrides})
+            return load_config(f"timm:{name}", overrides={**described, **_find_head_classes(weights), **overrides})
     determined = geometry(weights.state)
     if not determined or unsupported_kind(weights.state):
         is_named = unsupported_kind(weights.state) or "no Swin"  # those that are no Swin may be a model of timm
@@ -177,7 +177,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         stages = len(known.get("DEPTHS", ()))
         cut = {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
         known = cut | known
-    chosen = choose(candidates, known, description.named or name_of(file), file) if candidates else None
+    chosen = choose(candidates, known, description.named or choose_name(file), file) if candidates else None
     overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
     settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
     cfg = (_from_shipped if chosen else _from_tensors)(
@@ -197,11 +197,11 @@ def config_given(
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
     if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).exists:
-        own = _geometry_of(load_config(path, opts, whole=False))
+        own = _get_geometry(load_config(path, opts, whole=False))
         overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
         cfg = load_config(path, opts, overrides, whole=False)
         if named(name) and "MODEL.NUM_CLASSES" not in explicit:  # the name gives ImageNet's
-            overrides |= _classes_of_head(checkpoint.weights(cfg.MODEL.WEIGHTS))
+            overrides |= _find_head_classes(checkpoint.weights(cfg.MODEL.WEIGHTS))
             cfg = load_config(path, opts, overrides, whole=False)
         cfg = agreed(cfg, checkpoint, keys_set_in(path) | explicit, explicit)
     return from_dict(to_dict(cfg), str(path))
@@ -223,7 +223,7 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     if determined["TYPE"] != cfg.MODEL.TYPE:
         return cfg  # loading refuses it
     description = published(weights.source, determined, explicit, stated)
-    node, own = f"MODEL.{cfg.MODEL.TYPE.upper()}.", _geometry_of(cfg)
+    node, own = f"MODEL.{cfg.MODEL.TYPE.upper()}.", _get_geometry(cfg)
     taken, other = {}, []
     for place, value in description.keys.items():
         key, used = place.rpartition(".")[2], value_at(cfg, place)
@@ -244,7 +244,7 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
 
 
-def _geometry_of(cfg: CfgNode) -> Geometry:
+def _get_geometry(cfg: CfgNode) -> Geometry:
     return {"IMG_SIZE": cfg.DATA.IMG_SIZE, **architecture(cfg)}
 
 
@@ -256,7 +256,7 @@ def _trained_window(own: Geometry, overrides: Mapping[str, Any]) -> dict[str, An
         return {}
     if str(overrides[key]) == str(own["WINDOW_SIZE"]):
         return {}
-    maps = [map_of(own["IMG_SIZE"], own["PATCH_SIZE"], stage) for stage in range(len(own["DEPTHS"]))]
+    maps = [compute_map_size(own["IMG_SIZE"], own["PATCH_SIZE"], stage) for stage in range(len(own["DEPTHS"]))]
     windows = [max(clipped(own["WINDOW_SIZE"], tokens)) for tokens in maps]
     return {place: [window if window > 1 else 0 for window in windows]}
 
@@ -297,7 +297,7 @@ def _check_stages(weights: Weights, determined: Geometry) -> None:
 def _from_shipped(chosen: Candidate, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
     own = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}
     if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # the user's model, trained from this one
-        own["MODEL.NAME"] = name_of(file)
+        own["MODEL.NAME"] = choose_name(file)
     cfg, shipped = load_config(chosen.file, overrides={**own, **settings}), load_config(chosen.file)
     other = [key for key in HOW_PREPARED if value_at(cfg, key) != value_at(shipped, key)]
     shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
@@ -321,7 +321,7 @@ def _from_tensors(near: Candidate, known: Geometry, settings: Mapping[str, Any],
         raise UsageError(f"{file}: its keys and shapes leave {places} open, and {unlike}: set it, or give ‹cfg› NAME")
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
-    cfg = from_dict({"MODEL.NAME": name_of(file), **tree}, str(file), settings)
+    cfg = from_dict({"MODEL.NAME": choose_name(file), **tree}, str(file), settings)
     idle = () if cfg.TEST.CROP else ("TEST.CROP_RATIO",)
     guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *idle, _USUAL)]
     _tell(f"{file}: {unlike}, so the configuration is its own{'' if guessed else _beside(file)}")
@@ -346,7 +346,7 @@ def _place(key: str, known: Geometry) -> str:
     return _ELSEWHERE.get(key, f"MODEL.{str(known['TYPE']).upper()}.{key}")
 
 
-def _classes_of_head(weights: Weights) -> dict[str, Any]:
+def _find_head_classes(weights: Weights) -> dict[str, Any]:
     """The number of classes by its key, from the head of a model of timm; nothing if no head is found."""
     heads = (weights.state.get(f"{head}.weight") for head in HEADS)
     return next(({"MODEL.NUM_CLASSES": len(head)} for head in heads if head is not None and head.dim() > 1), {})
@@ -357,12 +357,12 @@ def _check_footprint(cfg: CfgNode, file: Path) -> None:
     a, weights, tables = architecture(cfg), 0, 0  # elements of matrices, and of the tables that the geometry gives
     width = a.EMBED_DIM
     for stage, depth in enumerate(a.DEPTHS):
-        tokens = map_of(cfg.DATA.IMG_SIZE, a.PATCH_SIZE, stage)
+        tokens = compute_map_size(cfg.DATA.IMG_SIZE, a.PATCH_SIZE, stage)
         length = math.prod(clipped(a.WINDOW_SIZE, tokens))
         weights += depth * width * (4 * width + 2 * int(width * a.MLP_RATIO))
         tables += depth * length**2 + depth // 2 * math.prod(tokens) * length
         width *= 2
-    if weights > sum(part.stat().st_size for part in (file, *parts_of(file))) or tables > _MOST_TABLES:
+    if weights > sum(part.stat().st_size for part in (file, *list_parts(file))) or tables > _MOST_TABLES:
         raise SwinQuantError(
             f"{file}: is a damaged checkpoint of a Swin: its keys and shapes belong to a model of {weights:,} weights "
             f"and tables of {tables:,} entries, more than the file can hold"

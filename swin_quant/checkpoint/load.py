@@ -29,7 +29,7 @@ Grid = tuple[int, int]
 _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
 
 
-def _grid_of(key: str, shape: torch.Size, grids: Mapping[str, Grid], model: bool = False) -> Grid | None:
+def _find_grid(key: str, shape: torch.Size, grids: Mapping[str, Grid], model: bool = False) -> Grid | None:
     """Rows and columns of a table of positions; a file's is square wherever it can be. None for another tensor."""
     is_biases = key.endswith(_BIASES) and len(shape) == 2
     if not is_biases and not (key.endswith(_ABSOLUTE) and len(shape) == 3):
@@ -169,7 +169,7 @@ def _at_model_size(
     found, changed, by_timm = dict(stored), [], "timm" in source.format
     for key, value in stored.items():
         shape = wanted[key].shape if key in wanted else value.shape
-        before, after = _grid_of(key, value.shape, grids), _grid_of(key, shape, grids, model=True)
+        before, after = _find_grid(key, value.shape, grids), _find_grid(key, shape, grids, model=True)
         if before is None or after is None or before == after:
             continue
         alike = len(value.shape) == len(shape) and value.shape[-1] == shape[-1] and value.shape[:-2] == shape[:-2]

@@ -27,11 +27,6 @@ _TYPE_NAMES = {kind: name for name, kind in TYPES.items()}
 _Fields: TypeAlias = dict[int, list[int | memoryview]]  # by number
 
 
-def looks_like_ckpt(path: Path, head: bytes) -> bool:
-    """Whether a file's name and first byte are those of MindSpore's: torch's zip files may end in .ckpt, too."""
-    return path.suffix == ".ckpt" and head[:1] == b"\x0a"
-
-
 def read_ckpt(path: Path) -> dict[str, Tensor]:
     """The tensors of a .ckpt by MindSpore's names; a tensor in slices is joined. SwinQuantError for a damaged file."""
     data = memoryview(read_bounded(path, "checkpoint", MAX_BYTES))
@@ -93,7 +88,7 @@ def _bytes(value: int | memoryview) -> memoryview:
     return value
 
 
-def ckpt_of(state: Mapping[str, Tensor]) -> bytes:
+def encode_ckpt(state: Mapping[str, Tensor]) -> bytes:
     """The content of a .ckpt file with the tensors of `state`. SwinQuantError for a type that MindSpore lacks."""
     entries = []
     for name, x in state.items():

@@ -10,10 +10,10 @@ from typing import TypeAlias
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import card_of
+from swin_quant.cards.lineage import find_card
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.names import INSERTED, to_microsoft
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
@@ -44,13 +44,13 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
 
 @reads("checkpoint")
 def read_weights(
-    checkpoint: str | os.PathLike[str], weights: str = "", hash_of: Callable[[Path], str] = sha256_of
+    checkpoint: str | os.PathLike[str], weights: str = "", get_hash: Callable[[Path], str] = compute_sha256
 ) -> Weights:
     """The weights of a file; SwinQuantError as in `read_state_dict`.
 
     `weights`: the set to take from a file that holds several (`roots`); a file of ours holds one.
     """
-    return named_weights(*read_state_dict(local_file(checkpoint), weights, hash_of), weights)
+    return named_weights(*read_state_dict(local_file(checkpoint), weights, get_hash), weights)
 
 
 def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:
@@ -78,7 +78,7 @@ class OpenedCheckpoint:
         cfg = config_for(checkpoint)  # geometry and preprocessing; or config_given("my.yaml", checkpoint)
         model = build_model(cfg)
         source = load_float(model, checkpoint)  # or load_calibrated
-        names = names_of(cfg, checkpoint)
+        names = read_class_names(cfg, checkpoint)
         checkpoint.card, made_before(checkpoint)  # the run card beside it; the card of the earlier work in it
 
     Each of these functions also takes a path, and opens it for itself alone. The weights stay in memory until `forget`,
@@ -103,12 +103,12 @@ class OpenedCheckpoint:
     @cached_property
     def sha256(self) -> str:
         """The SHA-256 of the file, and of the parts that an index names."""
-        return self._given.source.sha256 if self._given else sha256_of(self.file)
+        return self._given.source.sha256 if self._given else compute_sha256(self.file)
 
     @cached_property
     def card(self) -> RunCard | None:
         """The run card beside the file, if there is one; SwinQuantError if it belongs to another file."""
-        return card_of(self.file, lambda: self.sha256)
+        return find_card(self.file, lambda: self.sha256)
 
     def weights(self, asked: str = "") -> Weights:
         """The weights under Microsoft's names; `asked` (ema, raw, a name) chooses among several sets in the file."""

@@ -225,7 +225,7 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
             described.refusals.update(refusals)
         else:
             log.warning("%s: has no preprocessor_config.json beside it, so the preprocessing is unknown", path)
-    elif _is_of_timm(config) or ("architecture" in config and file.name in WEIGHTS):
+    elif _is_timm_config(config) or ("architecture" in config and file.name in WEIGHTS):
         _read_timm(described, config, str(path), node)
     elif config and file.name in WEIGHTS:
         log.warning("%s: describes neither a Swin nor a model of timm, and is ignored", path)
@@ -288,10 +288,10 @@ def described_by_timm(source: Source) -> Mapping[str, Any]:
     described = Description()
     _read_file(described, source, "MODEL.TIMM")
     config = described.raw.get("timm") or description_in(source.path.with_name("config.json"))
-    return config if _is_of_timm(config) or source.path.name in WEIGHTS else {}
+    return config if _is_timm_config(config) or source.path.name in WEIGHTS else {}
 
 
-def _is_of_timm(config: Mapping[str, Any]) -> bool:
+def _is_timm_config(config: Mapping[str, Any]) -> bool:
     return "pretrained_cfg" in config or ("architecture" in config and bool(_TIMMS & config.keys()))
 
 

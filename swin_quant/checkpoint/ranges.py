@@ -33,9 +33,9 @@ from swin_quant.quant.setting import Setting
 
 LEARNED = "learned"
 OF_BITS = (
-    *(name for name, method in RANGE_METHODS.items() if method.of_bits),
+    *(name for name, method in RANGE_METHODS.items() if method.depends_on_bits),
     LEARNED,
-    *(name for name, one in passes().items() if one.of_ranges),
+    *(name for name, one in passes().items() if one.sets_ranges),
 )
 """Methods whose ranges depend on the number of bits."""
 SUFFIX, BOUNDS = "._amax", "._bounds"
@@ -67,9 +67,9 @@ def bits_record(model: nn.Module, method: Method) -> BitsRecord:
         "other_bits": {name: count for name, count in bits.items() if count != most},
         "methods": {str(count): method.for_bits(count) for count in sorted(set(bits.values()))},
     }
-    if method.of_nodes is None:
+    if method.by_node is None:
         return found
-    return {**found, "node_methods": dict(method.of_nodes), "tried_percentile": method.percentile}
+    return {**found, "node_methods": dict(method.by_node), "tried_percentile": method.percentile}
 
 
 def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
@@ -101,8 +101,8 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
 
 def _calibrated(record: CalibrationRecord, name: str, setting: Setting | None) -> Origin:
     bits = record.get("other_bits", {}).get(name, record.get("bits", setting.bits if setting else None))
-    of_bits = record.get("methods", {}).get(str(bits), record["method"])
-    method = record.get("node_methods", {}).get(name, of_bits)
+    default = record.get("methods", {}).get(str(bits), record["method"])
+    method = record.get("node_methods", {}).get(name, default)
     return Origin(method, bits, setting.format) if setting else Origin(method, bits)
 
 
@@ -194,7 +194,7 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
             faults["of no activation of this model (_bounds)"].append(name)
         elif node is None:
             faults["of no node of this model"].append(name)
-        elif fault := _fault_of_ends(value) if are_ends else _fault(value, _rows(model, name, node)):
+        elif fault := _find_ends_fault(value) if are_ends else _fault(value, _rows(model, name, node)):
             faults[fault].append(name)
         else:
             ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
@@ -236,7 +236,7 @@ def _fault(amax: Tensor, rows: tuple[int, ...] | None) -> str | None:
     return "zero" if (amax == 0).any() else None
 
 
-def _fault_of_ends(ends: Tensor) -> str | None:
+def _find_ends_fault(ends: Tensor) -> str | None:
     if tuple(ends.shape) != (2,) or not ends.is_floating_point():
         return "not two floating point numbers (_bounds)"
     low, high = ends.float().tolist()

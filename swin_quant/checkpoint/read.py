@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError, first_line, listed
-from swin_quant.base.files import open_plain, parts_of, place_of, require_file, sha256_of
+from swin_quant.base.files import compute_sha256, list_parts, open_plain, require_file, resolve_path
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
-from swin_quant.checkpoint.mindspore import looks_like_ckpt, read_ckpt
+from swin_quant.checkpoint.mindspore import read_ckpt
 from swin_quant.checkpoint.roots import choose_set, is_tensor, sets_in
 from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Compressed, Foreign, Script, read_torch
 
@@ -65,29 +65,29 @@ class Source:
             "file": self.path.name,
             "sha256": self.sha256,
             "format": self.format,
-            "path": str(place_of(self.path)),
+            "path": str(resolve_path(self.path)),
         }
         return record | {"weights": self.weights} if self.several else record
 
 
 @reads("checkpoint")
 def read_state_dict(
-    path: str | os.PathLike[str], weights: str = "", hash_of: Callable[[Path], str] = sha256_of
+    path: str | os.PathLike[str], weights: str = "", get_hash: Callable[[Path], str] = compute_sha256
 ) -> tuple[dict[str, Tensor], Source]:
     """The tensors of a .pth, .safetensors or MindSpore .ckpt file, by the names in it, on the CPU, in their own types.
 
     A .pth may be a bare state_dict or nest one, or several, beside an optimizer, an epoch, a configuration; `weights`
     chooses as in `roots`. Errors (one line each): no such file, a directory, empty, a web page or text, cut short or
     damaged (checksums included), code or foreign classes (never executed), no tensors, an entry that is not dense.
-    Where `path` is an index, the tensors are those of the files that it names. `hash_of`: gives the hash of the file.
+    Where `path` is an index, the tensors are those of the files that it names. `get_hash`: gives the hash of the file.
     """
     path = Path(path)
-    if path.is_file() and (parts := parts_of(path)):
-        return _read_parts(path, parts, hash_of)
+    if path.is_file() and (parts := list_parts(path)):
+        return _read_parts(path, parts, get_hash)
     head = _sniff(path)
     notes: dict[str, Any] = {}
     content: Any
-    if looks_like_ckpt(path, head):
+    if path.suffix == ".ckpt" and head[:1] == b"\x0a":  # MindSpore's; torch's zip files may end in .ckpt, too
         kind, content = "ckpt", read_ckpt(path)
     # The hub's cache names files by their hash: they are known by their header
     elif path.suffix == ".safetensors" or (head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= _MAX_HEADER):
@@ -96,11 +96,11 @@ def read_state_dict(
         kind, content = "pth", read_pickled(path)
     else:
         raise SwinQuantError(f"{path}: is not a checkpoint: torch.save did not write it")
-    return choose_state(content, Source(path, hash_of(path), kind, notes=notes), weights)
+    return choose_state(content, Source(path, get_hash(path), kind, notes=notes), weights)
 
 
 def _read_parts(
-    index: Path, parts: Mapping[Path, list[str]], hash_of: Callable[[Path], str]
+    index: Path, parts: Mapping[Path, list[str]], get_hash: Callable[[Path], str]
 ) -> tuple[dict[str, Tensor], Source]:
     if absent := [part.name for part in parts if not part.is_file()]:
         raise SwinQuantError(f"{index}: names {listed(absent, 3)}, which must lie beside it: download or copy it, too")
@@ -110,7 +110,7 @@ def _read_parts(
         if unlike := {*keys} ^ state.keys():
             raise SwinQuantError(f"{part}: holds other tensors than {index.name} says: {listed(sorted(unlike), 3)}")
         found |= state
-    return found, replace(source, path=index, sha256=hash_of(index))
+    return found, replace(source, path=index, sha256=get_hash(index))
 
 
 def _sniff(path: Path) -> bytes:

@@ -91,7 +91,7 @@ def swin_roots(state: Mapping[str, Any]) -> list[str]:
         root: sum(key not in state for key in one.keys(state, root))
         for one in PUBLISHERS
         if one is not OPENMMLAB  # whose models are backbones, which `backbones` finds
-        for root in _roots_of(one.first, state)
+        for root in _find_roots(one.first, state)
     }
     best = [root for root, count in missing.items() if count == min(missing.values())]
     return _apart(sorted(best, key=len))
@@ -103,13 +103,13 @@ def nearest_convention(state: Mapping[str, Any]) -> tuple[str, list[str]]:
         (one.name, one.keys(state, root))
         for one in PUBLISHERS
         for anchor in (one.first, one.embedding)
-        for root in _roots_of(anchor, state) or [""]
+        for root in _find_roots(anchor, state) or [""]
     ]
     publisher, keys = max(found, key=lambda each: sum(key in state for key in each[1]))
     return publisher, [key for key in keys if key not in state]
 
 
-def _roots_of(anchor: str, state: Iterable[str]) -> list[str]:
+def _find_roots(anchor: str, state: Iterable[str]) -> list[str]:
     return [key.removesuffix(anchor) for key in state if key == anchor or key.endswith(f".{anchor}")]
 
 

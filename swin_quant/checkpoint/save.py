@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.checkpoint.mindspore import ckpt_of
+from swin_quant.checkpoint.mindspore import encode_ckpt
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX, is_range
 from swin_quant.quant.layer import weighted_layers
@@ -70,7 +70,7 @@ def save_float(model: nn.Module, path: str | os.PathLike[str], dtype: torch.dtyp
     if Path(path).suffix == ".safetensors":
         atomic_write_bytes(path, safetensors.torch.save(state))
     elif Path(path).suffix == ".ckpt":
-        atomic_write_bytes(path, ckpt_of(to_mindspore(state)))
+        atomic_write_bytes(path, encode_ckpt(to_mindspore(state)))
     else:
         atomic_write_bytes(path, _serialised({"model": state}))
 

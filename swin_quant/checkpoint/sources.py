@@ -16,7 +16,7 @@ from pathlib import Path
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError, first_line, listed
-from swin_quant.base.files import INDEX, parts_of
+from swin_quant.base.files import INDEX, list_parts
 from swin_quant.base.progress import log
 
 WEIGHTS = tuple(
@@ -81,7 +81,7 @@ def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
     if not found or found[0].name not in WEIGHTS:
         return None
     try:
-        for part in parts_of(found[0]):
+        for part in list_parts(found[0]):
             hf_hub_download(repository, part.name, revision=revision, local_files_only=cached)
     except errors.LocalEntryNotFoundError:
         if not cached:
@@ -132,7 +132,7 @@ def local_file(checkpoint: str | os.PathLike[str]) -> Path:
     return download(repository, revision or None, text)
 
 
-def name_of(file: Path) -> str:
+def choose_name(file: Path) -> str:
     """A name for a checkpoint: its file's, or its repository's if all files there have the same name."""
     cached = _cached(file)
     name = cached["name"] if cached else file.parent.name if file.name in WEIGHTS else file.stem.removesuffix("_calib")

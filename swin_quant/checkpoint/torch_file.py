@@ -242,7 +242,7 @@ def _tensor(storage: _Storage | Opaque, offset: int, size: Shape, stride: Shape,
     return storage if isinstance(storage, Opaque) else _view(storage, storage.dtype, storage.name, offset, size, stride)
 
 
-def _tensor_of_type(
+def _make_typed_tensor(
     storage: _Storage, offset: int, size: Shape, stride: Shape, grad: Any, hooks: Any, dtype: Known, *rest: Any
 ) -> Tensor | Opaque:
     return _view(storage, TYPES.get(dtype.name), dtype.name, offset, size, stride)
@@ -282,7 +282,7 @@ def _with_attributes(rebuild: Known, kind: Any, arguments: Any, state: Any) -> A
 _KNOWN: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor_of_type,
+    "torch._utils._rebuild_tensor_v3": _make_typed_tensor,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
     "torch._tensor._rebuild_from_type_v2": _with_attributes,

@@ -141,7 +141,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if given is None:
         return 0
     from swin_quant.base import progress
-    from swin_quant.base.distributed import process_group, rank_of_launcher
+    from swin_quant.base.distributed import process_group, read_launcher_rank
     from swin_quant.base.files import check_writable, ensure_writable_dir
     from swin_quant.cards.card import is_card
     from swin_quant.cli.results import save, show
@@ -151,7 +151,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         if is_card(Path(json)):
             raise UsageError(f"{json}: is a run card, which --json would overwrite: choose another place")
         check_writable(json)
-    progress.set_up(given.get("verbose", False), given.get("quiet", False), rank_of_launcher())
+    progress.set_up(given.get("verbose", False), given.get("quiet", False), read_launcher_rank())
     with speaking(command.words), process_group(given.get("device", "auto"), given.get("local_rank")) as world:
         with memory_errors_named():
             if command.saves and given.get("output"):

@@ -15,12 +15,12 @@ import yaml
 from yacs.config import CfgNode
 
 from swin_quant.base import progress
-from swin_quant.base.distributed import World, process_group, rank_of_launcher
+from swin_quant.base.distributed import World, process_group, read_launcher_rank
 from swin_quant.base.errors import SwinQuantError, UsageError, called, listed, memory_errors_named, speaking
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.records import ORIGINAL, PTQ
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.cli.front_door_flags import TRAINING, VERSIONS, FrontDoorParser, options_from
 from swin_quant.config import find_config, load_config, to_dict
 from swin_quant.config.outputs import LOGITS
@@ -37,7 +37,8 @@ from swin_quant.score.engine import half_type, torch_engines
 from swin_quant.score.scoring import open_labelled
 from swin_quant.train.training import Qat, Training
 from swin_quant.verbs.calibrate import NONE, calibrate
-from swin_quant.verbs.evaluate import Evaluation, evaluate
+from swin_quant.verbs.evaluate import evaluate
+from swin_quant.verbs.evaluation import Evaluation
 from swin_quant.verbs.finetune import finetune
 
 NO_SWIN_NODE = "final_input"  # in FasterTransformer's list of keywords, from BERT
@@ -53,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run main.py. Returns 0; errors are raised."""
     parser = FrontDoorParser()
     args = parser.parse(arguments)
-    progress.set_up(args.verbose, args.quiet, rank_of_launcher())
+    progress.set_up(args.verbose, args.quiet, read_launcher_rank())
     with speaking(parser.words), process_group(args.device, args.local_rank) as world:
         with memory_errors_named():
             _refuse(args, parser.words)
@@ -117,7 +118,7 @@ class FrontDoor:
                 "‹policy›: ranges depend on the bits, so policies of different bits are calibrated one by one"
             )
         if self._is_scored():  # pictures without fitting labels are refused now, not after the calibration
-            open_labelled(cfg, "val", self.world, "no", names_of(cfg, self.file.opened, args.replace_head))
+            open_labelled(cfg, "val", self.world, "no", read_class_names(cfg, self.file.opened, args.replace_head))
         folder = ensure_writable_dir(args.calib_output_path or self.folder)
         count, split = args.num_calib_batch * args.calib_batchsz, args.calib_split or "train"
         sample = replace(self.place, split=split, count=count, seed=cfg.SEED, batch=args.calib_batchsz)

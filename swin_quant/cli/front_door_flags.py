@@ -106,7 +106,7 @@ class FrontDoorParser(argparse.ArgumentParser):
             hints = get_type_hints(options)
             for field in fields(options):
                 flag = RENAMED.get(field.name, f"--{field.name.replace('_', '-')}")
-                self._add((flag,), field.name, _kind_of(hints[field.name]), helps[field.name])
+                self._add((flag,), field.name, _get_kind(hints[field.name]), helps[field.name])
         self.words = {action.dest: action.option_strings[0] for action in self._actions} | FIELDS
 
     def _add(self, flags: Sequence[str], dest: str, kind: Any, help: str, default: Any = None) -> None:
@@ -151,7 +151,7 @@ def options_from(args: argparse.Namespace, kind: type[Options]) -> Options:
     return kind(**given)
 
 
-def _kind_of(hint: Any) -> Any:
+def _get_kind(hint: Any) -> Any:
     """A field's type as in FLAGS."""
     plain = (
         next((one for one in get_args(hint) if one is not type(None)), hint) if type(None) in get_args(hint) else hint

@@ -161,7 +161,7 @@ def layers(
     """
     read = [] if read is None else read
     if (name := timm.named(path)) is not None:
-        yield path, timm.tree_of(name)
+        yield path, timm.read_timm_config(name)
         return
     tree = read_yaml(path, "configuration file")
     if not isinstance(tree, dict):

@@ -31,12 +31,12 @@ def need_logits(kind: str, what: str) -> None:
         raise UsageError(f"{what} is about logits, and this model gives {kind} (MODEL.OUTPUT_KIND): give a classifier")
 
 
-def classes_of(cfg: CfgNode) -> int | None:
+def count_classes(cfg: CfgNode) -> int | None:
     """The number of logits; None if the model gives something else."""
     classes: int = cfg.MODEL.NUM_CLASSES
     return classes if cfg.MODEL.OUTPUT_KIND == LOGITS else None
 
 
-def stages_of(cfg: CfgNode, count: int) -> tuple[int, ...]:
+def select_stages(cfg: CfgNode, count: int) -> tuple[int, ...]:
     """The stages, of `count`, whose maps are wanted, in order."""
     return tuple(cfg.MODEL.FEATURES.STAGES) or tuple(range(count))

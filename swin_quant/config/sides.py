@@ -25,7 +25,7 @@ def shown(size: Size) -> str:
     return " x ".join(map(str, sides(size)))
 
 
-def map_of(size: Size, patch: int, stage: int) -> tuple[int, int]:
+def compute_map_size(size: Size, patch: int, stage: int) -> tuple[int, int]:
     """Height and width of a Swin's token map in a stage."""
     height, width = sides(size)
     return height // patch >> stage, width // patch >> stage
@@ -43,5 +43,5 @@ def holds_squares(window: int, size: Size, patch: int, stages: int) -> bool:
     Then timm's, Microsoft's and transformers' code agree. Elsewhere timm clips each side of a window by itself; the
     other two take a square of the map's smaller side, and shift nothing, where that side is the window or less.
     """
-    maps = (map_of(size, patch, stage) for stage in range(stages))
+    maps = (compute_map_size(size, patch, stage) for stage in range(stages))
     return all(side > window and side % window == 0 for both in maps for side in both)

@@ -6,8 +6,8 @@ from yacs.config import CfgNode
 
 from swin_quant.base.schema import counted, within
 from swin_quant.config.family import Family, check_values, need
-from swin_quant.config.outputs import FEATURES, LAST, stages_of
-from swin_quant.config.sides import clipped, map_of, shown, sides
+from swin_quant.config.outputs import FEATURES, LAST, select_stages
+from swin_quant.config.sides import clipped, compute_map_size, shown, sides
 
 _BOTH: dict[str, Any] = {
     "PATCH_SIZE": 4,
@@ -53,7 +53,7 @@ def _check(cfg: CfgNode, source: str) -> None:
     need(whole, source, f"{size_key} is not a multiple of {node}.PATCH_SIZE {patch}")
     need(is_square or not swin.APE, source, f"{size_key}: absolute positions (APE) are those of square pictures")
     for stage, heads in enumerate(swin.NUM_HEADS):
-        tokens = map_of(size, patch, stage)
+        tokens = compute_map_size(size, patch, stage)
         windows = clipped(swin.WINDOW_SIZE, tokens)
         here = f"stage {stage}, {shown(tokens)} ({size_key}, {node}.PATCH_SIZE {patch})"
         fits = not is_square or (tokens[0] > 0 and tokens[0] % windows[0] == 0)  # timm pads others
@@ -70,7 +70,7 @@ def _check(cfg: CfgNode, source: str) -> None:
 
 def _check_features(cfg: CfgNode, swin: CfgNode, source: str) -> None:
     """UsageError unless the stages exist, each once and ascending, and the network takes pictures of any size."""
-    last, wanted = len(swin.DEPTHS) - 1, stages_of(cfg, len(swin.DEPTHS))
+    last, wanted = len(swin.DEPTHS) - 1, select_stages(cfg, len(swin.DEPTHS))
     asked = f"MODEL.FEATURES.STAGES is {list(wanted)}"
     need(max(wanted) <= last, source, f"{asked}, but the model has stages 0 to {last}")
     need(list(wanted) == sorted(set(wanted)), source, f"{asked}: each stage once, in ascending order")

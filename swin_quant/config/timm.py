@@ -37,7 +37,7 @@ def named(name: str | Path) -> str | None:
     return name if kind == "timm" else None
 
 
-def tree_of(name: str) -> dict[str, Any]:
+def read_timm_config(name: str) -> dict[str, Any]:
     """The configuration of timm's model of that name, with timm's preparation of pictures. UsageError if there is none.
 
     A tag (`resnet50.a1_in1k`) chooses the weights whose preprocessing is taken.
@@ -76,7 +76,7 @@ def prepared(pretrained: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def options_of(cfg: CfgNode, source: str) -> dict[str, Any]:
+def read_builder_options(cfg: CfgNode, source: str) -> dict[str, Any]:
     """The arguments of timm's builder that no other key sets. UsageError names `source`."""
     text = cfg.MODEL.TIMM.OPTIONS or "{}"
     try:
@@ -104,7 +104,7 @@ def _numbers(value: Any) -> Iterator[float]:
 
 def _check(cfg: CfgNode, source: str) -> None:
     check_values(_KINDS, cfg.MODEL.TIMM, source, "MODEL.TIMM.")
-    options_of(cfg, source)
+    read_builder_options(cfg, source)
 
 
 TIMM = Family(

@@ -73,7 +73,7 @@ def in_order(names: Sequence[str]) -> list[str]:
 
 def is_usual_imagenet(names: Sequence[str]) -> bool:
     """Whether names are ImageNet's, by wnid or in English, in the order of published heads; some may be unknown."""
-    standard = wnids_of(len(names))
+    standard = list_wnids(len(names))
     if standard is None:
         return False
     index = _index(standard, _one_english)
@@ -96,7 +96,7 @@ def _is_number(name: str) -> bool:
 
 def _imagenet(data: Sequence[str], classes: int) -> list[str]:
     """The wnids of an ImageNet model without names, if the data's classes are wnids of it."""
-    known = wnids_of(classes) if data and all(map(is_wnid, data)) else None
+    known = list_wnids(classes) if data and all(map(is_wnid, data)) else None
     return list(known) if known and (len(data) < classes or set(data) <= set(known)) else []
 
 
@@ -108,8 +108,8 @@ def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
     """
     levels: list[Keys] = [lambda name: [name], lambda name: [_folded(name)]]
     if any(map(is_wnid, model)) != any(map(is_wnid, data)):
-        levels += [lambda name: [_folded(english_of(name))], _one_english]
-    standard = wnids_of(len(model)) if len(levels) > 2 else None
+        levels += [lambda name: [_folded(get_english_names(name))], _one_english]
+    standard = list_wnids(len(model)) if len(levels) > 2 else None
     indices = [_index(model, keys) for keys in levels]
     found: list[int | None] = []
     for name in data:
@@ -123,7 +123,7 @@ def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
 
 
 def _one_english(name: str) -> list[str]:
-    return [_folded(each) for each in english_of(name).split(",")]
+    return [_folded(each) for each in get_english_names(name).split(",")]
 
 
 def _index(names: Sequence[str], keys: Keys) -> dict[str, list[int]]:
@@ -188,7 +188,7 @@ def is_wnid(name: str) -> bool:
 
 
 @lru_cache(maxsize=2)
-def wnids_of(classes: int) -> tuple[str, ...] | None:
+def list_wnids(classes: int) -> tuple[str, ...] | None:
     """The wnids of ImageNet-1k (1000 classes), -22k, ... in the order of published heads, from timm's lists; None for
     another number. ImageNet-1k's are sorted."""
     import_timm()
@@ -198,7 +198,7 @@ def wnids_of(classes: int) -> tuple[str, ...] | None:
     return tuple(_info(subset).label_names()) if subset else None
 
 
-def english_of(name: str) -> str:
+def get_english_names(name: str) -> str:
     """ImageNet's English names for a wnid, separated by commas; any other name unchanged."""
     try:
         return str(_info("imagenet-22k").label_name_to_description(name)) if is_wnid(name) else name

@@ -10,7 +10,7 @@ from swin_quant.base.files import read_bounded
 from swin_quant.data.class_names import classed
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import is_picture, printable
-from swin_quant.data.source import DataRequest, DataSource, files_of
+from swin_quant.data.source import DataRequest, DataSource, list_files
 
 PATHS = ("path", "file_name", "filename", "file", "filepath", "image_path", "image", "name")
 LABELS = ("label", "class", "target", "class_name", "category", "wnid", "labels")
@@ -87,7 +87,7 @@ def _columns(table: Path, header: Sequence[str]) -> tuple[int, int | None, int |
 
 
 def _find(request: DataRequest) -> list[Path]:
-    return files_of(request, ".csv", "metadata.csv") or files_of(request, ".tsv", "metadata.tsv")
+    return list_files(request, ".csv", "metadata.csv") or list_files(request, ".tsv", "metadata.tsv")
 
 
 def _open(files: list[Path], request: DataRequest) -> TablePictures:

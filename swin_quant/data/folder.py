@@ -7,8 +7,8 @@ from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
-from swin_quant.data.class_names import ILSVRC_CLASSES, fit, in_order, wnids_of
-from swin_quant.data.pictures import EXTENSIONS, Pictures, bytes_of, is_picture, printable
+from swin_quant.data.class_names import ILSVRC_CLASSES, fit, in_order, list_wnids
+from swin_quant.data.pictures import EXTENSIONS, Pictures, is_picture, printable, read_bytes
 from swin_quant.data.source import DataRequest, DataSource, subfolders
 
 _LONGEST = 16  # shown characters of an extension
@@ -57,7 +57,7 @@ class FolderPictures(Pictures):
 
     def open(self, index: int) -> bytes:
         """Return the bytes of one file. Raises UnreadablePicture."""
-        return bytes_of(self.names[index], self.folder / self._files[index])
+        return read_bytes(self.names[index], self.folder / self._files[index])
 
 
 class Walk:
@@ -137,7 +137,7 @@ def _holds(folder: str, path: str) -> bool:
 
 def _open_wnids(files: list[Path], request: DataRequest) -> FolderPictures:
     pictures, classes = FolderPictures(files[0], root=Path(request.place)), request.classes or ILSVRC_CLASSES
-    known = wnids_of(classes)
+    known = list_wnids(classes)
     if known is None:
         raise SwinQuantError(f"{files[0]}: there is no ImageNet of {classes} classes")
     fit(pictures, classes, known, str(files[0]))

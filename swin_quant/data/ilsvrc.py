@@ -18,7 +18,7 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded, read_lines
-from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, wnids_of
+from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, list_wnids
 from swin_quant.data.folder import FolderPictures, Walk
 from swin_quant.data.pictures import printable
 from swin_quant.data.source import DataRequest, DataSource, subfolders
@@ -51,7 +51,7 @@ class IlsvrcPictures(FolderPictures):
         self._files = list(filter(PICTURE.fullmatch, walk.listed(folder)[1]))
         walk.tell(folder)
         self.names = list(self._files)
-        self.class_names = list(wnids_of(ILSVRC_CLASSES) or ())
+        self.class_names = list(list_wnids(ILSVRC_CLASSES) or ())
         if (path := _first(_FORMS, places)) is None:
             raise SwinQuantError(f"{folder}: no labels of its pictures: put one of {', '.join(_FORMS)} beside it")
         labels = _FORMS[path.name](path, places, self.class_names)

@@ -60,7 +60,7 @@ class Inputs:
     parts: tuple[Input, ...]
 
     @classmethod
-    def of(cls, examples: Mapping[str, Any]) -> "Inputs":
+    def from_examples(cls, examples: Mapping[str, Any]) -> "Inputs":
         """The inputs that `examples` [B, ...] describe. UsageError for an example that no network can take."""
         found = []
         for name, given in examples.items():

@@ -47,7 +47,7 @@ class NamedPictures(FolderPictures):
         return self._held[index] if index in self._held else super().open(index)
 
 
-def pictures_of(given: Any) -> NamedPictures | None:
+def collect_pictures(given: Any) -> NamedPictures | None:
     """The pictures that are `given`: places on disk, pictures of PIL, pixels uint8 [H, W, 3] or [B, H, W, 3], or a list
     of these; None for anything else."""
     found = [_pictures(item) for item in (given if isinstance(given, list | tuple) else [given])]

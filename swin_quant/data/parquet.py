@@ -12,7 +12,7 @@ from swin_quant.base.files import open_plain
 from swin_quant.base.reading import reading
 from swin_quant.data.class_names import MAX_CLASSES, classed
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, printable
-from swin_quant.data.source import DataRequest, DataSource, files_of
+from swin_quant.data.source import DataRequest, DataSource, list_files
 
 IMAGES = ("image", "img", "jpg", "png", "picture", "bytes", "image_bytes")
 LABELS = ("label", "labels", "fine_label", "class", "cls", "target")
@@ -182,7 +182,7 @@ SOURCES = [
     DataSource(
         "parquet",
         "Parquet files of pictures",
-        lambda request: files_of(request, ".parquet", "*.parquet"),
+        lambda request: list_files(request, ".parquet", "*.parquet"),
         ParquetPictures,
         names_own=True,
     )

@@ -17,7 +17,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import near
 from swin_quant.base.progress import track
 from swin_quant.config.load import check_channels
-from swin_quant.config.outputs import classes_of
+from swin_quant.config.outputs import count_classes
 from swin_quant.data.loader import Batch
 from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
@@ -79,7 +79,12 @@ class PictureSet:
         """
         check_channels(cfg)
         data = cfg.DATA
-        kind = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "classes": classes_of(cfg), "seed": cfg.SEED}
+        kind = {
+            "zip_mode": data.ZIP_MODE,
+            "cache_mode": data.CACHE_MODE,
+            "classes": count_classes(cfg),
+            "seed": cfg.SEED,
+        }
         reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE, "count": data.SCORED or None}
         return cls(data.DATA_PATH, split, **(kind | reading | how)).settled()
 
@@ -188,7 +193,7 @@ def asked_for(given: Source) -> PictureSet | Iterable[Any]:
     )
 
 
-def source_of(given: Source, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
+def resolve_source(given: Source, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
     """`asked_for`, with all fields of a set: the DATA of the model's config fills in what was left open."""
     asked = asked_for(given)
     return asked.settled(cfg) if isinstance(asked, PictureSet) else asked

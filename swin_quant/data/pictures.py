@@ -99,7 +99,7 @@ class SomePictures(Pictures):
         return self.whole.open(self.indices[index])
 
 
-def bytes_of(name: str, path: Path, start: int = 0, size: int | None = None) -> bytes:
+def read_bytes(name: str, path: Path, start: int = 0, size: int | None = None) -> bytes:
     """The bytes of the picture `name`: `size` of a file from `start` on, or the whole file.
 
     Raises UnreadablePicture, also for a special file, and for over 64 MiB.
@@ -166,7 +166,7 @@ class _TooManyParts(Exception):
     """Raised past the limit. PIL takes it neither for another format nor for a damaged end."""
 
 
-def scans_of(image: Image.Image, data: bytes) -> int:
+def count_scans(image: Image.Image, data: bytes) -> int:
     """The most times that a decoder goes over a picture's pixels."""
     is_jpeg = image.format in ("JPEG", "MPO") or "jpeg" in str(image.info.get("compression"))  # in a TIFF
     return max(1, data.count(_SCAN)) if is_jpeg else 1
@@ -182,7 +182,7 @@ def opened(data: bytes) -> Image.Image:
         file.left += len(data) // 128 if image.format == "PNG" else len(data) * _READS
     except Image.UnidentifiedImageError as error:  # its message shows the BytesIO's address
         raise ValueError("not a picture in a known format") from error
-    if (scans := scans_of(image, data)) * image.width * image.height > MAX_SCANNED:
+    if (scans := count_scans(image, data)) * image.width * image.height > MAX_SCANNED:
         raise ValueError(f"{scans} scans of {image.width} x {image.height} pixels")
     return image
 

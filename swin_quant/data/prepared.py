@@ -14,7 +14,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log, track
 from swin_quant.config.sides import shown
 from swin_quant.data.inputs import Inputs, said
-from swin_quant.data.named import pictures_of
+from swin_quant.data.named import collect_pictures
 from swin_quant.data.preprocess import UNPREPARED, Preprocess
 from swin_quant.data.sampling import chunks
 
@@ -68,7 +68,7 @@ class Prepared:
         if whole and said(given).startswith("uint8 [") and said(given).endswith(whole):
             self.took = "pixels of the file's size: taken as they are"
             yield torch.as_tensor(given)
-        elif pictures := pictures_of(given):
+        elif pictures := collect_pictures(given):
             known = self.known
             self.took = f"pictures: preprocessed as the run card says ({shown(known.size)}, {known.interpolation})"
             parts = chunks(range(len(pictures)), most or _PIECE if known.is_square else 1)

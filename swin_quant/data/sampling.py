@@ -59,14 +59,14 @@ def digest(names: Iterable[str]) -> str:
     return sha.hexdigest()
 
 
-def key_of(*parts: int | str) -> int:
+def compute_key(*parts: int | str) -> int:
     """A 32-bit number that depends on all `parts`."""
     return int.from_bytes(hashlib.sha256("/".join(map(str, parts)).encode()).digest()[:4], "little")
 
 
 def seed_all(*parts: int | str) -> None:
     """Seed Python's, numpy's and torch's generators (on the GPUs too) by the key of `parts`."""
-    key = key_of(*parts)
+    key = compute_key(*parts)
     random.seed(key)
     np.random.seed(key)
     torch.manual_seed(key)
@@ -76,7 +76,7 @@ def seed_all(*parts: int | str) -> None:
 def seeded(*parts: int | str) -> Iterator[None]:
     """Inside the context, the CPU's generators are seeded by the key of `parts`; afterwards they have their old
     states."""
-    key = key_of(*parts)
+    key = compute_key(*parts)
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(key)
     np.random.seed(key)

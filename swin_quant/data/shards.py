@@ -11,8 +11,8 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import open_plain, reason
 from swin_quant.base.progress import log
 from swin_quant.data.class_names import classed
-from swin_quant.data.pictures import Pictures, bytes_of, is_picture, printable
-from swin_quant.data.source import DataRequest, DataSource, files_of
+from swin_quant.data.pictures import Pictures, is_picture, printable, read_bytes
+from swin_quant.data.source import DataRequest, DataSource, list_files
 
 _MAX_LABEL_BYTES = 64
 _MAX_HEADER_BYTES = 1 << 16  # for one read of tarfile: long names, pax records
@@ -65,7 +65,7 @@ class ShardPictures(Pictures):
     def open(self, index: int) -> bytes:
         """Return the bytes of one member. Raises UnreadablePicture."""
         shard, start, size = self._places[index]
-        return bytes_of(self.names[index], self._shards[shard], start, size)
+        return read_bytes(self.names[index], self._shards[shard], start, size)
 
 
 class _Careful(io.RawIOBase):
@@ -132,6 +132,6 @@ def _label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> str:
 
 SOURCES = [
     DataSource(
-        "wds", "tar shards of key.jpg and key.cls", lambda request: files_of(request, ".tar", "*.tar"), ShardPictures
+        "wds", "tar shards of key.jpg and key.cls", lambda request: list_files(request, ".tar", "*.tar"), ShardPictures
     )
 ]

@@ -54,7 +54,7 @@ class DataSource:
     names_own: bool = False
 
 
-def files_of(request: DataRequest, ending: str, inside: str) -> list[Path]:
+def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
     """The files with this `ending` at a place: the place itself, or the files of its pattern (`{0..9}`, `{a,b}`, `*`).
 
     For a folder: the files that match `inside` in its folder `<split>`, else `<split>.csv`, else `<split>-*.csv`, there

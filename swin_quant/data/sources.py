@@ -183,8 +183,8 @@ class DigitsPictures(Pictures):
             raise UsageError(f"digits: no split {split!r}; choose one of {', '.join(SPLITS)}")
         digits = library("sklearn.datasets", "demo").load_digits()
         ordinals = [count() for _ in digits.target_names]
-        of_class = np.array([next(ordinals[label]) for label in digits.target])
-        chosen = np.flatnonzero((of_class % _VAL_EVERY == _VAL_EVERY - 1) == (split == "val"))
+        ordinal = np.array([next(ordinals[label]) for label in digits.target])
+        chosen = np.flatnonzero((ordinal % _VAL_EVERY == _VAL_EVERY - 1) == (split == "val"))
         self._levels = np.rint(digits.images[chosen] * (255 / 16)).astype(np.uint8)  # 0 to 16 -> 0 to 255
         self.names = [f"digits/{index:04d}" for index in chosen]
         self.labels = digits.target[chosen].tolist()

@@ -15,9 +15,9 @@ from torch import Tensor
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
-from swin_quant.config.outputs import EACH, FEATURES, LAST, MMPRETRAIN, TIMM, stages_of
+from swin_quant.config.outputs import EACH, FEATURES, LAST, MMPRETRAIN, TIMM, select_stages
 from swin_quant.models import swin, swin_v2
-from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.geometry import Geometry, read_geometry
 from swin_quant.models.layers import BlockFactory, LayerNorm, PatchEmbed, PatchMerging, Swin, WindowBlock, initialise
 from swin_quant.models.maps import Cut, neighbours, patches
 
@@ -138,25 +138,25 @@ class Backbone(MapSwin):
         return found
 
 
-def _of_maps(
+def _build_map_swin(
     cfg: CfgNode, factory: Callable[..., WindowBlock], kind: type[MapBlock], merging: type[MapMerging]
 ) -> MapSwin:
     """A backbone or a classifier, by MODEL.OUTPUT_KIND, of blocks of this kind."""
     windows = cfg.MODEL.FEATURES.WINDOWS if cfg.MODEL.OUTPUT_KIND == FEATURES else TIMM
-    geometry = replace(geometry_of(cfg), whole_windows=windows != TIMM, rests=windows == MMPRETRAIN)
+    geometry = replace(read_geometry(cfg), whole_windows=windows != TIMM, rests=windows == MMPRETRAIN)
     block = partial(factory, kind=kind)
     if cfg.MODEL.OUTPUT_KIND != FEATURES:
         return MapSwin(geometry, block, merging)
-    return Backbone(geometry, block, merging, stages_of(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
+    return Backbone(geometry, block, merging, select_stages(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
 
 
-def swin_of_maps(cfg: CfgNode) -> MapSwin:
+def build_map_swin(cfg: CfgNode) -> MapSwin:
     """Swin V1 of a config on maps, weights as initialised for training."""
-    return _of_maps(cfg, swin.block_of, SwinMapBlock, SwinMapMerging).apply(initialise)
+    return _build_map_swin(cfg, swin.build_block, SwinMapBlock, SwinMapMerging).apply(initialise)
 
 
-def swin_v2_of_maps(cfg: CfgNode) -> MapSwin:
+def build_map_swin_v2(cfg: CfgNode) -> MapSwin:
     """Swin V2 of a config on maps, weights as initialised for training."""
-    model = _of_maps(cfg, swin_v2.block_of, SwinV2MapBlock, SwinV2MapMerging)
+    model = _build_map_swin(cfg, swin_v2.build_block, SwinV2MapBlock, SwinV2MapMerging)
     swin_v2.start(model)
     return model

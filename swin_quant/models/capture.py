@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import silence
-from swin_quant.models.obstacles import fixed_at, last_of_users, reason
+from swin_quant.models.obstacles import find_last_user_frame, fixed_at, reason
 from swin_quant.models.symbolic_int import symbolic_int
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
@@ -62,7 +62,7 @@ def capture(
             if decompose:
                 program = program.run_decompositions({})
         except Exception as error:  # a forward pass may raise anything on fake tensors
-            place = last_of_users(traceback.extract_tb(error.__traceback__))
+            place = find_last_user_frame(traceback.extract_tb(error.__traceback__))
             raise SwinQuantError(f"{what}: cannot be captured{place}: {reason(error)}") from error
     graph = _on_attributes(program, module, what, outputs, named)
     for value in (node.meta["val"] for node in graph.nodes if node.op == "placeholder"):
@@ -74,7 +74,7 @@ def capture(
     graph.owning_module = module  # type: ignore[assignment] # it expects modules only
     _mark_dependence(graph)
     _fold_constants(graph, module)
-    if not _out_of_place(graph):
+    if not _replace_in_place_calls(graph):
         if decompose:
             raise SwinQuantError(f"{what}: writes into tensors in a way that is not supported")
         return capture(module, pictures, what, any_size=any_size, outputs=outputs, decompose=True)
@@ -149,7 +149,7 @@ def _on_attributes(
         kind = spec.kind.name
         if kind in ("PARAMETER", "BUFFER"):
             attributes[spec.arg.name] = str(spec.target)
-        elif kind == "CONSTANT_TENSOR" and (held := _name_of(program.constants[spec.target], module)):
+        elif kind == "CONSTANT_TENSOR" and (held := _find_name(program.constants[spec.target], module)):
             attributes[spec.arg.name] = held
         elif kind == "CONSTANT_TENSOR":
             own = str(spec.target).replace(".", "_")
@@ -179,7 +179,7 @@ def _on_attributes(
     return graph
 
 
-def _name_of(value: Tensor, module: nn.Module) -> str:
+def _find_name(value: Tensor, module: nn.Module) -> str:
     """The name of the parameter or buffer that a tensor is, which the forward pass has by another way, such as a list;
     "" if it is none."""
     for name, one in chain(module.named_parameters(), module.named_buffers()):
@@ -194,7 +194,9 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any], w
     An inner graph is what runs under another mode of gradients, or without autocast.
     """
     for node in module.graph.nodes:
-        inner = [one for one in node.args if isinstance(one, fx.Node) and isinstance(_graph_of(one), fx.GraphModule)]
+        inner = [
+            one for one in node.args if isinstance(one, fx.Node) and isinstance(_get_subgraph(one), fx.GraphModule)
+        ]
         if inner:
             mode = str(getattr(node.target, "name", lambda: "")())
             if mode == "wrap_with_autocast" and node.args[2]:
@@ -204,7 +206,7 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any], w
                 remedy = "write it by torch.where, or as a loop of a fixed length"
                 raise SwinQuantError(f"{what}: calls torch's {mode}, which is not supported: {remedy}")
             operands = node.args[node.args.index(inner[0]) + 1 :]
-            part = _graph_of(inner[0])
+            part = _get_subgraph(inner[0])
             places = [one for one in part.graph.nodes if one.op == "placeholder"]
             named = {
                 one: copies[own] if isinstance(own, fx.Node) else own for one, own in zip(places, operands, strict=True)
@@ -214,12 +216,12 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, copies: dict[fx.Node, Any], w
             return fx.map_arg(node.args[0], copies.__getitem__)
         elif node.target is operator.getitem and not isinstance(copies[node.args[0]], fx.Node):
             copies[node] = copies[node.args[0]][node.args[1]]
-        elif node.op != "placeholder" and not isinstance(_graph_of(node), fx.GraphModule):
+        elif node.op != "placeholder" and not isinstance(_get_subgraph(node), fx.GraphModule):
             copies[node] = graph.node_copy(node, copies.__getitem__)
     raise ValueError("a graph without an output")
 
 
-def _graph_of(node: fx.Node) -> Any:
+def _get_subgraph(node: fx.Node) -> Any:
     return getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
 
 
@@ -359,7 +361,7 @@ def _is_whole(module: nn.Module) -> bool:
     return bool(known) and not list(module.children()) and not (module._forward_pre_hooks or module._forward_hooks)
 
 
-def _out_of_place(graph: fx.Graph) -> bool:
+def _replace_in_place_calls(graph: fx.Graph) -> bool:
     """Replace operations that write into their first input by ones that do not, since nodes read their inputs.
 
     False, with the graph unusable, if another tensor may share the written memory.

@@ -22,10 +22,10 @@ from swin_quant.models.capture import CONSTANT, capture, packet
 from swin_quant.models.captured_layers import batch_dim, call_instead, mark_shared, quantized_layers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
-from swin_quant.models.placement import SIZES, Place, foldable, output_role, places, products, word_of
+from swin_quant.models.placement import SIZES, Place, foldable, name_operation, output_role, places, products
 from swin_quant.models.plain_operations import spell_out, take_from_nearby
 from swin_quant.quant.layer import Borrowed, QuantConv, QuantizedLayer, Reading
-from swin_quant.quant.passes.places import Exchange, Part, of_norm
+from swin_quant.quant.passes.places import Exchange, Part, make_norm_exchange
 from swin_quant.quant.quantizer import Quantizer
 
 _EXAMPLES = 2  # pictures to capture with: a batch of one may be taken for a constant
@@ -204,7 +204,7 @@ def captured(
     graph = capture(module, given, what, any_size=any_size, outputs=outputs)
     spell_out(graph)
     for node in list(graph.nodes):
-        if word_of(node, module) == "scaleddotproductattention":
+        if name_operation(node, module) == "scaleddotproductattention":
             _spell_out(graph, node, module, what)
         if packet(node).startswith("conv") and any(isinstance(_size(one), torch.SymInt) for one in node.args[6:]):
             remedy = "multiply patches (torch.nn.functional.unfold) by the kernels with torch.matmul"
@@ -341,7 +341,7 @@ def _exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> It
         elif isinstance(module, nn.LayerNorm):  # a norm without weights is no place, but can be named
             readers = _readers(node, root, STILL, {}, module.normalized_shape[0])
             if readers:
-                found = of_norm(name, tuple(readers))
+                found = make_norm_exchange(name, tuple(readers))
                 if not all(isinstance(root.get_submodule(reader), nn.Linear) for reader in readers):
                     found = replace(found, offset=None, into=())  # padding is zero, whatever the offset
                 after = tuple(_columns(root, reader) for reader in readers)
@@ -354,12 +354,12 @@ def _readers(
     """The layers that alone read the output of `node`, channel by channel; none if anything else reads it."""
     found: list[str] = []
     for user in node.users:
-        if word_of(user, root) in SIZES:
+        if name_operation(user, root) in SIZES:
             continue
         layer = root.get_submodule(str(user.target)) if user.op == "call_module" else None
         if isinstance(layer, QuantizedLayer):
             more = [str(user.target)] if _channels_in(layer) == channels else []
-        elif str(user.target) in norms or word_of(user, root) in through:
+        elif str(user.target) in norms or name_operation(user, root) in through:
             more = _readers(user, root, through, norms, channels)
         else:
             more = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import CONSTANT, packet, stack
-from swin_quant.models.placement import has_batch, input_role, is_real, source_of
+from swin_quant.models.placement import find_range_source, has_batch, input_role, is_real
 from swin_quant.quant.layer import (
     Borrowed,
     BorrowedConv2d,
@@ -43,11 +43,16 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
         source = node.args[0] if node.args else None
         if not kind or not isinstance(source, fx.Node) or not source.meta["depends"]:
             continue
-        if not has_batch(source) or not is_real(source) or not stem and source_of(source, root).op == "placeholder":
+        if (
+            not has_batch(source)
+            or not is_real(source)
+            or not stem
+            and find_range_source(source, root).op == "placeholder"
+        ):
             continue
         name = f"{node.target}.{_TRANSPOSED}" if kind == _TRANSPOSED else _own_name(node, root)
         if kind == _TRANSPOSED and name not in found:
-            found[name] = _of_transposed(str(node.target), root)
+            found[name] = _borrow_transposed(str(node.target), root)
         elif name and name not in found:
             found[name] = _owner(node, root.get_submodule(name), kind)
         elif name and kind in _BORROWED:
@@ -177,7 +182,7 @@ def _made(kind: type, weight: Tensor, biased: bool, how: tuple[Any, ...], mode: 
         return kind(channels, weight.shape[0], tuple(weight.shape[2:]), *how, biased, mode)
 
 
-def _of_transposed(name: str, root: nn.Module) -> Borrowed:
+def _borrow_transposed(name: str, root: nn.Module) -> Borrowed:
     """A layer with the weight and bias of a transposed convolution, as its own: a norm may be folded into it."""
     layer: Any = root.get_submodule(name)
     how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation

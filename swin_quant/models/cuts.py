@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import fx, nn
 
 from swin_quant.models.capture import CONSTANT
-from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, owner_of, word_of
+from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, find_owner, name_operation
 
 WHOLE = ("",)
 MERGES = ADDS | {"cat", "concat"}
@@ -38,7 +38,7 @@ def chain(graph: fx.Graph, root: nn.Module) -> list[Region]:
     Empty if the run has less than half of the graph's layers.
     """
     nodes = [node for node in graph.nodes if node.op.startswith("call_")]
-    layers = [node.op == "call_module" and word_of(node, root) in LAYERS for node in nodes]
+    layers = [node.op == "call_module" and name_operation(node, root) in LAYERS for node in nodes]
     starts: dict[int, list[Region]] = {}
     for region in _eligible(graph, nodes, layers, root):
         starts.setdefault(region.start, []).append(region)
@@ -68,7 +68,7 @@ def _eligible(graph: fx.Graph, nodes: list[fx.Node], layers: list[bool], root: n
     regions = {region.name: region for region in _closed(nodes, flowing)}
     owners: set[str] = set()
     for place, node in enumerate(nodes):
-        if word_of(node, root) in MERGES:
+        if name_operation(node, root) in MERGES:
             start = max((cut for cut in flowing if cut <= place), default=len(nodes))
             stop = min(cut for cut in flowing if cut > place)
             around = [one for one in regions.values() if one.start <= start and stop <= one.stop]
@@ -125,7 +125,7 @@ def _is_own(node: fx.Node, name: str) -> bool:
 
 def home(node: fx.Node) -> str:
     """The module of an operation: the called one, or the one whose forward pass contains it."""
-    return str(node.target) if node.op in ("call_module", "get_attr") else owner_of(node)
+    return str(node.target) if node.op in ("call_module", "get_attr") else find_owner(node)
 
 
 def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:
@@ -157,7 +157,7 @@ def channel_dim(node: fx.Node, root: nn.Module) -> int:
     front = [node]
     while front:
         node = front.pop(0)
-        word = word_of(node, root)
+        word = name_operation(node, root)
         if word in _CHANNELS_FIRST:
             return 1
         if word in _CHANNELS_LAST:

@@ -6,7 +6,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.config import architecture
-from swin_quant.config.sides import clipped, map_of, shown, sides
+from swin_quant.config.sides import clipped, compute_map_size, shown, sides
 from swin_quant.config.swin import SWIN, SWINV2
 
 
@@ -45,7 +45,7 @@ class Geometry:
 
     def tokens(self, stage: int) -> tuple[int, int]:
         """Height and width of the token map of a stage."""
-        return map_of(self.sides, self.patch_size, stage)
+        return compute_map_size(self.sides, self.patch_size, stage)
 
     def windows(self, stage: int) -> tuple[int, int]:
         """Height and width of the windows, each clipped to the map."""
@@ -75,7 +75,7 @@ class Geometry:
         return self.shifts(stage, block)[0]
 
 
-def geometry_of(cfg: CfgNode) -> Geometry:
+def read_geometry(cfg: CfgNode) -> Geometry:
     """The geometry in a checked config of a Swin. UsageError for another family."""
     if cfg.MODEL.TYPE not in (SWIN.name, SWINV2.name):
         raise UsageError(f"MODEL.TYPE is {cfg.MODEL.TYPE}: this is for {SWIN.name} and {SWINV2.name} only")

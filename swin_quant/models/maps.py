@@ -105,7 +105,7 @@ class Cut:
         """[B, H, W, C] -> [B, nW, L, C]."""
         if self.pad_first:
             x = pad_up(x, self.window)
-        if any(shift := self.shift_of(x)):
+        if any(shift := self.choose_shift(x)):
             x = torch.roll(x, [-by for by in shift], dims=(1, 2))
         return cut(pad_up(x, self.window), self.window)
 
@@ -115,16 +115,16 @@ class Cut:
         x = joined(windows, self.window, *self._padded(like))
         if not self.pad_first:
             x = x[:, :height, :width]
-        if any(shift := self.shift_of(like)):
+        if any(shift := self.choose_shift(like)):
             x = torch.roll(x, shift, dims=(1, 2))
         return x[:, :height, :width]
 
     def mask(self, like: Tensor) -> Tensor | None:
         """[nW, L, L] for a map [B, H, W, C]; None without a shift."""
-        shift = self.shift_of(like)
+        shift = self.choose_shift(like)
         return mask(*self._padded(like), self.window, shift).to(like.device) if any(shift) else None
 
-    def shift_of(self, like: Tensor) -> Window:
+    def choose_shift(self, like: Tensor) -> Window:
         """The shift on a map [B, H, W, C]. UsageError for a map that mmpretrain refuses."""
         if self.rests and (shorter := min(like.shape[1:3])) <= self.window[0]:
             if shorter < self.window[0]:

@@ -14,10 +14,10 @@ def fixed_at(value: Tensor) -> str:
     """The line of the user's code that fixed an open size, if torch kept it."""
     places = getattr(getattr(value, "fake_mode", None), "shape_env", None)
     kept = [one.framework_loc for one in getattr(places, "replacements_slocs", {}).values()]
-    return last_of_users([one for one in kept if isinstance(one, traceback.FrameSummary)])
+    return find_last_user_frame([one for one in kept if isinstance(one, traceback.FrameSummary)])
 
 
-def last_of_users(frames: Sequence[traceback.FrameSummary]) -> str:
+def find_last_user_frame(frames: Sequence[traceback.FrameSummary]) -> str:
     """The last frame of the user's code, as ` at FILE:LINE `CODE``; "" if there is none."""
     others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
     own = [frame for frame in frames if not frame.filename.startswith(others)]

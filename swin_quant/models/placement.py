@@ -73,7 +73,7 @@ class Place:
     name: str
 
 
-def word_of(node: fx.Node, root: nn.Module) -> str:
+def name_operation(node: fx.Node, root: nn.Module) -> str:
     """The operation of a node, in the words of the tables above."""
     if node.op == "call_module":
         text = type(root.get_submodule(str(node.target))).__name__
@@ -82,9 +82,9 @@ def word_of(node: fx.Node, root: nn.Module) -> str:
     return text.replace("_", "").lower()
 
 
-def source_of(node: fx.Node, root: nn.Module) -> fx.Node:
+def find_range_source(node: fx.Node, root: nn.Module) -> fx.Node:
     """The origin of the range of `node`'s output: upstream, through operations that keep a range."""
-    while word_of(node, root) in RANGE_KEEPING and node.args and isinstance(node.args[0], fx.Node):
+    while name_operation(node, root) in RANGE_KEEPING and node.args and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
@@ -96,20 +96,22 @@ def input_role(node: fx.Node, root: nn.Module) -> Role:
 
 def matmul_role(node: fx.Node, root: nn.Module) -> Role:
     """The role of the input of a product of two activations that reads `node`."""
-    return Role.SOFTMAX_OUTPUT if word_of(source_of(node, root), root) == "softmax" else Role.MATMUL_INPUT
+    return (
+        Role.SOFTMAX_OUTPUT if name_operation(find_range_source(node, root), root) == "softmax" else Role.MATMUL_INPUT
+    )
 
 
 def _is_one_sided(node: fx.Node, root: nn.Module) -> bool:
-    source = source_of(node, root)
-    if word_of(source, root) == "mul":  # a gate, as in squeeze and excite
+    source = find_range_source(node, root)
+    if name_operation(source, root) == "mul":  # a gate, as in squeeze and excite
         return all(isinstance(one, fx.Node) and _is_one_sided(one, root) for one in source.args)
-    return word_of(source, root) in ONE_SIDED
+    return name_operation(source, root) in ONE_SIDED
 
 
 def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Role:
     """The role of a convolution's output, which depends on whether each reader has a node of its own."""
     for reader in node.users:
-        word = word_of(reader, root)
+        word = name_operation(reader, root)
         if str(reader.target) in norms or word in MERGED:
             if output_role(reader, root, norms) is Role.CONV_OUTPUT:
                 return Role.CONV_OUTPUT
@@ -125,15 +127,17 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     found = {}
     for node in graph.nodes:
-        if word_of(node, root) not in NORMS or node.op != "call_module" or not isinstance(node.args[0], fx.Node):
+        if name_operation(node, root) not in NORMS or node.op != "call_module" or not isinstance(node.args[0], fx.Node):
             continue
         layer = node.args[0]
         names = str(node.target), str(layer.target)
         alone = layer.op == "call_module" and len(layer.users) == 1 and all(calls.count(name) == 1 for name in names)
         alone = alone and read.isdisjoint(names)
-        last = word_of(layer, root).endswith("linear") and layer.meta["val"].dim() > 2  # its channels are no norm's
+        last = (
+            name_operation(layer, root).endswith("linear") and layer.meta["val"].dim() > 2
+        )  # its channels are no norm's
         tracked = getattr(root.get_submodule(names[0]), "running_var", None) is not None
-        if alone and tracked and not last and word_of(layer, root) in LAYERS:
+        if alone and tracked and not last and name_operation(layer, root) in LAYERS:
             found[names[0]] = names[1]
     return found
 
@@ -146,7 +150,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
         kind, roles = _requested_roles(node, root)
         if not roles:
             continue
-        owner = owner_of(node)
+        owner = find_owner(node)
         number = counts[owner, kind] = counts.get((owner, kind), 0) + 1
         for argument, (side, role) in enumerate(roles.items()):
             name = f"{kind}{number}{side}_input_quantizer"
@@ -155,7 +159,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
 
 def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
     """The kind of an operation and the roles of its inputs, in order; no roles for most operations."""
-    word = word_of(node, root)
+    word = name_operation(node, root)
     inputs = _inputs(node)
     if word in AVERAGES and _averages_fused(node, root):
         return "average", {"": input_role(inputs[0], root)}
@@ -165,7 +169,7 @@ def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Rol
         return "", {}
     if word in MATMULS:
         return "matmul", {side: matmul_role(one, root) for side, one in zip(SIDES, inputs, strict=True)}
-    if any(word_of(source_of(one, root), root) in MASKS for one in inputs):
+    if any(name_operation(find_range_source(one, root), root) in MASKS for one in inputs):
         return "", {}
     fused = _is_fused(inputs, root)
     roles = [input_role(one, root) if fused else Role.RESIDUAL for one in inputs]
@@ -184,9 +188,9 @@ def _is_fused(inputs: Sequence[fx.Node], root: nn.Module) -> bool:
     """
     for node in inputs:
         keeping = RANGE_KEEPING | NORMS
-        while len(node.users) == 1 and word_of(node, root) in keeping and isinstance(node.args[0], fx.Node):
+        while len(node.users) == 1 and name_operation(node, root) in keeping and isinstance(node.args[0], fx.Node):
             node = node.args[0]
-        if len(node.users) == 1 and word_of(node, root) in CONVOLUTIONS:
+        if len(node.users) == 1 and name_operation(node, root) in CONVOLUTIONS:
             return True
     return False
 
@@ -197,7 +201,7 @@ def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
         node = inputs[0]
         if len(node.users) > 1:
             return False
-        word = word_of(node, root)
+        word = name_operation(node, root)
         if word in ADDS:
             return len(_inputs(node)) == 2 and _is_fused(_inputs(node), root)
         if word not in MERGED:
@@ -222,7 +226,7 @@ def has_batch(node: fx.Node) -> bool:
     return not isinstance(value, Tensor) or any(isinstance(extent, torch.SymInt) for extent in value.shape)
 
 
-def owner_of(node: fx.Node) -> str:
+def find_owner(node: fx.Node) -> str:
     """The module whose forward contains an operation."""
     return stack(node)[1]
 
@@ -290,21 +294,25 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
         kind = _word(module) if module is not None else packet(node).replace("_", "")
         if isinstance(module, QuantizedLayer):
             nodes = tuple(f"{node.target}.{part}" for part in ("_input_quantizer", "_weight_quantizer"))
-            yield Multiplication(kind, _of_layer(kind, node, module.weight, pictures), nodes)
+            yield Multiplication(kind, _count_layer_macs(kind, node, module.weight, pictures), nodes)
         elif isinstance(module, _MODULES):
             reason = _reason(node, kind, reads_pictures=True)
-            yield Multiplication(kind, _of_layer(kind, node, next(module.parameters()), pictures), reason=reason)
+            yield Multiplication(
+                kind, _count_layer_macs(kind, node, next(module.parameters()), pictures), reason=reason
+            )
         elif kind in _LAYERS:
             weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
-            reads = source_of(cast(fx.Node, node.args[0]), root).op == "placeholder"
+            reads = find_range_source(cast(fx.Node, node.args[0]), root).op == "placeholder"
             reason = _reason(node, kind, reads, bool(weight.get("depends")))
-            count = _of_layer(kind, node, weight.get("val"), pictures)
-            yield Multiplication(kind, _of_recurrent(node, pictures) if kind in _RECURRENT else count, reason=reason)
+            count = _count_layer_macs(kind, node, weight.get("val"), pictures)
+            yield Multiplication(
+                kind, _count_recurrent_macs(node, pictures) if kind in _RECURRENT else count, reason=reason
+            )
         elif kind in _MATMULS:
             nodes = tuple(str(one.target) for one in _inputs(node) if _is_quantizer(one, root))
             whole = len(nodes) == 2
             reason = "" if whole else _reason(node, kind)
-            count = _of_einsum(node, pictures) if kind == "einsum" else _of_matmul(node, pictures)
+            count = _count_einsum_macs(node, pictures) if kind == "einsum" else _count_matmul_macs(node, pictures)
             yield Multiplication(kind, count, nodes if whole else (), reason)
 
 
@@ -316,7 +324,7 @@ def _is_quantizer(node: fx.Node, root: nn.Module) -> bool:
     return node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), Quantizer)
 
 
-def _of_layer(kind: str, node: fx.Node, weight: Any, pictures: int) -> int:
+def _count_layer_macs(kind: str, node: fx.Node, weight: Any, pictures: int) -> int:
     out, given = node.meta.get("val"), cast(fx.Node, node.args[0]).meta.get("val")
     if not isinstance(out, Tensor) or not isinstance(weight, Tensor):
         return 0
@@ -325,21 +333,21 @@ def _of_layer(kind: str, node: fx.Node, weight: Any, pictures: int) -> int:
     return _elements(out) * (weight.numel() // weight.shape[0]) // pictures
 
 
-def _of_matmul(node: fx.Node, pictures: int) -> int:
+def _count_matmul_macs(node: fx.Node, pictures: int) -> int:
     out, left = node.meta.get("val"), node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
     if not isinstance(out, Tensor) or not isinstance(left, Tensor):
         return 0
     return _elements(out) * _hint(left.shape[-1]) // pictures
 
 
-def _of_recurrent(node: fx.Node, pictures: int) -> int:
+def _count_recurrent_macs(node: fx.Node, pictures: int) -> int:
     """Those of an LSTM, GRU or RNN in ATen's arguments: each step of its input with every matrix."""
     given, weights = cast(fx.Node, node.args[0]).meta["val"], cast(Sequence[fx.Node], node.args[2])
     matrices = [one.meta["val"].numel() for one in weights if one.meta["val"].dim() == 2]
     return _elements(given) // _hint(given.shape[-1]) * sum(matrices) // pictures
 
 
-def _of_einsum(node: fx.Node, pictures: int) -> int:
+def _count_einsum_macs(node: fx.Node, pictures: int) -> int:
     """Those of an einsum that multiplies all factors at once."""
     return math.prod(max(map(_hint, extents)) for extents in einsum_extents(node).values()) // pictures
 

@@ -17,7 +17,7 @@ from swin_quant.base.extras import announced
 from swin_quant.config.defaults import ENTRY_POINTS, register_family
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.models.classifier import Architecture, Classifier
-from swin_quant.quant.passes.places import Exchange, found, matched, of_norm, without_weights
+from swin_quant.quant.passes.places import Exchange, found, make_norm_exchange, matched, without_weights
 from swin_quant.quant.passes.units import inside
 from swin_quant.quant.quantizer import named_nodes
 
@@ -39,7 +39,7 @@ def register(architecture: Architecture) -> Architecture:
     return architecture
 
 
-def architecture_of(model: nn.Module) -> Architecture:
+def get_architecture(model: nn.Module) -> Architecture:
     """The entry of a model from `build_model`. SwinQuantError for any other model."""
     found = getattr(model, "architecture", None)
     if not isinstance(found, Architecture):
@@ -47,25 +47,25 @@ def architecture_of(model: nn.Module) -> Architecture:
     return found
 
 
-def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+def list_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The blocks of a model by name, in order."""
-    return matching(model, architecture_of(model).blocks)
+    return matching(model, get_architecture(model).blocks)
 
 
-def stages_of(model: nn.Module) -> dict[str, nn.Module]:
+def list_stages(model: nn.Module) -> dict[str, nn.Module]:
     """The stages of a model by name, in order."""
     own: tuple[str, ...] = getattr(model, "own_stages", ())
     if own:
         return {name: model.get_submodule(name) for name in own}
-    return matching(model, architecture_of(model).stages)
+    return matching(model, get_architecture(model).stages)
 
 
-def exchanges_of(model: nn.Module) -> list[Exchange]:
+def list_exchanges(model: nn.Module) -> list[Exchange]:
     """The places in a model where factors and offsets can move: found by tracing, or its architecture's."""
     every = found(_exchanges(model), model)
     if own := own_units(model):
         return [one for one in every if _within_one(one, own)]
-    return [_fit_for_padding(one, padded_of(model)) for one in every] if _gives_maps(model) else list(every)
+    return [_fit_for_padding(one, list_padded_modules(model)) for one in every] if _gives_maps(model) else list(every)
 
 
 def norms_without_weights(model: nn.Module) -> list[str]:
@@ -74,24 +74,24 @@ def norms_without_weights(model: nn.Module) -> list[str]:
     return without_weights(tuple(one for one in _exchanges(model) if not own or _within_one(one, own)), model)
 
 
-def padded_of(model: nn.Module) -> list[str]:
+def list_padded_modules(model: nn.Module) -> list[str]:
     """The modules that see zeros beside tokens in maps of some sizes; none for a network with its own units."""
     if own_units(model):
         return []
-    return list(matching(model, *architecture_of(model).padded))
+    return list(matching(model, *get_architecture(model).padded))
 
 
-def units_of(model: nn.Module) -> dict[str, nn.Module]:
+def list_units(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that the forward pass runs one after another, by name, in order."""
     if own := own_units(model):
         return {name: model.get_submodule(name) for name in own}
-    return matching(model, *architecture_of(model).units)
+    return matching(model, *get_architecture(model).units)
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
     """The blocks of a known architecture, else the units of a captured network; none for any other network, or for a
     single unit."""
-    if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := blocks_of(model)):
+    if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := list_blocks(model)):
         return blocks
     return {name: model.get_submodule(name) for name in own_units(model) if name}
 
@@ -105,8 +105,8 @@ def _exchanges(model: nn.Module) -> tuple[Exchange, ...]:
     """The exchanges that a model may have, by patterns."""
     if own_units(model):
         return getattr(model, "own_exchanges", ())
-    architecture = architecture_of(model)
-    pairs = tuple(of_norm(norm, linears) for norm, linears in architecture.pairs)
+    architecture = get_architecture(model)
+    pairs = tuple(make_norm_exchange(norm, linears) for norm, linears in architecture.pairs)
     streams = None if _gives_maps(model) else architecture.streams  # maps are the stream itself
     return pairs + architecture.exchanges + (tuple(streams(model)) if streams else ())
 

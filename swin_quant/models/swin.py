@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from swin_quant.config.swin import SWIN
 from swin_quant.models.classifier import Architecture
-from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.geometry import Geometry, read_geometry
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
 from swin_quant.models.maps import offset_index, offsets_in
 from swin_quant.quant.layer import QuantLinear
@@ -82,7 +82,7 @@ class SwinPatchMerging(PatchMerging):
     norm_first = True
 
 
-def block_of(g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinBlock] = SwinBlock) -> SwinBlock:
+def build_block(g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinBlock] = SwinBlock) -> SwinBlock:
     """Block `index` of a stage, weights as initialised for training."""
     dim, windows = g.embed_dim * 2**stage, g.windows(stage)
     attn = WindowAttention(dim, windows, g.heads[stage], g.qkv_bias, g.qk_scale, g.drop)
@@ -90,7 +90,7 @@ def block_of(g: Geometry, stage: int, index: int, drop_path: float, kind: type[S
 
 
 def _build(cfg: CfgNode) -> Swin:
-    return Swin(geometry_of(cfg), block_of, SwinPatchMerging).apply(initialise)
+    return Swin(read_geometry(cfg), build_block, SwinPatchMerging).apply(initialise)
 
 
 _ATTN = "layers.*.blocks.*.attn"
@@ -128,6 +128,6 @@ ARCHITECTURE = Architecture(
     units=("layers.*.blocks.*", "layers.*.downsample"),
     no_decay=("absolute_pos_embed", "relative_position_bias_table"),
     rewrites="swin",
-    backbone="swin_quant.models.backbone:swin_of_maps",
+    backbone="swin_quant.models.backbone:build_map_swin",
     pads=True,
 )

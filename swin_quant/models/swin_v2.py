@@ -14,7 +14,7 @@ from yacs.config import CfgNode
 
 from swin_quant.config.swin import SWINV2
 from swin_quant.models.classifier import Architecture
-from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.geometry import Geometry, read_geometry
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
 from swin_quant.models.maps import offset_coordinates, offset_index
 from swin_quant.models.swin import add_bias_and_mask
@@ -123,7 +123,7 @@ class SwinV2PatchMerging(PatchMerging):
     norm_first = False
 
 
-def block_of(
+def build_block(
     g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinV2Block] = SwinV2Block
 ) -> SwinV2Block:
     """Block `index` of a stage, weights as initialised for training."""
@@ -133,7 +133,7 @@ def block_of(
 
 
 def _build(cfg: CfgNode) -> Swin:
-    return start(Swin(geometry_of(cfg), block_of, SwinV2PatchMerging))
+    return start(Swin(read_geometry(cfg), build_block, SwinV2PatchMerging))
 
 
 def start(model: Swin) -> Swin:
@@ -145,7 +145,7 @@ def start(model: Swin) -> Swin:
     return model
 
 
-def version_of(model: Swin) -> int:
+def get_version(model: Swin) -> int:
     """The Swin version, 1 or 2."""
     return 2 if isinstance(model.layers[0].blocks[0].attn, WindowAttentionV2) else 1
 
@@ -202,6 +202,6 @@ ARCHITECTURE = Architecture(
     units=("layers.*.blocks.*", "layers.*.downsample"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
     rewrites="swin",
-    backbone="swin_quant.models.backbone:swin_v2_of_maps",
+    backbone="swin_quant.models.backbone:build_map_swin_v2",
     pads=True,
 )

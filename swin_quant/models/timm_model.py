@@ -19,7 +19,7 @@ from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError, first_line, listed
 from swin_quant.config.outputs import EMBEDDING, FEATURES
 from swin_quant.config.sides import sides
-from swin_quant.config.timm import TIMM, options_of
+from swin_quant.config.timm import TIMM, read_builder_options
 from swin_quant.models.captured import CapturedNetwork, captured
 from swin_quant.models.classifier import Architecture
 
@@ -88,7 +88,7 @@ def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
 def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_size: bool = False) -> CapturedNetwork:
     """timm's model of a config, wrapped by `giving` and captured."""
     timm = import_timm()
-    name, options = cfg.MODEL.TIMM.ARCHITECTURE, options_of(cfg, "the configuration")
+    name, options = cfg.MODEL.TIMM.ARCHITECTURE, read_builder_options(cfg, "the configuration")
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
         raise UsageError(f"MODEL.TIMM.ARCHITECTURE {name}: timm has no such model; it has {listed(close) or 'others'}")
@@ -116,7 +116,7 @@ def _convert_names(cfg: CfgNode, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_values(cfg: CfgNode) -> nn.Module:
     """timm's model of a config, of which names and shapes are read."""
-    options = {**options_of(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES}
+    options = {**read_builder_options(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES}
     height, width = sides(cfg.DATA.IMG_SIZE)
     size = height if height == width else (height, width)
     with torch.device("meta"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swin_quant.models.classifier import Architecture
 from swin_quant.operators.replacements import REPLACEMENTS, Replacing, chosen, compare
-from swin_quant.operators.support import KINDS, Status, chosen_targets, status_of
+from swin_quant.operators.support import KINDS, Status, chosen_targets, get_status
 from swin_quant.operators.trace import Call, Shape, Variation, trace, training_only, variations
 from swin_quant.quant.watch import eval_mode
 
@@ -147,7 +147,7 @@ def analyze_module(
         calls,
         {key: table.title for key, table in tables.items()},
         {key: table.sources for key, table in tables.items()},
-        {call.name: {key: status_of(table, call.name, network) for key, table in tables.items()} for call in calls},
+        {call.name: {key: get_status(table, call.name, network) for key, table in tables.items()} for call in calls},
         variations(model, images, trace(model, images) if replace else calls),
         training_only(model),
         _checked(model, images, pictures) if check else (),

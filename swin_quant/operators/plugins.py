@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from swin_quant.base.errors import SwinQuantError, UsageError, offered, one_line
-from swin_quant.base.files import one_at_a_time, read_json, reason, sha256_of, write_json
+from swin_quant.base.files import compute_sha256, one_at_a_time, read_json, reason, write_json
 from swin_quant.base.progress import log
 from swin_quant.operators.trace import operator_name
 
@@ -70,7 +70,7 @@ def _attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[fl
     return Node((levels, constant), {"heads": heads, "scales": scales}, (*tokens, channels // 3))
 
 
-def _of_its_shape(x: Tensor, *constants: Tensor, **attributes: Any) -> Node:
+def _keep_shape(x: Tensor, *constants: Tensor, **attributes: Any) -> Node:
     return Node((x, *constants), attributes, tuple(x.shape))
 
 
@@ -96,10 +96,10 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "relu": _relu,
     "layer_norm": _layer_norm,
     "attention": _attention,
-    "attention_branch": _of_its_shape,
-    "map_branch": _of_its_shape,
-    "token_branch": _of_its_shape,
-    "mlp": _of_its_shape,
+    "attention_branch": _keep_shape,
+    "map_branch": _keep_shape,
+    "token_branch": _keep_shape,
+    "mlp": _keep_shape,
     "patch_merging": _patch_merging,
     "patch_embedding": _patch_embedding,
 }
@@ -119,7 +119,7 @@ class Plugin:
     name: str
 
 
-def plugins_of(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, Plugin]:
+def parse_plugins(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[str, Plugin]:
     """Plugins by operator, from specs such as `roll=my.domain::Roll`. UsageError for a malformed, unknown or clashing
     spec."""
     found: dict[str, Plugin] = {}
@@ -309,7 +309,7 @@ def _is_whole(library: Path) -> bool:
         if _others_write(found):
             raise SwinQuantError(f"{file}: others can write to it: remove it, and it is built again")
     try:
-        return bool(sha256_of(library) == read_json(record, "record of a library")["sha256"])
+        return bool(compute_sha256(library) == read_json(record, "record of a library")["sha256"])
     except (SwinQuantError, TypeError, KeyError):
         return False
 
@@ -330,7 +330,7 @@ def _build(sources: Path, library: Path, what: str, built_for: Mapping[str, str]
             library.with_suffix(".failed").write_text(f"{failure}\n")
             raise SwinQuantError(f"its self-test failed: {failure}")
         built.chmod(0o700)
-        write_json(library.with_suffix(".json"), {"sha256": sha256_of(built)})
+        write_json(library.with_suffix(".json"), {"sha256": compute_sha256(built)})
         library.with_suffix(".json").chmod(0o600)
         built.replace(library)
     except (OSError, ValueError) as error:

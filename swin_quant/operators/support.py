@@ -83,14 +83,14 @@ def chosen_targets(names: Sequence[str] = ()) -> dict[str, Target]:
     return {name: known[name] for name in names} if names else dict(known)
 
 
-def status_of(target: Target, operator: str, network: str | None, of_onnx: bool = False) -> Status:
-    """How `target` takes an operator of torch, or of ONNX with `of_onnx`, in the architecture `network`."""
+def get_status(target: Target, operator: str, network: str | None, is_onnx: bool = False) -> Status:
+    """How `target` takes an operator of torch, or of ONNX with `is_onnx`, in the architecture `network`."""
     if target.networks is not None and network not in target.networks:
         return Status(UNSUPPORTED, target.whole, "; ".join(target.sources.values()))
     if target.reads == "torch":
-        return Status(NOT_KNOWN) if of_onnx else _by_name(target, operator)
-    parts = (operator,) if of_onnx else exporter().writes.get(operator, ())
-    kinds = [_of_part(target, part) for part in parts]
+        return Status(NOT_KNOWN) if is_onnx else _by_name(target, operator)
+    parts = (operator,) if is_onnx else exporter().writes.get(operator, ())
+    kinds = [_get_part_status(target, part) for part in parts]
     source = "; ".join(target.sources.values())
     if UNSUPPORTED in kinds:
         return Status(UNSUPPORTED, " + ".join(parts), source)
@@ -110,7 +110,7 @@ def _by_name(target: Target, operator: str) -> Status:
     return Status(NOT_KNOWN)
 
 
-def _of_part(target: Target, part: str) -> str:
+def _get_part_status(target: Target, part: str) -> str:
     if part in target.supported:
         return SUPPORTED
     if part in target.expanded:

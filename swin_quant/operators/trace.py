@@ -84,7 +84,7 @@ _MACS: Mapping[str, Callable[[Sequence[Any], Tensor], int]] = {
 }
 
 
-def macs_of(name: str, args: Sequence[Any], out: Any) -> int:
+def count_macs(name: str, args: Sequence[Any], out: Any) -> int:
     """MACs of an ATen operator by its name without overload; 0 if it multiplies no matrices."""
     if name.startswith("_scaled_dot_product"):
         return _attention(args, out)
@@ -98,7 +98,7 @@ class MacCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.macs += macs_of(func.overloadpacket.__name__, args, out)
+        self.macs += count_macs(func.overloadpacket.__name__, args, out)
         return out
 
 

@@ -14,7 +14,7 @@ from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outlier_channels import LOST_DB, OutlierChannels
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.ranges import MOST, Range, methods_for, pictures_for, range_of, sample_uncertainty, search
+from swin_quant.quant.ranges import MOST, Range, get_range, methods_for, pictures_for, sample_uncertainty, search
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
 CLIPPED = 0.001  # share of a node's values on equal steps: ten times what the percentile calibrator clips
@@ -94,7 +94,7 @@ def _signal(f: Findings) -> Iterator[Advice]:
     check = f.check
     if check is None or not (check.better or check.sqnr_db < RUIN_DB):
         return
-    figures = figures_of(check)
+    figures = format_figures(check)
     if not check.better:
         remedy = "more bits, fewer nodes, or `swin-quant finetune`"
         yield Advice("signal", f"{f.policy} loses the signal by any calibrator: {figures}; give it {remedy}", (), True)
@@ -109,7 +109,7 @@ def _signal(f: Findings) -> Iterator[Advice]:
     yield Advice("calibrator", text, (), True)
 
 
-def figures_of(check: Check) -> str:
+def format_figures(check: Check) -> str:
     """A check's figures in words."""
     agreement = f", top-1 agreement {check.agreement:.0f} %" if check.of == LOGITS else ""
     return f"SQNR of the {check.of} {check.sqnr_db:.1f} dB{agreement} with float on {check.pictures} of the pictures"
@@ -141,7 +141,7 @@ def _clipped(f: Findings) -> Iterator[Advice]:
     Not after calibrator auto, nor after passes that measured units' outputs, which count for more. Equal steps gain by
     clipping a few values; float8's steps get no finer, so any clipped share may be the whole loss.
     """
-    if f.method.of_nodes is not None or _BY_OUTPUT & set(f.passes):
+    if f.method.by_node is not None or _BY_OUTPUT & set(f.passes):
         return
     no_better = {name for name, sqnr in f.check.others.items() if sqnr <= f.check.sqnr_db} if f.check else set()
     methods = [method for method in methods_for(f.enabled.values()) if method not in no_better]
@@ -151,19 +151,19 @@ def _clipped(f: Findings) -> Iterator[Advice]:
         statistics = f.calibration.statistics.get(name)
         if statistics is None or not (node.setting.symmetric or statistics.sides):
             continue
-        own = range_of(node)
+        own = get_range(node)
         share = _clipped_by(own, node, statistics)
         if share <= (0.0 if node.setting.format == FP8 else CLIPPED):
             continue
         bounded = not node.setting.symmetric
         found = {method: search(method, statistics, node, f.method.percentile, bounded) for method in methods}
         kept = {
-            method: sqnr_db(statistics, *other.on_grid_of(node))
+            method: sqnr_db(statistics, *other.get_grid_arguments(node))
             for method, other in found.items()
             if other.width_on(node) > own.width_on(node)
         }
         best = max(kept, key=kept.__getitem__, default=None)
-        if best and kept[best] > sqnr_db(statistics, *own.on_grid_of(node)) + CLIPPED_DB:
+        if best and kept[best] > sqnr_db(statistics, *own.get_grid_arguments(node)) + CLIPPED_DB:
             shares[name] = share
             better[best] = better.get(best, 0) + 1
     if shares:
@@ -235,7 +235,7 @@ def _sample(f: Findings) -> Iterator[Advice]:
         yield Advice("sample", text)
     if not FEW <= pictures <= MOST or not peaks:
         return
-    uncertainty, power = sample_uncertainty(peaks, {name: range_of(f.nodes[name]).amax for name in peaks})
+    uncertainty, power = sample_uncertainty(peaks, {name: get_range(f.nodes[name]).amax for name in peaks})
     if uncertainty > UNCERTAINTY:
         wanted = pictures_for(uncertainty, power, pictures, UNCERTAINTY)
         yield Advice(

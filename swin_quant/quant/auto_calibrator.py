@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from swin_quant.quant.calibration import Calibration, Method, search_ranges
-from swin_quant.quant.check import compare, logits_of
+from swin_quant.quant.check import compare, compute_logits
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.trial import quantized, squared_error
 from swin_quant.quant.passes.units import inside, walk
@@ -48,7 +48,7 @@ def choose_methods(context: PassContext, calibration: Calibration) -> MethodChoi
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     if not nodes or not images:
         return None
-    expected = logits_of(model, images)
+    expected = compute_logits(model, images)
     ranges = {name: search_ranges(model, calibration, context.method.alone(name), nodes) for name in RANGE_METHODS}
     alike: dict[str | None, dict[str, str]] = {name: dict.fromkeys(nodes, name) for name in RANGE_METHODS}
     if len({node.setting.bits for node in nodes.values()}) > 1:
@@ -63,15 +63,17 @@ def choose_methods(context: PassContext, calibration: Calibration) -> MethodChoi
     best = max(singles, key=singles.__getitem__)
     with keeping_ranges(nodes.values()):
         _give(nodes, ranges, alike[best])
-        mixed = {**alike[best], **_of_units(context, nodes, ranges, images)}
+        mixed = {**alike[best], **_choose_unit_methods(context, nodes, ranges, images)}
     found, reached = (mixed, gain) if (gain := sqnr(mixed)) > singles[best] else (alike[best], singles[best])
-    of_all = replace(context.method.alone(best), of_nodes={})
-    own = {name: method for name, method in found.items() if method != of_all.for_bits(nodes[name].setting.bits)}
+    default = replace(context.method.alone(best), by_node={})
+    own = {name: method for name, method in found.items() if method != default.for_bits(nodes[name].setting.bits)}
     named = {name or "by bits": value for name, value in singles.items()}
-    return MethodChoice(replace(of_all, of_nodes=own), reached, named, sum(map(len, images)))
+    return MethodChoice(replace(default, by_node=own), reached, named, sum(map(len, images)))
 
 
-def _of_units(context: PassContext, nodes: Mapping[str, Quantizer], ranges: _Ranges, images: list[Tensor]) -> _Methods:
+def _choose_unit_methods(
+    context: PassContext, nodes: Mapping[str, Quantizer], ranges: _Ranges, images: list[Tensor]
+) -> _Methods:
     """The method of each node inside a unit."""
     found: dict[str, str] = {}
     units = context.units or {"": context.model}

@@ -37,14 +37,14 @@ Forward = Callable[[Tensor], Tensor]
 class Method:
     """The range method `name`. None, and AUTO before `auto_calibrator` runs: the default for a node's bits.
 
-    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `of_nodes`: methods of single nodes
+    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `by_node`: methods of single nodes
     by name; None unless they were chosen one by one. UsageError for an unknown name or an impossible percentile.
     """
 
     name: str | None = None
     percentile: float = DEFAULT_PERCENTILE
     exact: bool = False
-    of_nodes: Mapping[str, str] | None = field(default=None, hash=False)
+    by_node: Mapping[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         if self.name not in (None, *CALIBRATORS, AUTO):
@@ -63,11 +63,11 @@ class Method:
 
     def for_node(self, name: str, bits: int) -> str:
         """The method for the node `name` with this many bits."""
-        return (self.of_nodes or {}).get(name) or self.for_bits(bits)
+        return (self.by_node or {}).get(name) or self.for_bits(bits)
 
     def alone(self, name: str | None) -> "Method":
         """The method `name` for every node."""
-        return replace(self, name=name, of_nodes=None)
+        return replace(self, name=name, by_node=None)
 
 
 @dataclass
@@ -179,7 +179,7 @@ def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observati
 
 def _check_method(model: nn.Module, method: Method) -> None:
     """UsageError for a method that does not take float8, unless nodes' methods were chosen by their errors."""
-    if method.of_nodes is None and method.name in RANGE_METHODS and RANGE_METHODS[method.name].even_steps:
+    if method.by_node is None and method.name in RANGE_METHODS and RANGE_METHODS[method.name].even_steps:
         float8 = [
             name for name, node in named_nodes(model).items() if node.setting.enabled and node.setting.format == FP8
         ]

@@ -16,7 +16,7 @@ from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import enabled_nodes, quantizing
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.ranges import Range, keeping_ranges, methods_for, range_of
+from swin_quant.quant.ranges import Range, get_range, keeping_ranges, methods_for
 from swin_quant.quant.statistics import sqnr_db
 from swin_quant.quant.watch import eval_mode
 
@@ -95,8 +95,8 @@ def check_ranges(model: nn.Module, calibration: Calibration, method: Method, bat
 def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: Mapping[str, Range]) -> list[str]:
     """The nodes whose own values `ranges` keep clearly better, the worst first."""
     gains = {
-        name: sqnr_db(calibration.statistics[name], *ranges[name].on_grid_of(node))
-        - sqnr_db(calibration.statistics[name], *range_of(node).on_grid_of(node))
+        name: sqnr_db(calibration.statistics[name], *ranges[name].get_grid_arguments(node))
+        - sqnr_db(calibration.statistics[name], *get_range(node).get_grid_arguments(node))
         for name, node in nodes.items()
         if not ranges[name].is_dead
     }
@@ -112,11 +112,11 @@ def _compared(model: nn.Module, batches: Sequence[Shown]) -> tuple[float, float]
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of the quantized model's logits against `expected`."""
     with quantizing(model):
-        return agreement_and_sqnr(logits_of(model, batches), expected)
+        return agreement_and_sqnr(compute_logits(model, batches), expected)
 
 
 @torch.inference_mode()
-def logits_of(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
+def compute_logits(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
     """Logits or other `rows` of the model in its present state, float32 [N, classes], for batches of images [B, 3, H,
     W]."""
     return torch.cat([rows(model(batch)) for batch in batches]).float()

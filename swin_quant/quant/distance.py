@@ -45,7 +45,7 @@ class Loss:
         )
 
 
-def loss_of(batches: Sequence[Sequence[float]]) -> Loss:
+def make_loss(batches: Sequence[Sequence[float]]) -> Loss:
     """The loss over batches, from the `distance` of each."""
     signal, noise, divergence, agreeing, regret, squares, pictures = summed(batches)
     return Loss(

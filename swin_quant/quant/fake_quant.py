@@ -143,11 +143,11 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, 
     qmin, qmax = ctx.grid
     values = x.float()  # otherwise a 0-dim amax would be rounded to x's type
     inside = (values <= amax) & (values >= lowest_inside(amax, qmin, qmax))
-    of_amax = None
+    amax_gradient = None
     if ctx.needs_input_grad[1]:
-        of_amax = range_gradient(gradient, slopes(x, amax, qmin, qmax, inside), amax.shape)
-        of_amax *= lsq_scale(x.numel(), amax.shape, qmax)
-    return gradient * inside.to(gradient.dtype), of_amax, None, None
+        amax_gradient = range_gradient(gradient, slopes(x, amax, qmin, qmax, inside), amax.shape)
+        amax_gradient *= lsq_scale(x.numel(), amax.shape, qmax)
+    return gradient * inside.to(gradient.dtype), amax_gradient, None, None
 
 
 fake_quant.register_autograd(_backward, setup_context=_save_for_backward)

@@ -32,14 +32,14 @@ class Folded(nn.Module):
         return x
 
 
-def norms_of(model: nn.Module) -> Mapping[str, str]:
+def list_foldable_norms(model: nn.Module) -> Mapping[str, str]:
     """Maps the name of a norm to the layer that it can be folded into; empty by default."""
     return getattr(model, "foldable", {})
 
 
 def is_folded(model: nn.Module) -> bool:
     """Whether a model has foldable norms, and they are folded."""
-    return any(isinstance(model.get_submodule(norm), Folded) for norm in norms_of(model))
+    return any(isinstance(model.get_submodule(norm), Folded) for norm in list_foldable_norms(model))
 
 
 @torch.no_grad()
@@ -47,7 +47,7 @@ def fold(model: nn.Module) -> None:
     """Fold every foldable norm of the model in place; a second call changes nothing."""
     if is_folded(model):
         return
-    for name, layer_name in norms_of(model).items():
+    for name, layer_name in list_foldable_norms(model).items():
         norm, layer = cast(nn.BatchNorm2d, model.get_submodule(name)), model.get_submodule(layer_name)
         parts = {key: getattr(norm, key) for key in _KEYS}
         weight, bias = _product(cast(Tensor, layer.weight), cast("Tensor | None", layer.bias), parts, norm.eps)
@@ -87,7 +87,10 @@ def is_fold_exact(model: nn.Module, images: Tensor, tolerance: float = 1e-3) -> 
 
 def unfolding(model: nn.Module) -> Callable[[], None]:
     """A function that undoes a later `fold`: it restores the norms of `model` and the weights before them."""
-    parts = [(name, model.get_submodule(name), model.get_submodule(layer)) for name, layer in norms_of(model).items()]
+    parts = [
+        (name, model.get_submodule(name), model.get_submodule(layer))
+        for name, layer in list_foldable_norms(model).items()
+    ]
     weights = [(layer, layer.weight, layer.bias) for *_, layer in parts]
     borrowed = [(layer, dict(layer.sources)) for layer in model.modules() if isinstance(layer, Borrowed)]
 
@@ -107,7 +110,7 @@ def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     Weights that layers compute from other parameters are included.
     """
-    norms, state = norms_of(model), computed(model, state)
+    norms, state = list_foldable_norms(model), computed(model, state)
     state = {key: value for key, value in state.items() if not (norms and key.endswith(COUNTERS))}
     has_norms = any(f"{norm}.running_var" in state for norm in norms)
     if norms and not has_norms:

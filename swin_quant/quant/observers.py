@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.statistics import Statistics, of_sides
+from swin_quant.quant.statistics import Statistics, join_sides
 
 BINS = 4096
 _SMALLEST_EXPONENT = -100  # values below 2**-100 share bin 0: BINS / range must stay finite in float32
@@ -127,7 +127,7 @@ class ActivationObserver:
         if not self.histograms:
             raise ValueError("this observer kept no histogram")
         sides = zip(self.histograms, (abs(self.lowest), self.highest), strict=True)
-        return of_sides(*(Statistics(side.counts.cpu().numpy(), side.width, end) for side, end in sides))
+        return join_sides(*(Statistics(side.counts.cpu().numpy(), side.width, end) for side, end in sides))
 
 
 def _subset(by_picture: Tensor, limit: int | None) -> Tensor:

@@ -23,7 +23,7 @@ def rows(output: Output) -> Tensor:
     return torch.cat([rows(part) for part in output], dim=1)
 
 
-def parts_of(output: Output) -> list[Tensor]:
+def list_tensors(output: Output) -> list[Tensor]:
     """Every tensor of the outputs."""
     return [output] if isinstance(output, Tensor) else list(output)
 
@@ -52,5 +52,5 @@ def joined(parts: Sequence[Any]) -> Any:
 
 def named(output: Output, names: Sequence[str]) -> "Tensor | dict[str, Tensor]":
     """Outputs for a user: a single one as a tensor, several by name."""
-    parts = parts_of(output)
+    parts = list_tensors(output)
     return parts[0] if len(names) == 1 else dict(zip(names, parts, strict=True))

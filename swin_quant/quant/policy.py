@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar, TypedDict
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import sha256_of_data, shipped_files
+from swin_quant.base.files import compute_data_sha256, shipped_files
 from swin_quant.base.schema import Must, checked, one_of, plain, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
@@ -97,7 +97,7 @@ class Policy:
     @property
     def sha256(self) -> str:
         """SHA-256 of the rules, in hexadecimal."""
-        return sha256_of_data(self.to_dict()["rules"])
+        return compute_data_sha256(self.to_dict()["rules"])
 
     @property
     def activation_bits(self) -> set[int]:
@@ -343,12 +343,12 @@ def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, st
 
     If several share a name, each shows a part of its hash, except the built-in one and one with unknown rules.
     """
-    policies, of_name = list(policies), defaultdict(set)
+    policies, hashes = list(policies), defaultdict(set)
     for name, sha256 in policies:
-        of_name[name].add(sha256)
-    ours = {name: load_policy(name).sha256 for name in builtin_policies() if len(of_name[name]) > 1}
+        hashes[name].add(sha256)
+    ours = {name: load_policy(name).sha256 for name in builtin_policies() if len(hashes[name]) > 1}
     return {
-        (name, sha256): name if len(of_name[name]) == 1 or sha256 in (None, ours.get(name)) else _other(name, sha256)
+        (name, sha256): name if len(hashes[name]) == 1 or sha256 in (None, ours.get(name)) else _other(name, sha256)
         for name, sha256 in policies
     }
 

@@ -62,7 +62,7 @@ class Range:
         low, high = self.ends_on(node)
         return high - low
 
-    def on_grid_of(self, node: Quantizer) -> tuple[float, int, int]:
+    def get_grid_arguments(self, node: Quantizer) -> tuple[float, int, int]:
         """The arguments amax, qmin and qmax of `fake_quant` for this range on the grid of `node`."""
         qmin, qmax = node.setting.levels
         if node.setting.symmetric:
@@ -74,7 +74,7 @@ class Range:
         return (high - low) / (qmax - qmin) * qmax, qmin, qmax
 
 
-def range_of(node: Quantizer) -> Range:
+def get_range(node: Quantizer) -> Range:
     """The range of a node; of ranges per row, the largest. SwinQuantError if it was not calibrated."""
     if node.amax is None:
         raise SwinQuantError(NO_RANGE.format(node.name))
@@ -153,8 +153,8 @@ def weight_range(method: str, weight: Tensor, node: Quantizer) -> Tensor | None:
 
     None if the method has none for weights: a weight then takes its largest magnitude.
     """
-    of_weight = RANGE_METHODS[method].of_weight
-    return of_weight(weight, *node.setting.levels, node.setting.per_channel) if of_weight else None
+    search_weight = RANGE_METHODS[method].search_weight
+    return search_weight(weight, *node.setting.levels, node.setting.per_channel) if search_weight else None
 
 
 def relative_uncertainty(peaks: Sequence[float], amax: float, drawn: int | None = None) -> float:

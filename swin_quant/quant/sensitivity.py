@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.distance import Loss, decibels, distance, loss_of, noise, summed
+from swin_quant.quant.distance import Loss, decibels, distance, make_loss, noise, summed
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.watch import eval_mode, watching
@@ -77,12 +77,8 @@ class Sensitivity:
     profile: Mapping[str, float]
     forwards: float
 
-    def of(self, kind: str) -> list[GroupLoss]:
-        """The groups of a kind, the costliest first: without them the logits are nearest to float's."""
-        return sorted((group for group in self.groups if group.kind == kind), key=lambda group: -group.without.sqnr_db)
 
-
-def layers_of(nodes: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def group_by_layer(nodes: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The names of nodes by the layer that they belong to."""
     layers: dict[str, list[str]] = {}
     for name in nodes:
@@ -90,10 +86,10 @@ def layers_of(nodes: Iterable[str]) -> dict[str, tuple[str, ...]]:
     return {layer: tuple(names) for layer, names in layers.items()}
 
 
-def groups_of(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
+def list_groups(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stages: Iterable[str] = ()) -> list[Group]:
     """Every node by itself; the nodes of each layer, block and stage, by name; and of each role."""
     found: list[Group] = [(NODE, name, (name,)) for name in nodes]
-    found += [(LAYER, layer, names) for layer, names in layers_of(nodes).items()]
+    found += [(LAYER, layer, names) for layer, names in group_by_layer(nodes).items()]
     for kind, places in ((BLOCK, blocks), (STAGE, stages)):
         inside = {place: tuple(name for name in nodes if name.startswith(f"{place}.")) for place in places}
         found += [(kind, place, names) for place, names in inside.items() if names]
@@ -125,7 +121,7 @@ def sensitivity(
         SwinQuantError: no node is on, or there is no picture.
     """
     nodes, parts = _enabled(model), list(blocks.values())
-    groups = groups_of(nodes, blocks, stages)
+    groups = list_groups(nodes, blocks, stages)
     rows: list[list[list[float]]] = []
     computed = 0
     with _measuring(model):
@@ -142,10 +138,10 @@ def sensitivity(
         raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
     overall, *others = zip(*rows, strict=True)  # each with a list of figures for every batch
     depth, pairs = others[: len(blocks)], others[len(blocks) :]
-    losses = [loss_of(one) for one in pairs]
+    losses = [make_loss(one) for one in pairs]
     return Sensitivity(
         int(summed(overall)[-1]),
-        loss_of(overall),
+        make_loss(overall),
         tuple(
             GroupLoss(kind, name, names, alone, without)
             for (kind, name, names), alone, without in zip(groups, losses[::2], losses[1::2], strict=True)
@@ -160,11 +156,11 @@ def layer_losses(
 ) -> dict[str, Loss]:
     """The loss with only the enabled nodes of one layer quantized, by layer; arguments as in `sensitivity`."""
     nodes = _enabled(model)
-    layers = list(layers_of(nodes).items())
+    layers = list(group_by_layer(nodes).items())
     with _measuring(model):
         batch = _Batch(model, nodes, list(blocks.values()), images)
         return {
-            layers[index][0]: loss_of([batch.alone(layers[index][1])])
+            layers[index][0]: make_loss([batch.alone(layers[index][1])])
             for index in tell(range(len(layers)), len(layers))
         }
 

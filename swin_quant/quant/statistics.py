@@ -37,7 +37,7 @@ class Statistics:
         return np.trim_zeros(self.counts, "b")
 
 
-def of_sides(below: Statistics, above: Statistics) -> Statistics:
+def join_sides(below: Statistics, above: Statistics) -> Statistics:
     """Statistics of all values; both sides have as many bins, with powers of two as widths."""
     width = max(below.width, above.width)
     counts = sum(_wider(side.counts, round(width / side.width)) for side in (below, above))

@@ -22,7 +22,7 @@ from swin_quant.base.files import read_bounded
 from swin_quant.base.reading import opened, reads, unpacked
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.observers import BINS
-from swin_quant.quant.statistics import Statistics, of_sides
+from swin_quant.quant.statistics import Statistics, join_sides
 
 SUFFIX = ".stats.npz"
 MAX_BYTES = 64 * 1024 * 1024
@@ -82,7 +82,7 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
     if len(shape) == 1:
         return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
     sides = [[Statistics(counts[i, k], float(width[i, k]), float(largest[i, k])) for k in (0, 1)] for i in range(n)]
-    return {name: of_sides(*both) for name, both in zip(names, sides, strict=True)}
+    return {name: join_sides(*both) for name, both in zip(names, sides, strict=True)}
 
 
 @reads("statistics file")

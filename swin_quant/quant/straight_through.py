@@ -97,21 +97,21 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         codes, *saturated = ctx.saved_tensors
-        of_x: Tensor | None = None
-        of_amax: Tensor | None = None
+        x_gradient: Tensor | None = None
+        amax_gradient: Tensor | None = None
         blocks = _blocks(gradient, len(ctx.amax_shape))
         if ctx.needs_input_grad[0]:
-            of_x = torch.clone(gradient, memory_format=torch.contiguous_format)
+            x_gradient = torch.clone(gradient, memory_format=torch.contiguous_format)
             for place, outside in zip(blocks, saturated, strict=True):
-                _zero(of_x[place], outside)
+                _zero(x_gradient[place], outside)
         if ctx.needs_input_grad[1]:
             parts = (
                 range_gradient(gradient[place], _slopes(codes[place], outside, *ctx.grid), ctx.amax_shape)
                 for place, outside in zip(blocks, saturated, strict=True)
             )
             factor = lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _codes(*ctx.grid)
-            of_amax = functools.reduce(torch.add, parts) * factor
-        return of_x, of_amax, None, None
+            amax_gradient = functools.reduce(torch.add, parts) * factor
+        return x_gradient, amax_gradient, None, None
 
 
 def _blocks(x: Tensor, range_dim: int) -> list[Block]:

@@ -35,7 +35,7 @@ class Abilities:
     has_classes: bool
 
     @classmethod
-    def of(cls, card: RunCard) -> "Abilities":
+    def from_card(cls, card: RunCard) -> "Abilities":
         kind = card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS)
         has_classes = bool(card.wrapped.get("classes")) if card.wrapped else kind == LOGITS
         return cls(card.wrapped is None, bool(card.preprocess), has_classes)
@@ -54,12 +54,12 @@ def _flag_for(engine: str) -> str:
 
 def after_scoring(card: RunCard, file: Path, engine: str) -> str:
     """The command behind a file that is good to deploy: serve it where pictures can be prepared for it."""
-    return fill(_SERVE if Abilities.of(card).takes_pictures else _TIME_ON, file=file, engine=engine)
+    return fill(_SERVE if Abilities.from_card(card).takes_pictures else _TIME_ON, file=file, engine=engine)
 
 
 def to_export_float(card: RunCard, checkpoint: Path, target: str, folder: Path) -> str:
     """The command, or the call for a module that Python alone builds, that exports the float model."""
-    if Abilities.of(card).is_rebuilt:
+    if Abilities.from_card(card).is_rebuilt:
         return fill(EXPORT_FLOAT, checkpoint=checkpoint, target=target, folder=folder)
     return _PYTHON_FLOAT.format(target=target, folder=folder)
 
@@ -68,7 +68,7 @@ def to_recover(card: RunCard, file: Path, checkpoint: Path, data: str, engine: s
     """The command that wins accuracy back: a search for layers to leave float; behind one, QAT; behind both, none, and
     none for a module that Python alone builds."""
     is_searched = any(one["engine"] == _flag_for(engine) for one in card.searches)
-    if not Abilities.of(card).is_rebuilt or (is_searched and card.is_qat):
+    if not Abilities.from_card(card).is_rebuilt or (is_searched and card.is_qat):
         return after_scoring(card, file, engine)
     template = _FINETUNE if is_searched else SEARCH
     return fill(template, checkpoint=checkpoint, data=data, target=engine, drop=f"{drop:g}", folder=file.parent)
@@ -89,7 +89,7 @@ def target_for(policy: Policy | None) -> Backend:
 
 def after_export(card: RunCard, file: Path, target: Backend, data: str = DIR) -> list[str]:
     """The commands behind an export, in order; what no file can build is timed alone."""
-    able = Abilities.of(card)
+    able = Abilities.from_card(card)
     if not able.is_rebuilt:
         return [fill(TIME, file=file)]
     if not able.has_classes or (card.policy is None and target.only_quantized):

@@ -13,7 +13,7 @@ from swin_quant.cards.costs import GroupRecord, SensitivityRecord, TriedPolicies
 from swin_quant.quant import GROUP_KINDS
 from swin_quant.quant.policy import Policy, Rule
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.quant.ranges import range_of
+from swin_quant.quant.ranges import get_range
 from swin_quant.quant.watch import watching
 from swin_quant.report.table import Column, ReportTable, field, figure, html_table, records
 
@@ -58,7 +58,7 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
             node.setting.per_channel,
             node.setting.block,
             node.setting.symmetric,
-            None if node.amax is None else range_of(node).amax,
+            None if node.amax is None else get_range(node).amax,
             None if node.bounds is None or node.setting.symmetric else node.bounds.tolist(),
             shapes[name],
         )
@@ -160,7 +160,7 @@ _TRIED: tuple[Column[TriedRecord], ...] = (
 )
 
 
-def rows_of(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> list[CostRow]:
+def list_cost_rows(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> list[CostRow]:
     """The groups by kind, the costliest first: without it the logits are nearest to the float model's."""
     overall, rows = record["overall"]["sqnr_db"], list[CostRow]()
     for group in (group for group in record["groups"] if group["kind"] in kinds):
@@ -171,7 +171,7 @@ def rows_of(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> li
 
 def sensitivity_table(record: SensitivityRecord, kinds: Sequence[str], top: int | None = None) -> ReportTable[CostRow]:
     """The `top` rows of each kind."""
-    rows = rows_of(record, kinds)
+    rows = list_cost_rows(record, kinds)
     shown = [row for row in rows if [one for one in rows if one.kind == row.kind].index(row) < (top or len(rows))]
     overall = record["overall"]
     sqnr = "equal logits" if overall["sqnr_db"] is None else f"SQNR {overall['sqnr_db']:.1f} dB"

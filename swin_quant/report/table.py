@@ -116,7 +116,7 @@ def terminal(table: ReportTable[Row], width: int, color: bool = False) -> str:
     """
     everything = shown(table.columns, table.rows)
     columns = _that_fit(everything, table.rows, width)
-    lines = grid(columns, table.rows, widths_of(columns, table.rows, width), color, style=table.style)
+    lines = grid(columns, table.rows, compute_widths(columns, table.rows, width), color, style=table.style)
     left_out = [column.title for column in everything if column not in columns]
     more = [f"a wider terminal shows {', '.join(left_out)}"] if left_out else []
     return "".join(f"{line}\n" for line in (*lines, *bullets([*table.remarks, *more], width, color)))
@@ -126,12 +126,12 @@ def _that_fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -
     """The columns without as many spare ones, from the last on, as the width demands."""
     kept = list(columns)
     for column in reversed(columns):
-        if column.spare and total(widths_of(kept, rows)) > width:
+        if column.spare and total(compute_widths(kept, rows)) > width:
             kept.remove(column)
     return kept
 
 
-def widths_of(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
+def compute_widths(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
     """The width that each column needs. All are narrowed until they fit into `width`, if they can: titles and columns
     that may fold between words at first, then such columns inside words."""
     rows = list(rows)
@@ -174,8 +174,8 @@ def grid(
         yield "─" * total(widths)
     for row in rows:
         cells = [folded(column.cell(row), width) for column, width in zip(columns, widths, strict=True)]
-        of_row = style(row) if style and color else ""
-        styles = [(color and column.style and column.style(row)) or of_row for column in columns]
+        row_style = style(row) if style and color else ""
+        styles = [(color and column.style and column.style(row)) or row_style for column in columns]
         yield from _side_by_side(cells, columns, widths, styles)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.costs import TriedPolicies
-from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.paths import portable_path
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.report import next_command
 from swin_quant.report.accuracy.footnotes import is_simulated
-from swin_quant.report.accuracy.rows import latency, rows_of
+from swin_quant.report.accuracy.rows import latency, list_rows
 from swin_quant.report.next_command import DIR
 from swin_quant.report.table import NARROW, folded, html_facts
 
@@ -101,7 +101,7 @@ def speed_in_words(ms: float | None, float_ms: float | None, float_type: str | N
 
 def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> DeployVerdict | None:
     """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored."""
-    rows = [row for row in rows_of([card]) if row.is_quantized and not is_simulated(row.result.engine)]
+    rows = [row for row in list_rows([card]) if row.is_quantized and not is_simulated(row.result.engine)]
     if not rows:
         return None
     row = min(rows, key=lambda row: latency(row.result))
@@ -140,7 +140,7 @@ def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | Non
     Files are named as seen from `folder`, and the folder of pictures, which no card knows, is DIR.
     """
     if card.artifact:
-        found = file_of_record(card.checkpoint, [path.parent])
+        found = find_recorded_file(card.checkpoint, [path.parent])
         checkpoint = found or path.with_name(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
         artifact = path.with_name(card.artifact["file"])
         return artifact_verdict(card, _seen_from(folder, artifact), _seen_from(folder, checkpoint), DIR)

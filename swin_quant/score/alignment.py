@@ -62,12 +62,12 @@ def torch_trace(model: nn.Module, engine: Engine, name: str) -> Callable[[Tensor
     def run(images: Tensor) -> Trace:
         with torch.inference_mode(), tracing(model) as found, taking(images, name):
             output = engine(images)
-        return {**found, **of_output(output)}
+        return {**found, **trace_output(output)}
 
     return run
 
 
-def of_output(output: Output) -> Trace:
+def trace_output(output: Output) -> Trace:
     """A model's output as a trace: `output/logits`, or the maps of a backbone as `output/map.0`, ..."""
     if isinstance(output, Tensor):
         return {LOGITS: output.float()}

@@ -17,7 +17,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import Start, file_of_record, original_of, ptq_of
+from swin_quant.cards.lineage import Start, find_original, find_qat_start, find_recorded_file
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED
 from swin_quant.checkpoint import Source, load_calibrated, load_float
 from swin_quant.checkpoint.ranges import check_bits, origins
@@ -69,7 +69,7 @@ def find_baseline(
     `float_file` names the original; without it, `folders` and the card's path are searched, and a warning says where
     it is missing. SwinQuantError if `float_file` is another file than the card's, or has another architecture.
     """
-    file = original_of(card, folders, float_file) if float_file or card.has_own_weights else None
+    file = find_original(card, folders, float_file) if float_file or card.has_own_weights else None
     whose = whose_weights(card)
     if whose is None:
         return None
@@ -104,7 +104,7 @@ def _load_ptq(
     """The model that QAT started from, and the methods that found ranges again for nodes whose bits have changed."""
     if not policies:
         return None, None
-    start = ptq_of(card, folders)
+    start = find_qat_start(card, folders)
     if start is None:
         log.info("PTQ is not scored beside QAT: the checkpoint that QAT started from is not found")
         return None, None
@@ -135,7 +135,7 @@ def _found_again(model: Classifier, start: Start) -> str | None:
         for name, node in nodes.items()
         if node.setting.enabled and made[name].bits not in (None, node.setting.bits)
     ]
-    if not wrong or (file := file_of_record(record.get("statistics"), [start.file.parent])) is None:
+    if not wrong or (file := find_recorded_file(record.get("statistics"), [start.file.parent])) is None:
         return None
     names = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
     calibration, method = read_calibration(file, names, record["pictures"]), Method()
@@ -163,7 +163,7 @@ def engines_beside(
     """
     if baseline is None:
         return torch_engines(model, device, half, policies)
-    engines = engines_of_original(baseline, device, half)
+    engines = load_original_engines(baseline, device, half)
     if baseline.ptq:
         ptq = torch_engines(baseline.ptq, device, None, policies).items()
         engines |= {
@@ -178,7 +178,7 @@ def engines_beside(
     return engines | {key: replace(engine, weights=baseline.whose) for key, engine in found}
 
 
-def engines_of_original(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
+def load_original_engines(baseline: Baseline, device: torch.device, half: str | None) -> dict[str, Engine]:
     """float32 and `half` of the original, by label; no engine if it was not found."""
     engines = torch_engines(baseline.original, device, half) if baseline.original else {}
     weights = ORIGINAL if baseline.whose else None

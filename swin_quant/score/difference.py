@@ -75,7 +75,7 @@ class OutputDifference:
         }
 
 
-def difference_of_outputs(found: Sequence[Output], reference: Sequence[Output]) -> dict[str, Any]:
+def compare_batches(found: Sequence[Output], reference: Sequence[Output]) -> dict[str, Any]:
     """The figures of `OutputDifference` for two lists of batches."""
     sums = OutputDifference()
     for one, other in zip(found, reference, strict=True):

@@ -121,11 +121,11 @@ def torch_engines(
         with _quantizing(model, settings):
             if enabled_nodes(model):
                 run = partial(_run_quantized, model, settings)
-                precision = precision_of(model)
+                precision = get_precision(model)
                 engines.append(Engine(FAKE_QUANT, precision, policy.name, run, policy_sha256=policy.sha256))
     names = told_apart((engine.policy, engine.policy_sha256) for engine in engines if engine.policy)
-    policies_of = (names[engine.policy, engine.policy_sha256] if engine.policy else None for engine in engines)
-    labels = [replace(engine, policy=policy).label for engine, policy in zip(engines, policies_of, strict=True)]
+    shown = (names[engine.policy, engine.policy_sha256] if engine.policy else None for engine in engines)
+    labels = [replace(engine, policy=policy).label for engine, policy in zip(engines, shown, strict=True)]
     return {label: replace(engine, device=str(device)) for label, engine in zip(labels, engines, strict=True)}
 
 
@@ -163,7 +163,7 @@ def _quantizing(model: nn.Module, settings: Mapping[str, Setting]) -> Iterator[N
         yield
 
 
-def precision_of(model: nn.Module) -> str:
+def get_precision(model: nn.Module) -> str:
     """`int8` or `fp8` if every enabled node is, `W4A8` by the bits of weights and activations, else `mixed`.
 
     16 stands for what is not quantized, as in `W4A16`: engines run it in a half type or in float32.

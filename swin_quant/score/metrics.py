@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import read_lines
 from swin_quant.base.progress import log
 from swin_quant.cards.records import PTQ, QAT, DatasetRecord, Result
-from swin_quant.data.class_names import english_of, wnids_of
+from swin_quant.data.class_names import get_english_names, list_wnids
 from swin_quant.data.loader import Batch
 from swin_quant.score.engine import Engine, Run
 from swin_quant.score.run_engines import EngineOutput, run_engines
@@ -162,7 +162,7 @@ def _paired(gained: float, lost: float, pictures: float) -> tuple[float, float]:
     return 100 * mean, 100 * math.sqrt(max(variance, 0.0) / pictures)
 
 
-def results_of(
+def make_results(
     engines: Mapping[str, Engine],
     scores: Mapping[str, Score],
     dataset: DatasetRecord,
@@ -205,7 +205,7 @@ def is_guessing(right: int, pictures: int, classes: int) -> bool:
     return is_chance and _at_most(right, pictures, (1 + chance) / 2) < _CERTAIN
 
 
-def warn_of_guessing(acc1: float, pictures: int, classes: int) -> None:
+def warn_about_guessing(acc1: float, pictures: int, classes: int) -> None:
     """Warn if a float model with top-1 accuracy `acc1` percent only guesses, and name the usual causes."""
     right = round(acc1 * pictures / 100)
     if classes > 1 and is_guessing(right, pictures, classes):
@@ -254,5 +254,5 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
         if len(names) != classes:
             raise UsageError(f"‹labels› {labels}: has {len(names)} names, the model {classes} classes")
         return names
-    named = carried if len(carried) == classes else wnids_of(classes) or range(classes)
-    return [english_of(str(name)) for name in named]
+    named = carried if len(carried) == classes else list_wnids(classes) or range(classes)
+    return [get_english_names(str(name)) for name in named]

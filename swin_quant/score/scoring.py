@@ -20,7 +20,7 @@ from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks, digest, shard
 from swin_quant.score.engine import Engine
-from swin_quant.score.metrics import BASELINE, evaluate, results_of, warn_of_guessing
+from swin_quant.score.metrics import BASELINE, evaluate, make_results, warn_about_guessing
 from swin_quant.score.run_engines import readable_batches
 
 BATCH = 32  # pictures at a time, where nobody says
@@ -55,18 +55,18 @@ def score_engines(
             opened = SomePictures(opened, sorted(source.indices(opened)))
         dataset = dataset_record(source.path, source.split or "", opened)
         workers = default_workers(source.workers, world.size, len(opened) // world.size)
-        how = (dataset, _batch_of(engines, source), workers, world, source.max_unreadable)
+        how = (dataset, _choose_batch(engines, source), workers, world, source.max_unreadable)
         return score_pictures(engines, opened, by.prepared.known, *how)
     seen = _Seen()
     total = len(source) if isinstance(source, Sized) else None
     given = batches(source, True, by.prepared, by.classes)
     scores = evaluate(engines, seen.through(track(given, "scoring", total, "batches")), world.device)
     if BASELINE in scores and by.classes:
-        warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, by.classes)
-    return results_of(engines, scores, seen.dataset, max(seen.sizes), world.device)
+        warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, by.classes)
+    return make_results(engines, scores, seen.dataset, max(seen.sizes), world.device)
 
 
-def _batch_of(engines: Mapping[str, Engine], source: PictureSet) -> int:
+def _choose_batch(engines: Mapping[str, Engine], source: PictureSet) -> int:
     """The pictures at a time that every engine takes."""
     wanted = source.batch or BATCH
     limit = min([wanted, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
@@ -94,8 +94,8 @@ def score_pictures(
     if limit.names:
         log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))
     if BASELINE in scores:
-        warn_of_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, len(pictures.class_names))
-    return results_of(engines, scores, dataset, batch_size, world.device, sorted(limit.names))
+        warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, len(pictures.class_names))
+    return make_results(engines, scores, dataset, batch_size, world.device, sorted(limit.names))
 
 
 def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRecord:

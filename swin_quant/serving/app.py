@@ -14,9 +14,9 @@ from torch import Tensor
 from swin_quant.backends.description import VERSION, ModelDescription
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
-from swin_quant.data.pictures import decode, opened, scans_of
+from swin_quant.data.pictures import count_scans, decode, opened
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.quant.outputs import parts_of
+from swin_quant.quant.outputs import list_tensors
 from swin_quant.score.engine import Run
 from swin_quant.score.metrics import top_classes
 from swin_quant.serving import protocol
@@ -100,7 +100,7 @@ def build_app(service: Service) -> Any:
         if not (top.isascii() and top.isdigit() and len(top) < 8 and int(top) >= 1):
             raise Refused(400, "top must be a whole number from 1")
         kind = request.headers.get("content-type", "")
-        logits = parts_of(await batcher(await in_thread(_read_picture, body, kind, preprocess, limits)))[0]
+        logits = list_tensors(await batcher(await in_thread(_read_picture, body, kind, preprocess, limits)))[0]
         protocol.check_finite(logits)
         (best,) = top_classes(logits, model.labels, int(top))
         return JSONResponse({"model": model.name, "classes": [asdict(one) for one in best]})
@@ -197,7 +197,7 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, limits
         body = files[0]
     try:
         image = opened(body)
-        scans = scans_of(image, body)
+        scans = count_scans(image, body)
         if image.width * image.height * scans > limits.max_megapixels * 1e6:
             size = f"{image.width} x {image.height} pixels, times {scans}"
             raise Refused(413, f"{size}: more than {limits.max_megapixels:g} megapixels")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import log
-from swin_quant.quant.outputs import Output, cut, joined, parts_of
+from swin_quant.quant.outputs import Output, cut, joined, list_tensors
 from swin_quant.score.engine import Run
 from swin_quant.serving.limits import Refused, ServiceLimits
 
@@ -109,6 +109,6 @@ class Batcher:
         with torch.inference_mode():
             padding = images.new_zeros(size - len(images), *images.shape[1:])
             outputs: Output = self.run(torch.cat([images, padding]))
-        if wrong := [len(part) for part in parts_of(outputs) if len(part) != size]:
+        if wrong := [len(part) for part in list_tensors(outputs) if len(part) != size]:
             raise SwinQuantError(f"gave {wrong[0]} outputs for {size} pictures")
         return cut(outputs, [len(images), size - len(images)])[0]

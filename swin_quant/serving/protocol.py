@@ -14,7 +14,7 @@ from torch import Tensor
 from swin_quant.backends.description import ANY, DATATYPES, VERSION, ModelDescription
 from swin_quant.data.prepared import fault
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
-from swin_quant.quant.outputs import Output, parts_of
+from swin_quant.quant.outputs import Output, list_tensors
 from swin_quant.serving.limits import Refused
 
 LENGTH = "Inference-Header-Content-Length"
@@ -157,7 +157,7 @@ def write_answer(model: ModelDescription, values: Output, request: InferRequest)
 
 def compute_outputs(model: ModelDescription, values: Output) -> dict[str, np.ndarray]:
     """Return each output by name; those beside logits are computed from logits, as the file's graph does."""
-    parts = parts_of(values)
+    parts = list_tensors(values)
     found = dict(zip([end.name for end in model.outputs], parts, strict=not model.classifies))
     if model.classifies and len(model.outputs) > 1:
         found["probabilities"] = shares = parts[0].float().softmax(1)

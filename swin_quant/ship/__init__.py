@@ -10,7 +10,7 @@ from swin_quant.backends.openvino.engine import without_functions
 from swin_quant.backends.openvino.operators import sources
 from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import configs_dir, ensure_writable_dir, json_text, read_json, reason, sha256_of
+from swin_quant.base.files import compute_sha256, configs_dir, ensure_writable_dir, json_text, read_json, reason
 from swin_quant.cards.card import without_paths
 from swin_quant.ship.facts import MODEL, OPERATORS, SCHEMA, PackageFacts
 from swin_quant.ship.texts import Serving, kserve, openvino_model_server, readme, requirements, settings, triton
@@ -71,7 +71,7 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     for other in record["others"]:
         shutil.copyfile(facts.artifact.file.with_name(other["file"]), model.with_name(other["file"]))
     copied = {model: record["sha256"]} | {model.with_name(one["file"]): one["sha256"] for one in record["others"]}
-    if changed := [copy.name for copy, sha256 in copied.items() if sha256_of(copy) != sha256]:
+    if changed := [copy.name for copy, sha256 in copied.items() if compute_sha256(copy) != sha256]:
         raise SwinQuantError(f"{facts.artifact.file}: {changed[0]} was replaced while it was packaged: try again")
     if facts.file and facts.file.functions and not record["others"]:  # OpenVINO's own reader knows no functions
         if facts.library:  # a copy of the model, the library, and sources with the script that builds it anew
@@ -103,5 +103,5 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")  # a card may hold any characters
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+    hashes = {path.relative_to(folder).as_posix(): compute_sha256(path) for path in files}
     (folder / MANIFEST).write_text(json_text({**facts.manifest(), "files": hashes}))

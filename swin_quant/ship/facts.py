@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.artifact import Artifact, policy_of
+from swin_quant.backends.artifact import Artifact, get_policy_name
 from swin_quant.backends.description import VERSION, ModelDescription, described
 from swin_quant.backends.onnx_reader.file import OnnxFile, verified
 from swin_quant.backends.onnxruntime import SKIP_QDQ
-from swin_quant.backends.openvino.operators import has_operators, libraries_of
+from swin_quant.backends.openvino.operators import find_libraries, has_operators
 from swin_quant.backends.registry import backends, engine_loader, takers
 from swin_quant.backends.releases import requirements
 from swin_quant.backends.saturation import exact_session, may_saturate
@@ -116,7 +116,7 @@ class PackageFacts:
             "model": self.model,
             "precision": record["precision"],
             "policy": self.artifact.card.policy["name"] if self.artifact.card.policy else None,
-            "quantized": self.file.quantizers > 0 if self.file else policy_of(self.artifact) is not None,
+            "quantized": self.file.quantizers > 0 if self.file else get_policy_name(self.artifact) is not None,
             "engine": self.engine,
             "session": self.session,
             "releases": self.releases,
@@ -130,7 +130,7 @@ class PackageFacts:
 
 
 @reads("artifact", lambda artifact, *_: artifact.file)
-def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
+def collect_facts(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
     """The facts of an ONNX file or an ExecuTorch program; `labels`: the names of its classes, if it has any.
 
     UsageError for another kind of artifact, and for one that `described` refuses.
@@ -151,5 +151,5 @@ def facts_of(artifact: Artifact, labels: Sequence[str] = ()) -> PackageFacts:
             f"{artifact.file}: has operators for a plugin, whose functions OpenVINO's own reader does not take: export "
             "it without ‹plugin›"
         )
-    library = next(map(Path, libraries_of(artifact)), None) if ours else None
+    library = next(map(Path, find_libraries(artifact)), None) if ours else None
     return PackageFacts(artifact, file, artifact.preprocess, served, library)

@@ -80,10 +80,10 @@ class RangeKeeper:
         method = "learned" if self.recipe.mode == "learned" else self.recipe.method
         if (self.recipe.mode, self.recipe.initial) == ("frozen", "calibrated"):
             return RangesRecord(weights=None, activations=None)
-        own = method == "learned" or RANGE_METHODS[method].of_weight is not None
-        of_weights = method if own else "max"
+        own = method == "learned" or RANGE_METHODS[method].search_weight is not None
+        weight_method = method if own else "max"
         return RangesRecord(
-            weights=of_weights if self.recipe.weights else None,
+            weights=weight_method if self.recipe.weights else None,
             activations=method if self.recipe.activations else None,
         )
 

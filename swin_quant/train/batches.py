@@ -25,7 +25,7 @@ from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.preprocess import Augment, Preprocess
-from swin_quant.data.sampling import chunks, key_of, sample, seeded, shard
+from swin_quant.data.sampling import chunks, compute_key, sample, seeded, shard
 from swin_quant.train.recipe import Augmentation, Recipe
 
 
@@ -181,7 +181,7 @@ class TrainingBatches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[list[MicroBatch]]:
         """Yield the micro-batches of each step from step `start` of an epoch."""
         recipe = self.recipe
-        generator = torch.Generator().manual_seed(key_of(self.seed, "order", epoch))
+        generator = torch.Generator().manual_seed(compute_key(self.seed, "order", epoch))
         order = torch.randperm(self.count, generator=generator).tolist()
         per_step = recipe.accumulation_steps * self.world.size
         places = list(shard(range(start * per_step, self.steps * per_step), self.world.rank, self.world.size))
@@ -207,7 +207,7 @@ class TrainingBatches:
             yield batch.images.to(self.world.device)
 
     def _small(self, small: SmallPictures, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(key_of(self.seed, "crops", epoch))  # the same on every rank
+        generator = torch.Generator().manual_seed(compute_key(self.seed, "crops", epoch))  # the same on every rank
         draws = torch.rand(self.count, 3, generator=generator, dtype=torch.float64)
         for part in parts:
             yield small.batch(part, crop_and_flip(small.levels[part], self.recipe.augment, draws[part]))

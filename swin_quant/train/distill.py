@@ -18,7 +18,7 @@ from swin_quant.checkpoint import load_float
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import stages_of
+from swin_quant.models.registry import list_stages
 from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Distillation
 
@@ -59,7 +59,7 @@ def stage_outputs(model: nn.Module, wanted: bool) -> Iterator[list[Tensor]]:
     """Inside the context, a list to which each forward pass adds the stages' outputs [B, L, C]; clear it between
     passes."""
     found: list[Tensor] = []
-    stages = stages_of(model) if wanted else {}
+    stages = list_stages(model) if wanted else {}
     with watching(stages, lambda name, stage, inputs, output: found.append(output)):
         yield found
 

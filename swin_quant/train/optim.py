@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from swin_quant.base.errors import UsageError
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import architecture_of, blocks_of, stages_of
+from swin_quant.models.registry import get_architecture, list_blocks, list_stages
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.train.recipe import Optimizer, Schedule
 
@@ -22,7 +22,7 @@ def freeze_stages(model: nn.Module, count: int) -> set[str]:
     Their weights get no gradient, and their dropout is off. Returns the names of their nodes, whose ranges stay too.
     UsageError for more stages than the model has.
     """
-    stages = list(stages_of(model))
+    stages = list(list_stages(model))
     if count > len(stages):
         raise UsageError(f"‹freeze_stages› {count}: the model has {len(stages)} stages")
     if not count:
@@ -60,7 +60,7 @@ def layers_to_head(model: Classifier) -> dict[str, int]:
 
     A module between two blocks, such as Swin's patch merging, counts with the block before it.
     """
-    blocks, found, seen = blocks_of(model), {}, 0
+    blocks, found, seen = list_blocks(model), {}, 0
     for name, module in model.named_modules():
         seen += name in blocks
         inside = any(name == block or name.startswith(f"{block}.") for block in blocks)
@@ -77,7 +77,7 @@ def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[di
     step has the size of the LR whatever the gradient, and ranges differ by factors of a hundred.
     """
     groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
-    no_decay, distance = architecture_of(model).no_decay, layers_to_head(model)
+    no_decay, distance = get_architecture(model).no_decay, layers_to_head(model)
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue

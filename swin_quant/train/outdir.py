@@ -29,7 +29,7 @@ _FREE = (
 )
 
 
-def settings_of(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:
+def list_settings(recipe: Recipe, world_size: int, seed: int, **more: Any) -> dict[str, Any]:
     """The settings, by dotted key, that a run must share with its snapshot to go on from it.
 
     Ranks and accumulation steps may replace each other: only their product matters.

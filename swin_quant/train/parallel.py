@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from swin_quant.base.distributed import World, all_sum
 from swin_quant.base.errors import UsageError
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import blocks_of
+from swin_quant.models.registry import list_blocks
 from swin_quant.train.recipe import Recipe
 
 M = TypeVar("M", bound=nn.Module)
@@ -68,7 +68,7 @@ def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
 
     mesh = init_device_mesh(world.device.type, (world.size,))
     policy = CPUOffloadPolicy() if recipe.memory.offload else OffloadPolicy()
-    for block in blocks_of(model).values():
+    for block in list_blocks(model).values():
         fully_shard(block, mesh=mesh, offload_policy=policy)
     fully_shard(model, mesh=mesh, offload_policy=policy)  # in place
     return model

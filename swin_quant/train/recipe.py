@@ -192,7 +192,7 @@ def load_recipe(name_or_path: str) -> Recipe:
     return recipe_from_dict(data, str(path))
 
 
-def recipe_of_config(cfg: CfgNode) -> Recipe:
+def read_recipe(cfg: CfgNode) -> Recipe:
     """The recipe in the keys TRAIN.* and AUG.* of a config: Microsoft's float training.
 
     Its learning rates are for 512 pictures a step. UsageError for an unknown scheduler or optimizer.

@@ -11,13 +11,13 @@ from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import ensure_writable_dir, place_of
+from swin_quant.base.files import ensure_writable_dir, resolve_path
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, TrainingRecord
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
-from swin_quant.config.outputs import classes_of
+from swin_quant.config.outputs import count_classes
 from swin_quant.data.class_names import stated
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
@@ -36,7 +36,7 @@ from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
 from swin_quant.train.optim import freeze_stages
-from swin_quant.train.outdir import check_free, open_folder, resumable, settings_of
+from swin_quant.train.outdir import check_free, list_settings, open_folder, resumable
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import draw
@@ -108,7 +108,7 @@ def run_training(
         "pictures_sha256": digest(pictures.names),
         **{f"preprocess.{key}": plain(value) for key, value in asdict(preprocess).items()},
     }
-    settings = settings_of(recipe, world.size, cfg.SEED, **identity)
+    settings = list_settings(recipe, world.size, cfg.SEED, **identity)
     snapshot = None
     if world.is_main:
         check = partial(check_snapshot, model=model)
@@ -118,7 +118,7 @@ def run_training(
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
     validation = _validation(cfg, class_names, preprocess, reading)
     model.to(world.device)
-    if request.start and classes_of(cfg) and snapshot is None and not request.replace_head:
+    if request.start and count_classes(cfg) and snapshot is None and not request.replace_head:
         some = validation.pictures if validation else pictures
         _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
@@ -140,7 +140,7 @@ def run_training(
         ensure_writable_dir(request.folder)  # the folder may have been moved away
         plot(request, cfg.MODEL.NAME)
     if start and request.start:
-        start = {**start, "path": str(place_of(request.start))}
+        start = {**start, "path": str(resolve_path(request.start))}
     record: TrainingRecord = {
         "recipe": recipe.to_dict(),
         "seed": cfg.SEED,
@@ -162,7 +162,7 @@ def run_training(
 
 def _training_pictures(cfg: CfgNode, class_names: list[str], world: World) -> tuple[Pictures, list[str]]:
     """The pictures to train on, and the names of the model's classes: the pictures' own if `class_names` is empty."""
-    if not classes_of(cfg):
+    if not count_classes(cfg):
         return PictureSet.from_config(cfg, "train").open(world=world), class_names
     pictures = open_labelled(cfg, "train", world, class_names=class_names)
     return pictures, class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
@@ -172,7 +172,7 @@ def _validation(
     cfg: CfgNode, class_names: list[str], preprocess: Preprocess, reading: Mapping[str, Any]
 ) -> ValidationBatches | None:
     """The batches that choose the best epoch; None for unlabelled pictures, and with a warning if there are none."""
-    if not classes_of(cfg):
+    if not count_classes(cfg):
         return None
     if not has_split(cfg, "val"):
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)

@@ -13,7 +13,7 @@ from swin_quant.base.arguments import Fields, Positional
 from swin_quant.base.distributed import World, one_process, world_on
 from swin_quant.base.errors import UsageError
 from swin_quant.data.loader import UnreadableLimit
-from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
+from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_source
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import chunks
 from swin_quant.exported import Exported
@@ -27,13 +27,13 @@ from swin_quant.score.run_engines import evenly, readable_batches
 from swin_quant.verbs.align_sides import (
     Alignment,
     Side,
+    agree_on_preprocessing,
     artifact_side,
     compare,
     compare_steps,
     dump,
     model_side,
     open_side,
-    preprocessing_of,
     take_step,
 )
 
@@ -111,7 +111,7 @@ def align(
     chosen = _one_each("policy", policies_from(policy), len(given))
     engines = _one_each("engine", [engine] if isinstance(engine, str) else engine or (), len(given))
     sides = [_side(*one, options, world, form) for one in zip(given, chosen, engines, strict=True)]
-    source = PictureSet() if images is None else images if isinstance(images, PictureSet) else source_of(images)
+    source = PictureSet() if images is None else images if isinstance(images, PictureSet) else resolve_source(images)
     with eval_mode(*(one.module for one in given if isinstance(one, Model))):
         found = _steps(sides, source, below, to, names, lr) if step else _forward(sides, source, below, to, names)
     return None if found is None else replace(found, shown=only)
@@ -148,7 +148,7 @@ def _batches(
         known = next((side.preprocess for side in sides if side.preprocess), None)
         yield from ((one.images, one.labels) for one in batches(source, classes is not None, Prepared(known), classes))
         return
-    preprocess, pictures = preprocessing_of(sides), source.with_default_split("val").open(classes)
+    preprocess, pictures = agree_on_preprocessing(sides), source.with_default_split("val").open(classes)
     chosen = evenly(len(pictures), source.count or PICTURES)
     share = _UNREADABLE if source.max_unreadable is None else source.max_unreadable
     limit = UnreadableLimit(len(chosen), share)

@@ -35,15 +35,15 @@ from swin_quant.score.alignment import (
     Tally,
     Trace,
     from_arrays,
-    of_output,
     step_trace,
     taking,
     to_arrays,
     torch_trace,
+    trace_output,
 )
 from swin_quant.score.engine import engine_under
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.verify import is_quantized
+from swin_quant.verbs.verification import is_quantized
 
 FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
 _PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are
@@ -149,7 +149,7 @@ def artifact_side(artifact: Artifact, engine: str | None = None, options: Engine
             back = restore.get(module, lambda own: own)
             if back is not None:
                 found[f"forward/{module}"] = back(tensor)
-        return {**found, **of_output(loaded(images))}
+        return {**found, **trace_output(loaded(images))}
 
     quantized = is_quantized(artifact.record["precision"])
     preprocess = artifact.preprocess if artifact.card.preprocess else None
@@ -216,7 +216,7 @@ def compare_steps(a: Side, b: Side, below: float | None = None) -> Alignment:
     return _alignment(a, b, tally, count, below)
 
 
-def preprocessing_of(sides: Sequence[Side]) -> Preprocess:
+def agree_on_preprocessing(sides: Sequence[Side]) -> Preprocess:
     """How pictures become the input of all sides. UsageError where they disagree, or none says."""
     known = [(side.name, side.preprocess) for side in sides if side.preprocess]
     if not known:

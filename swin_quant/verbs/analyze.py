@@ -17,7 +17,7 @@ from swin_quant.config.sides import sides
 from swin_quant.loading import ModelFile, model_or_shapes
 from swin_quant.model import Model
 from swin_quant.operators.analysis import Analysis, analyze_module
-from swin_quant.operators.support import chosen_targets, status_of
+from swin_quant.operators.support import chosen_targets, get_status
 from swin_quant.operators.trace import Variation
 from swin_quant.report.graph import analysis_text, sections
 from swin_quant.report.printed import Printed
@@ -131,7 +131,7 @@ def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Ana
         {key: table.title for key, table in tables.items()},
         {key: table.sources for key, table in tables.items()},
         {
-            name: {key: status_of(table, name, None, of_onnx=True) for key, table in tables.items()}
+            name: {key: get_status(table, name, None, is_onnx=True) for key, table in tables.items()}
             for name in dict.fromkeys(call.name for call in found.calls)
         },
         [follows],

@@ -14,12 +14,13 @@ from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.exported import Exported, find_checkpoint, no_checkpoint
 from swin_quant.report.engines import products_table
 from swin_quant.report.printed import Printed
 from swin_quant.report.table import ReportTable
-from swin_quant.verbs.verify import Verification, verify
+from swin_quant.verbs.verification import Verification
+from swin_quant.verbs.verify import verify
 
 EXAMPLES = """swin-quant build-engine out/swin_tiny_int8.onnx --data-path imagenet
 swin-quant build-engine out/swin_tiny_int8.onnx --max-batch 64 --timing-cache trt.cache --no-verify"""
@@ -105,7 +106,7 @@ def build_engine(
             raise UsageError(
                 "the engine is verified on real pictures: give ‹data_path› DIR or ‹images› PLACE ..., or ‹no_verify›"
             )
-        if isinstance(source := source_of(pictures), PictureSet):
+        if isinstance(source := resolve_source(pictures), PictureSet):
             source.with_default_split("val").open()
         if find_checkpoint(artifact, checkpoint) is None:
             why = no_checkpoint(artifact)

@@ -18,18 +18,18 @@ from swin_quant.cards.records import SourceRecord
 from swin_quant.config.defaults import families
 from swin_quant.config.load import check_channels
 from swin_quant.data.class_names import stated
-from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.data.preprocess import augmented
 from swin_quant.data.sources import TRAIN
-from swin_quant.exported import model_of
+from swin_quant.exported import open_model
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, one_policy, tell_bits
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.recipe import load_passes, steps_of
+from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.trial import all_or_nothing, give_state, state_of
+from swin_quant.quant.passes.trial import all_or_nothing, copy_state, give_state
 from swin_quant.quant.policy import Policy, apply_policy, load_policy
 from swin_quant.verbs.calibration_result import calibrated_on, draw, take
 
@@ -87,14 +87,14 @@ def calibrate(
     plan = plan_passes(passes)
     if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):
         check_channels(model.config())
-    subject = model.load_float() if isinstance(model, ModelFile) else model_of(model)
+    subject = model.load_float() if isinstance(model, ModelFile) else open_model(model)
     cfg = subject.given
     if folder and isinstance(model, ModelFile) and model.opened:
         place = Path(folder) / f"{subject.name}_calib.pth"
         if place.exists() and place.samefile(model.opened) and not model.opened.is_calibrated:
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
     is_named, chosen = chosen is not None, chosen or default_policy(subject)
-    source = source_of(PictureSet() if pictures is None else pictures, cfg)
+    source = resolve_source(PictureSet() if pictures is None else pictures, cfg)
     if augment and not isinstance(source, PictureSet):
         raise UsageError("‹augment›: draws crops of pictures on disk: give a place, or batches that are augmented")
     if isinstance(model, ModelFile) and isinstance(source, PictureSet) and not source.images:
@@ -129,7 +129,8 @@ def calibrate(
                 checkpoint=None,
                 class_names=names,
             )
-            shared = from_main(state_of(subject.module))  # ranks with other kernels go on with the first rank's ranges
+            # Ranks with other kernels go on with the first rank's ranges.
+            shared = from_main(copy_state(subject.module))
             give_state(subject.module, {name: value.to(subject.device) for name, value in shared.items()})
     except BaseException:
         vars(subject).update(before)
@@ -153,8 +154,8 @@ def plan_passes(passes: str | Sequence[Any] | None) -> PassPlan:
     if passes == NONE:
         return PassPlan()
     if isinstance(passes, str):
-        return PassPlan.of(load_passes(passes))
-    return PassPlan(steps_of(() if passes is None else passes), automatic=passes is None)
+        return PassPlan.from_recipe(load_passes(passes))
+    return PassPlan(parse_steps(() if passes is None else passes), automatic=passes is None)
 
 
 def default_policy(model: Model) -> Policy:

@@ -13,10 +13,10 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import exchanges_of, norms_without_weights, padded_of, units_of
+from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units, norms_without_weights
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
-from swin_quant.quant.fold import norms_of
+from swin_quant.quant.fold import list_foldable_norms
 from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import PassContext, choosing_ranges
 from swin_quant.quant.passes.equalize import NO_GAIN, outliers
@@ -49,7 +49,7 @@ def improve(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
     everyone = chunked(images)
-    parts = units_of(model), exchanges_of(model), scratch, padded_of(model), norms_without_weights(model)
+    parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
     context = PassContext(model, everyone, method, *parts)
     if not steps and not (context.units and (steps := _automatic(model, context))):
         return calibration, []
@@ -80,18 +80,18 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
         )
         steps += EVENED
     is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
-    return steps + CORRECTED if is_wrapped and norms_of(model) else steps
+    return steps + CORRECTED if is_wrapped and list_foldable_norms(model) else steps
 
 
 def choose(model: nn.Module, calibration: Calibration, images: Sequence[tuple[int, Tensor]], method: Method) -> Method:
     """Calibrator auto: give every node the range of the method that suits it, and return which that is."""
-    units = units_of(model) if _is_known(model) else {}
+    units = list_units(model) if _is_known(model) else {}
     found = choose_methods(PassContext(model, chunked(images), method, units), calibration)
     if found is None:  # nothing is on that could tell methods apart
-        chosen = replace(method.alone(None), of_nodes={})
+        chosen = replace(method.alone(None), by_node={})
     else:
-        name, own = found.method.name, dict(found.method.of_nodes or {})
-        chosen = replace(found.method, of_nodes=own)
+        name, own = found.method.name, dict(found.method.by_node or {})
+        chosen = replace(found.method, by_node=own)
         each = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in found.singles.items())
         log.info(
             "calibrator auto: %s, another at %d nodes; SQNR of the logits %.1f dB on %d pictures (%s)",
@@ -113,7 +113,7 @@ def outliers_left(
         return []
     ran = [one for one in passes if one["name"] == "equalize"]
     exchanged = any(one["kept"] and not one["note"].startswith(NO_GAIN) for one in ran)
-    context = PassContext(model, chunked(images), exchanges=exchanges_of(model))
+    context = PassContext(model, chunked(images), exchanges=list_exchanges(model))
     return outlier_channels(context, exchanged, tried=bool(ran))
 
 

@@ -28,7 +28,7 @@ from swin_quant.data.preprocess import Transform
 from swin_quant.data.sampling import digest
 from swin_quant.models.placement import coverage
 from swin_quant.quant import CALIBRATED_ON
-from swin_quant.quant.advice import Advice, Findings, advise, figures_of
+from swin_quant.quant.advice import Advice, Findings, advise, format_figures
 from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
 from swin_quant.quant.check import PICTURES, RUIN_DB, Shown, check_ranges
 from swin_quant.quant.outlier_channels import OutlierChannels
@@ -173,7 +173,7 @@ class CalibrationResult:
         """The record, with the cost of the ranges under `policy`, which is applied, and advice, which is also
         logged."""
         check = check_ranges(model, self.calibration, self.method, self.some)
-        passes = passes_of(self.record)
+        passes = split_passes(self.record)
         nodes = named_nodes(model)
         found = Findings(nodes, self.calibration, self.method, policy.name, check, *passes, self.outlier_channels)
         record: CalibrationRecord = {**self.record, "advice": tell_advice(advise(found))}
@@ -186,7 +186,7 @@ class CalibrationResult:
         if check is None:
             return record
         if not check.better and check.sqnr_db >= RUIN_DB:
-            log.info("%s: %s", policy.name, figures_of(check))
+            log.info("%s: %s", policy.name, format_figures(check))
         cost = CheckRecord(
             policy=policy.name,
             pictures=check.pictures,
@@ -255,7 +255,7 @@ def search_record(method: Method, model: nn.Module, calibration: Calibration) ->
     }
 
 
-def passes_of(record: CalibrationRecord) -> tuple[list[str], list[str]]:
+def split_passes(record: CalibrationRecord) -> tuple[list[str], list[str]]:
     """The names of the passes that were kept, and of those that were taken back."""
     ran = record.get("passes", [])
     return [one["name"] for one in ran if one["kept"]], [one["name"] for one in ran if not one["kept"]]

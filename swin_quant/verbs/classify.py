@@ -16,16 +16,16 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.base.arrays import write_arrays
 from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import ensure_writable_dir, sha256_of_data, write_json
+from swin_quant.base.files import compute_data_sha256, ensure_writable_dir, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
-from swin_quant.config.outputs import FEATURES, LOGITS, classes_of, need_logits
+from swin_quant.config.outputs import FEATURES, LOGITS, count_classes, need_logits
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.exported import config_of, labels_in, load_engines, one_engine
+from swin_quant.exported import labels_in, load_engines, one_engine, read_config
 from swin_quant.model import Model
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import Engine, engine_under
@@ -59,7 +59,7 @@ class Predictions:
 
 def artifact_classifier(artifact: Artifact, engine_name: str | None, options: EngineOptions) -> Classifying:
     """An artifact on one engine."""
-    cfg, preprocess = config_of(artifact), artifact.preprocess
+    cfg, preprocess = read_config(artifact), artifact.preprocess
     need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
     name = one_engine(artifact, [engine_name] if engine_name else [])
     (engine,) = load_engines(artifact, [name], options).values()
@@ -134,7 +134,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
     }
     if extensions := by.engine.details.get("extensions"):  # libraries that compute some operators in their own way
         subject["extensions"] = extensions
-    shards = Shards(sharding, "predictions", len(pictures), sha256_of_data(subject))
+    shards = Shards(sharding, "predictions", len(pictures), compute_data_sha256(subject))
     for number in shards.left(world):
         part = SomePictures(pictures, shards.places(number))
         found = _predicted(by, part, options)
@@ -191,14 +191,14 @@ def write_logits(
     may be unreadable. Returns the file.
     """
     name = one_engine(artifact, [engine] if engine else [])
-    cfg = config_of(artifact)
+    cfg = read_config(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
     target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"
     inferred = infer(
         load_engines(artifact, [name], options),
         pictures,
         artifact.preprocess,
-        classes_of(cfg),
+        count_classes(cfg),
         batch_size=how.batch or 32,
         workers=how.workers or 0,
         max_unreadable=how.max_unreadable or 0.0,

@@ -9,19 +9,19 @@ import torch
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import ensure_writable_dir, require_file, sha256_of
+from swin_quant.base.files import compute_sha256, ensure_writable_dir, require_file
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import calibrated_again, refuse_to_replace, source_of_result
+from swin_quant.cards.lineage import calibrated_again, choose_result_source, refuse_to_replace
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord
 from swin_quant.checkpoint import load_float, made_before, save_float
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import ModelFile
 from swin_quant.models import build_model
-from swin_quant.models.registry import exchanges_of
+from swin_quant.models.registry import list_exchanges
 from swin_quant.quant.passes.places import take_back
 from swin_quant.verbs.calibration_passes import passes_in_weights
 
@@ -73,25 +73,25 @@ def convert(
     refuse_to_replace(target)
     model = build_model(cfg)
     source = load_float(model, opened, replace_head=file.replace_head)
-    for exchange in exchanges_of(model):  # other tools know the names of a trained network only
+    for exchange in list_exchanges(model):  # other tools know the names of a trained network only
         take_back(model, exchange)
     before = opened.card
-    record = source_of_result(made_before(opened), source.record())
+    record = choose_result_source(made_before(opened), source.record())
     ensure_writable_dir(target.parent)
     save_float(model, target, getattr(torch, dtype))
-    names, preprocess = names_of(cfg, opened, file.replace_head), Preprocess.from_config(cfg).to_dict()
+    names, preprocess = read_class_names(cfg, opened, file.replace_head), Preprocess.from_config(cfg).to_dict()
     card = RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, record, class_names=names)
     if before:
         training = calibrated_again(before) if before.is_qat else before.training
-        card = replace(card, preprocess=before.preprocess, training=training, calibration=_passes_of(before))
-    card = replace(card, checkpoint={"file": target.name, "sha256": sha256_of(target)})
+        card = replace(card, preprocess=before.preprocess, training=training, calibration=_find_passes(before))
+    card = replace(card, checkpoint={"file": target.name, "sha256": compute_sha256(target)})
     card.write(card_path(target))
     log.info("checkpoint: %s", target)
     log.info("run card: %s", card_path(target))
     return target
 
 
-def _passes_of(card: RunCard) -> CalibrationRecord | None:
+def _find_passes(card: RunCard) -> CalibrationRecord | None:
     """The calibration, where the weights have seen passes behind it; without the facts on its ranges."""
     passes = passes_in_weights(card)
     if card.calibration is None or not passes:

@@ -43,11 +43,11 @@ class DemoResult:
 
     def show(self) -> None:
         """Print the table as wide as the terminal."""
-        AccuracyTable.of(self.cards).show()
+        AccuracyTable.from_cards(self.cards).show()
 
     def to_json(self) -> Any:
         """The table as data."""
-        return AccuracyTable.of(self.cards).as_data()
+        return AccuracyTable.from_cards(self.cards).as_data()
 
 
 def demo(

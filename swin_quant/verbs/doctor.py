@@ -11,7 +11,7 @@ import torch
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engines
-from swin_quant.backends.releases import faults_of
+from swin_quant.backends.releases import list_faults
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import one_line
@@ -69,7 +69,7 @@ def _engine(engine: Backend) -> str:
     if not engine.is_installed:
         raise ModuleNotFoundError
     version = str(getattr(importlib.import_module(engine.needs[0]), "__version__", "of an unknown version"))
-    if wrong := list(faults_of(engine.name, version.partition("-")[0])):
+    if wrong := list(list_faults(engine.name, version.partition("-")[0])):
         raise RuntimeError(f"{version}, which {'; '.join(wrong)}")
     return version
 

@@ -1,42 +1,35 @@
 """Score a checkpoint, or artifacts on their engines, on labelled pictures: the float model first."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from torch import nn
 
 from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields, Parameter
-from swin_quant.base.distributed import World, one_process, this_world
+from swin_quant.base.distributed import one_process, this_world
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import check_writable, one_at_a_time
+from swin_quant.base.files import check_writable
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, update, with_results
+from swin_quant.cards.card import with_results
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import Result, sha256_in
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.exported import Exported, SubjectFiles, find_checkpoint, subject_of
-from swin_quant.loading import ModelFile, baseline_of
+from swin_quant.exported import Exported, SubjectFiles, find_checkpoint, open_subject
+from swin_quant.loading import ModelFile, open_baseline
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, policies_from, tell_bits
-from swin_quant.quant.outputs import has_classes
-from swin_quant.quant.policy import Policy
 from swin_quant.quant.watch import eval_mode
-from swin_quant.report.accuracy import AccuracyTable, as_html, render
-from swin_quant.report.table import NARROW, html_facts, print_text, screen_width
-from swin_quant.report.verdict import DeployVerdict, artifact_verdict
-from swin_quant.score.baseline import Baseline, engines_beside
-from swin_quant.score.difference import FeatureScore, compare_engines
+from swin_quant.report.verdict import artifact_verdict
+from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.scoring import ModelInputs, score_engines
-from swin_quant.verbs.evaluate_artifacts import ELSEWHERE as ELSEWHERE
 from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
-from swin_quant.verbs.timing import Latency, compare_latency
+from swin_quant.verbs.evaluation import BATCH, Evaluation, score_model
+from swin_quant.verbs.timing import compare_latency
 
 EXAMPLES = """swin-quant evaluate out/my_calib.pth --data-path imagenet
 swin-quant evaluate out/my_calib.pth --data-path data --policy ft-mode1 ft-mode2 qdq
@@ -44,81 +37,6 @@ swin-quant evaluate my.pth --cfg my.yaml --data-path imagenet
 swin-quant evaluate out/my_int8.onnx --data-path imagenet --engine onnxruntime
 swin-quant evaluate out/my_int8.onnx --no-accuracy --batch 1
 torchrun --nproc_per_node 2 -m swin_quant evaluate out/my_int8.onnx --data-path imagenet --threads 1"""
-
-BATCH = {"cpu": 8, "cuda": 32}  # pictures at a time: latencies are of batches as in deployment
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Results on one list of pictures, the float model's first; printed, it is the accuracy-delta table.
-
-    A model without logits has no `results`: its `outputs` are compared with float32's. Without accuracy, `outputs` are
-    latencies. One artifact has a `verdict`; several have a card each in `cards`.
-    """
-
-    results: tuple[Result, ...]
-    card: RunCard
-    outputs: tuple[FeatureScore, ...] | tuple[Latency, ...] = ()
-    verdict: DeployVerdict | None = None
-    cards: tuple[RunCard, ...] = ()
-    model: Model | None = None
-    before: RunCard | None = None  # the model's card before it was scored
-
-    @property
-    def name(self) -> str:
-        return self.card.name
-
-    @property
-    def float32(self) -> Result | None:
-        """The result of the float model that the user had; None where the model was not found."""
-        return next((result for result in self.results if result.precision == "float32"), None)
-
-    @property
-    def quantized(self) -> Result | None:
-        """The result of the first quantized engine."""
-        return next((result for result in self.results if result.policy), None)
-
-    def save_in(self, folder: Path, world: World) -> None:
-        """Keep the results of a checkpoint: in its run card, else in a new card in `folder`."""
-        if self.model is None or self.before is None or self.outputs or not world.is_main:
-            return
-        path = self.model.card_file or folder / f"{self.name}_eval.json"
-        if self.model.card_file:
-            self.model.card = update(path, self.before, lambda card: with_results(card, self.results))
-        else:
-            with one_at_a_time(path.parent):
-                self.model.card = with_results(_with_earlier_results(self.before, path), self.results)
-                self.model.card.write(path)
-        log.info("run card: %s", path)
-
-    def show(self) -> None:
-        """Print the table as wide as the terminal, and the verdict."""
-        if self.outputs:
-            print(*self.outputs, sep="\n")
-            return
-        if self.results:
-            AccuracyTable.of(self.cards or [self.card]).show()
-        if self.verdict:
-            print_text("\n" + self.verdict.text(screen_width(NARROW)))
-
-    def to_json(self) -> Any:
-        """The table as data, with the verdict."""
-        if self.outputs:
-            return [score.to_dict() for score in self.outputs]
-        told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
-        return AccuracyTable.of(self.cards or [self.card]).as_data() | told
-
-    def __str__(self) -> str:
-        if self.outputs:
-            return "\n".join(map(str, self.outputs))
-        table = [render(list(self.cards or [self.card]))] if self.results else []
-        return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
-
-    def _repr_html_(self) -> str:
-        if self.outputs:
-            return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
-        table = as_html(list(self.cards or [self.card])) if self.results else ""
-        return table + (self.verdict._repr_html_() if self.verdict else "")
 
 
 @checked
@@ -169,7 +87,7 @@ def evaluate(
         SwinQuantError: An enabled node has no range, or an engine fails.
         UsageError: Options that do not fit the subject.
     """
-    subject = model.subjects() if isinstance(model, SubjectFiles) else subject_of(model)
+    subject = model.subjects() if isinstance(model, SubjectFiles) else open_subject(model)
     source = asked_for(PictureSet() if pictures is None else pictures)
     if isinstance(source, PictureSet):
         source = replace(source, batch=source.batch or batch_size or BATCH[this_world().device.type])
@@ -220,7 +138,7 @@ def evaluate(
     if subject.card_file and timed is None:
         check_writable(subject.card_file)
     world = this_world(subject.device)
-    baseline = baseline_of(subject, chosen, world, original, subject.given)
+    baseline = open_baseline(subject, chosen, world, original, subject.given)
     before = subject.card  # which names the original now
     if timed is not None:
         engines = engines_beside(subject.module, world.device, half_type(half, world.device), chosen, baseline)
@@ -229,32 +147,6 @@ def evaluate(
             return Evaluation((), subject.card, compare_latency(engines, timed, shape))
     found = score_model(subject, source, chosen, world, half, baseline)
     return replace(found, model=subject, before=before)
-
-
-def score_model(
-    model: Model,
-    pictures: PictureSet | Iterable[Any],
-    policies: Sequence[Policy],
-    world: World,
-    half: str = "auto",
-    baseline: Baseline | None = None,
-) -> Evaluation:
-    """Score a model for float32, half precision and each policy; the results go into its card in memory.
-
-    Its nodes must be calibrated for the policies. `baseline`: what `baseline_of` found. Every rank scores its share,
-    and all return the same.
-    """
-    engines = engines_beside(model.module, world.device, half_type(half, world.device), policies, baseline)
-    with eval_mode(model.module):
-        if not has_classes(model.module):
-            names: Sequence[str] = getattr(model.module, "output_names", ())
-            return Evaluation((), model.card, tuple(compare_engines(engines, pictures, model.prepared, names, world)))
-        by = ModelInputs(model.prepared, model.known_classes, model.class_names)
-        results = score_engines(engines, pictures, by, world)
-    scored = replace(model.card, results=[])
-    for result in results.values():
-        model.card, scored = model.card.with_result(result), scored.with_result(result)
-    return Evaluation(tuple(results.values()), scored)
 
 
 def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluation:
@@ -272,13 +164,3 @@ def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluati
     place, checkpoint = getattr(scoring.pictures, "path", "DIR"), find_checkpoint(exported[0].artifact)
     verdict = artifact_verdict(cards[0], exported[0].file, checkpoint or Path("CHECKPOINT"), place)
     return Evaluation(results, cards[0], verdict=verdict)
-
-
-def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
-    """A new card with the results that `path` holds of the same weights under the same preprocessing."""
-    earlier = card.read(path) if path.exists() else card
-    same = earlier.preprocess == card.preprocess and all(
-        sha256_in(one) == sha256_in(other)
-        for one, other in ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
-    )
-    return replace(card, results=earlier.results) if same else card

@@ -15,37 +15,37 @@ from swin_quant.backends.backend import function
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update, with_results
-from swin_quant.cards.lineage import original_of
+from swin_quant.cards.lineage import find_original
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import Result
-from swin_quant.config.outputs import classes_of, need_logits
+from swin_quant.config.outputs import count_classes, need_logits
 from swin_quant.config.sides import sides
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import (
     NEEDS_MODULE,
-    config_of,
     find_checkpoint,
-    folders_of,
+    list_engine_names,
+    list_search_folders,
     load_engines,
     load_origin,
-    names_of_engines,
     no_checkpoint,
     on_its_device,
     prepared_by,
+    read_config,
 )
-from swin_quant.loading import baseline_of
+from swin_quant.loading import open_baseline
 from swin_quant.model import Model
 from swin_quant.quant.policy import Policy
 from swin_quant.score.baseline import (
     Baseline,
     engines_beside,
-    engines_of_original,
     find_baseline,
     load_original,
+    load_original_engines,
     whose_weights,
 )
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
@@ -105,7 +105,7 @@ def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Sco
     """
     world = this_world()
     groups: dict[tuple[Any, ...], list[_Prepared]] = {}
-    engines = [names_of_engines(artifact, scoring.engines) for artifact in artifacts]
+    engines = [list_engine_names(artifact, scoring.engines) for artifact in artifacts]
     for artifact, names in zip(artifacts, engines, strict=True):
         prepared = _prepare(artifact, names, scoring)
         groups.setdefault(prepared.group, []).append(prepared)
@@ -129,17 +129,17 @@ class _Prepared:
     @property
     def folders(self) -> list[Path]:
         """The folders to search for the float checkpoint, if it is not where the card says."""
-        return [*folders_of(self.artifact), *([self.checkpoint.parent] if self.checkpoint else [])]
+        return [*list_search_folders(self.artifact), *([self.checkpoint.parent] if self.checkpoint else [])]
 
     @property
     def group(self) -> tuple[Any, ...]:
         """Artifacts of one group are scored in one pass."""
-        checkpoint = sha256_of(self.checkpoint) if self.checkpoint else None
+        checkpoint = compute_sha256(self.checkpoint) if self.checkpoint else None
         return checkpoint or self.artifact.file, self.preprocess
 
 
 def _prepare(artifact: Artifact, engines: list[str], scoring: Scoring) -> _Prepared:
-    cfg = config_of(artifact, ELSEWHERE)
+    cfg = read_config(artifact, ELSEWHERE)
     if scoring.timed is None:
         need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
     elif artifact.card.wrapped and "inputs" in artifact.card.wrapped:
@@ -147,7 +147,7 @@ def _prepare(artifact: Artifact, engines: list[str], scoring: Scoring) -> _Prepa
     checkpoint = find_checkpoint(artifact, scoring.checkpoint)
     prepared = _Prepared(artifact, engines, cfg, prepared_by(artifact).preprocess, checkpoint)
     if scoring.original:
-        original_of(artifact.card, prepared.folders, scoring.original)  # refuse before anything is scored
+        find_original(artifact.card, prepared.folders, scoring.original)  # refuse before anything is scored
     return prepared
 
 
@@ -183,7 +183,7 @@ def _float_artifact(first: _Prepared, checkpoint: Path, name: str, folder: Path,
     """The float form of a checkpoint for a backend, or that of `origin`, a wrapped module, which no file can build."""
     if origin is None:
         return export_checkpoint(checkpoint, name, folder, first.cfg, precision="float")[0]
-    target, module = ExportTarget.of(name, "float"), deepcopy(origin.network).cpu().eval()
+    target, module = ExportTarget.parse(name, "float"), deepcopy(origin.network).cpu().eval()
     return target.write(module, origin.card, checkpoint, folder, target.policy(None, None))
 
 
@@ -208,7 +208,7 @@ def _score_group(
     cfg, pictures = first.cfg, scoring.pictures
     if isinstance(pictures, PictureSet):
         pictures = pictures.settled(cfg)
-    by = ModelInputs(prepared_by(first.artifact), classes_of(cfg), first.artifact.card.class_names)
+    by = ModelInputs(prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names)
     results = score_engines(engines, pictures, by, world)
     scored = []
     for prepared in group:
@@ -235,17 +235,17 @@ def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dic
         origin, policies = load_origin(quantized.artifact, first.cfg, first.checkpoint, world, scoring.origin)
     policies = policies if scoring.fake_quant else []
     if scoring.origin and card.wrapped:
-        baseline = baseline_of(scoring.origin, policies, world)
+        baseline = open_baseline(scoring.origin, policies, world)
     else:
         baseline = find_baseline(card, first.folders, first.cfg, policies, world, scoring.original)
     if origin and (policies or baseline is None):
         return engines_beside(origin.module, world.device, half, policies, baseline)
-    if baseline is None and (file := original_of(card, first.folders, scoring.original)):
+    if baseline is None and (file := find_original(card, first.folders, scoring.original)):
         baseline = Baseline(load_original(first.cfg, file, world)[0])
     if baseline is None:
         log.warning("%s: scored without a baseline: %s", first.artifact.file, no_checkpoint(first.artifact))
         return {}
-    return engines_of_original(baseline, world.device, half)
+    return load_original_engines(baseline, world.device, half)
 
 
 def write_cards(artifacts: Sequence[Scored]) -> list[RunCard]:

@@ -15,7 +15,7 @@ from swin_quant.base.files import ensure_writable_dir, read_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.ranges import check_bits
-from swin_quant.exported import Exported, model_of
+from swin_quant.exported import Exported, open_model
 from swin_quant.loading import ModelFile, giving
 from swin_quant.model import Model, place_for
 from swin_quant.policies import Policies, PolicyChoice, one_policy
@@ -103,27 +103,19 @@ def export(
     """
     one_process("export")
     names = read_lines(str(labels), "list of class names") if isinstance(labels, str | Path) else labels
-    given: dict[str, Any] = {
-        **{"float_type": float_type, "batch": batch, "sm": sm, "fix_gelu_bias": fix_gelu_bias, "opset": opset},
-        **{
-            "int4_weights": int4_weights,
-            "replace": replace or None,
-            "plugin": plugin or None,
-            "plain": plain,
-            "npu": npu,
-        },
-        **{"uint8_input": uint8_input, "softmax": softmax, "top_k": top_k, "labels": names and tuple(names)},
-        **{"check": check, **options},
-    }
+    given: dict[str, Any] = {"float_type": float_type, "batch": batch, "sm": sm, "fix_gelu_bias": fix_gelu_bias}
+    given |= {"opset": opset, "int4_weights": int4_weights, "replace": replace or None, "plugin": plugin or None}
+    given |= {"plain": plain, "npu": npu, "uint8_input": uint8_input, "softmax": softmax, "top_k": top_k}
+    given |= {"labels": names and tuple(names), "check": check, **options}
     if isinstance(policy, PolicyChoice):
         saturation_safe = policy.saturation_safe
         policy = None if policy == PolicyChoice(saturation_safe=True) else policy
     asked = one_policy(policy)
-    target = ExportTarget.of(backend, precision, given, saturation_safe)
+    target = ExportTarget.parse(backend, precision, given, saturation_safe)
     if isinstance(model, ModelFile):
         made, origin = _from_file(model, target, folder, asked, tune), None
     else:
-        model = model_of(model)
+        model = open_model(model)
         made = _from_memory(model, target, folder, asked, tune, compared)
         origin = model if model.card.wrapped else None
     for engine in at_risk(target.backend):
@@ -150,7 +142,7 @@ def _from_memory(
         check_tunable(target, asked, model.card)
     used = tuned_forms(target)[0][0] if tune else target.policy(model.card, model.file, asked)
     _need_ranges(model, used)
-    file = file_of(model, ensure_writable_dir(folder))
+    file = ensure_saved(model, ensure_writable_dir(folder))
     module = deepcopy(model.network).cpu().eval()  # the caller's keeps its policy and its place
     if tune:
         return write_fastest(target, module, model.card, file, folder)
@@ -173,7 +165,7 @@ def _need_ranges(model: Model, policy: Policy) -> None:
         )
 
 
-def file_of(model: Model, folder: Path) -> Path:
+def ensure_saved(model: Model, folder: Path) -> Path:
     """The checkpoint that `model` is in; it is saved in `folder` where there is none yet.
 
     UsageError where its weights were changed since, and where a file lies there that is not a save of this model.

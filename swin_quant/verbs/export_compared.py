@@ -18,14 +18,14 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.exported import names_of_engines
+from swin_quant.exported import list_engine_names
 from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.watch import watching
-from swin_quant.score.difference import difference_of_outputs
+from swin_quant.score.difference import compare_batches
 from swin_quant.score.engine import HALF_TYPES, Engine, torch_engines
 from swin_quant.score.options import EngineOptions
 
@@ -57,7 +57,7 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     what chance explains below fake-quant. A line says where there is no engine to compare on.
     """
     try:
-        name = _engine_of(artifact, target)
+        name = _choose_engine(artifact, target)
         engine = engine_loader(name)(artifact, EngineOptions())
     except UsageError as error:
         log.info("%s: not compared with fake-quant: %s", artifact.file, error)
@@ -65,7 +65,7 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     except SwinQuantError:
         _remove(artifact)
         raise
-    images, what = inputs_of(model, module, artifact)
+    images, what = choose_inputs(model, module, artifact)
     quantized = artifact.card.policy and policy_from_dict(artifact.card.policy, artifact.card.name)
     references = list(torch_engines(module, torch.device("cpu"), None, [quantized] if quantized else []).values())
     try:
@@ -98,7 +98,7 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
         "pictures_sha256": hashlib.sha256(images.numpy().tobytes()).hexdigest(),
         "tolerance": None,
         "passed": passed,
-        **difference_of_outputs([found], [expected]),  # type: ignore[typeddict-item]
+        **compare_batches([found], [expected]),  # type: ignore[typeddict-item]
     }
     card = update(card_path(artifact.file), artifact.card, lambda card: card.with_verification(record))
     return replace(artifact, card=card)
@@ -119,7 +119,7 @@ def likenesses(
     return rows
 
 
-def inputs_of(model: Model, module: Classifier, artifact: Artifact) -> tuple[Tensor, str]:
+def choose_inputs(model: Model, module: Classifier, artifact: Artifact) -> tuple[Tensor, str]:
     """Inputs to compare on, and what they are: some that calibrated the model, else noise in the range of its input."""
     count = max(1, min(INPUTS, VALUES // math.prod(module.input_shape)))
     if model.examples is not None:
@@ -158,11 +158,11 @@ def input_amax(module: Classifier) -> float | None:
     return max(found, default=None)
 
 
-def _engine_of(artifact: Artifact, target: Backend) -> str:
+def _choose_engine(artifact: Artifact, target: Backend) -> str:
     """The engine to compare on: the target's own, or one of those installed where the target is none."""
     if target.load is not None and not target.runs_its_export:
         raise UsageError(f"{target.name} builds its engine from this file")
-    return names_of_engines(artifact, [target.name] if target.load is not None else None)[0]
+    return list_engine_names(artifact, [target.name] if target.load is not None else None)[0]
 
 
 def _parts(engine: Engine, images: Tensor) -> list[Tensor]:

@@ -13,7 +13,7 @@ from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import takers, target_named
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.files import ensure_writable_dir, place_of, sha256_of
+from swin_quant.base.files import compute_sha256, ensure_writable_dir, resolve_path
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
@@ -49,7 +49,7 @@ def float_type_options(target: Backend, engine: Backend | None, float_type: str 
     runs = engine or target
     if float_type is None or (runs.float_types and not runs.is_installed):
         return {}
-    able = _float_types_of(runs)
+    able = _list_float_types(runs)
     if not able:
         options = {"float_type": float_type}
         exporter_options(target, "int8", options)
@@ -59,7 +59,7 @@ def float_type_options(target: Backend, engine: Backend | None, float_type: str 
     return {}
 
 
-def _float_types_of(engine: Backend) -> Sequence[str]:
+def _list_float_types(engine: Backend) -> Sequence[str]:
     """The float types that an engine chooses among when it runs a file; empty where the export decides."""
     if engine.float_types:
         found: list[str] = function(engine.float_types)()
@@ -78,7 +78,7 @@ class ExportTarget:
     plain: bool = False
 
     @classmethod
-    def of(
+    def parse(
         cls, name: str, precision: str, values: Mapping[str, Any] | None = None, saturation_safe: bool = False
     ) -> "ExportTarget":
         """UsageError for a backend that is none, and for options that it lacks."""
@@ -105,9 +105,9 @@ class ExportTarget:
                 f"‹saturation_safe›: {self.backend.name} multiplies two activations where policy {used.name} quantizes "
                 "attention, which saturates whatever the weights are: give ‹policy› cpu"
             )
-        record = card.checkpoint or {"file": file.name, "sha256": sha256_of(file)}
+        record = card.checkpoint or {"file": file.name, "sha256": compute_sha256(file)}
         policy = None if self.precision == "float" else used.to_dict()
-        card = replace(card, checkpoint={**record, "path": str(place_of(file))}, policy=policy)
+        card = replace(card, checkpoint={**record, "path": str(resolve_path(file))}, policy=policy)
         made: Artifact = function(self.backend.exporting.export)(
             module, card, ensure_writable_dir(folder), self.options
         )
@@ -220,7 +220,7 @@ def export_checkpoint(
     The config is that of the run card beside the checkpoint; `cfg` is for one that has none. SwinQuantError for a
     checkpoint without ranges.
     """
-    target, opened = ExportTarget.of(backend, precision), open_checkpoint(checkpoint)
+    target, opened = ExportTarget.parse(backend, precision), open_checkpoint(checkpoint)
     used = target.policy(opened.card, opened.file)
     if cfg is None:
         if opened.card is None:

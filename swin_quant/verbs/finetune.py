@@ -19,8 +19,8 @@ from swin_quant.cards.records import RangesRecord
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.sources import has_split
-from swin_quant.exported import model_of
-from swin_quant.loading import ModelFile, baseline_of, load_for_scoring
+from swin_quant.exported import open_model
+from swin_quant.loading import ModelFile, load_for_scoring, open_baseline
 from swin_quant.model import Model, save_with_card
 from swin_quant.policies import Policies, PolicyChoice, one_policy, tell_bits
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
@@ -31,8 +31,8 @@ from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.run import Request, plot, refuse_to_replace, run_training, training_config, with_batch_size
 from swin_quant.train.training import Qat, Training, folder_for, place_to_train_on
-from swin_quant.verbs.evaluate import BATCH, Evaluation, score_model
-from swin_quant.verbs.export import file_of
+from swin_quant.verbs.evaluation import BATCH, Evaluation, score_model
+from swin_quant.verbs.export import ensure_saved
 from swin_quant.verbs.train import TrainedFile
 
 EXAMPLES = """swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill
@@ -114,17 +114,22 @@ def finetune(
     world = this_world() if isinstance(model, ModelFile) else world_on(device)
     training = recipe if isinstance(recipe, Training) else Training(recipe)
     with called_in_python(**{"continue": "resume", "output": "folder", "batch": "batch_size"}):
-        file = model if isinstance(model, ModelFile) else _file_of(model, folder, config)
+        if not isinstance(model, str | Path | ModelFile):
+            model = open_model(model)
+            if not model.card.config:
+                raise UsageError(f"{model.name}: is a module of your own: train it in your own loop, its nodes on")
+            model.need_calibrated()
+            model = ensure_saved(model, ensure_writable_dir(folder_for(folder, model.config)))
+        file = model if isinstance(model, ModelFile) else ModelFile(str(model), cfg=str(config) if config else None)
         cfg, chosen = file.config(place.config_keys()), one_policy(policy)
         keys = {"epochs": epochs, "batch_size": place.batch, "amax__mode": amax, **qat.keys()}
         wanted = load_recipe(training.recipe or DEFAULT_RECIPE).having(changes or {}, "changes")
         wanted = with_batch_size(training.change(wanted, **keys), cfg)
         if (distill and not wanted.distill.weight) or (teacher and not wanted.distill.on):
             wanted = wanted.having({"distill.weight": 1.0}, "--distill")
-        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "replace_head": file.replace_head}
-        how |= {"teacher": teacher and str(teacher), "teacher_cfg": qat.config(teacher)}
-        how |= {"original": original and str(original)}
-        request = training.request(folder_for(folder, cfg), file.opened, place, **how)
+        how: dict[str, Any] = {"teacher": teacher and str(teacher), "teacher_cfg": qat.config(teacher)}
+        how |= {"resume": resume, "overwrite": overwrite, "original": original and str(original)}
+        request = training.request(folder_for(folder, cfg), file.opened, place, replace_head=file.replace_head, **how)
         with only_writer(request.folder, world):  # until the last result is in the run card
             trained, path, used, is_chosen = _trained(cfg, wanted, request, chosen, world)
             tell_bits([used])
@@ -139,17 +144,6 @@ def finetune(
                 trained.card.write(path.with_suffix(".json"))
                 plot(request, cfg.MODEL.NAME, scored.results)
         return Finetuned(path, replace(scored, verdict=training_verdict(trained.card, path)) if has_logits else scored)
-
-
-def _file_of(model: Model | str | Path, folder: str | Path | None, config: str | Path | None) -> ModelFile:
-    """The checkpoint of a model, which is saved in the folder if it is in none."""
-    if not isinstance(model, str | Path):
-        model = model_of(model)
-        if not model.card.config:
-            raise UsageError(f"{model.name}: is a module of your own: train it in your own loop, its nodes on")
-        model.need_calibrated()
-        model = file_of(model, ensure_writable_dir(folder_for(folder, model.config)))
-    return ModelFile(str(model), cfg=str(config) if config else None)
 
 
 def _trained(
@@ -170,7 +164,7 @@ def _trained(
     if len(found) != 1:
         raise UsageError(f"{request.start}: is not calibrated: run `swin-quant calibrate` first, QAT starts from there")
     if request.original:
-        baseline_of(start, found, world, request.original, cfg)  # refuses another file, and names it without a card
+        open_baseline(start, found, world, request.original, cfg)  # refuses another file, and names it without a card
     module, policy = start.network, found[0]
     if not enabled_nodes(module):
         raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
@@ -194,7 +188,7 @@ def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
     """The teacher that was named; else, where the recipe distils, the calibrated float model, if it is found."""
     if request.teacher or request.start is None or not recipe.distill.on:
         return request.teacher
-    found = lineage.original_of(card, [Path(request.start).resolve().parent], request.original)
+    found = lineage.find_original(card, [Path(request.start).resolve().parent], request.original)
     if found is None and not card.has_own_weights:
         found = Path(request.start)
     if found is None:

@@ -9,10 +9,10 @@ from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
-from swin_quant.exported import Exported, config_of, labels_in, subject_of
+from swin_quant.exported import Exported, labels_in, open_subject, read_config
 from swin_quant.score.metrics import class_names
 from swin_quant.ship import check_place, write_package
-from swin_quant.ship.facts import facts_of
+from swin_quant.ship.facts import collect_facts
 from swin_quant.ship.texts import Serving
 
 EXAMPLES = """swin-quant package out/my_int8.onnx --output out/package
@@ -53,15 +53,17 @@ def package(
         UsageError: The artifact cannot be packaged, or the folder is there.
     """
     one_process("package")
-    found = subject_of(exported)
+    found = open_subject(exported)
     if not isinstance(found, Exported):
         raise UsageError(f"{found.name}: is a model, and `package` takes an artifact: export it first")
     serving, artifact = Serving(max_batch, delay_us, instances), found.artifact
     check_place(Path(folder), overwrite)
-    cfg = config_of(artifact)
+    cfg = read_config(artifact)
     given = None if labels is None else str(labels)
     is_classifier = cfg.MODEL.OUTPUT_KIND == LOGITS
-    facts = facts_of(artifact, class_names(cfg.MODEL.NUM_CLASSES, given, labels_in(artifact)) if is_classifier else ())
+    facts = collect_facts(
+        artifact, class_names(cfg.MODEL.NUM_CLASSES, given, labels_in(artifact)) if is_classifier else ()
+    )
     written = write_package(facts, serving, folder, overwrite)
     if facts.library:
         log.info("operators/: compiled operators, for infer.py on OpenVINO; models/: the plain file, for servers")

@@ -13,10 +13,10 @@ from swin_quant.base.progress import log
 from swin_quant.base.shards import ROWS, Sharding
 from swin_quant.config.outputs import need_logits
 from swin_quant.config.sides import shortest, sides
-from swin_quant.data.named import pictures_of
+from swin_quant.data.named import collect_pictures
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
-from swin_quant.exported import Exported, file_subject, subject_of
+from swin_quant.exported import Exported, file_subject, open_subject
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, policies_from
@@ -126,7 +126,7 @@ def predict(
     if folder is None:
         one_process("predict without --output")
     options = EngineOptions(threads, float_type, device or this_world().device.type, extensions=extension)
-    subject = file_subject(model) if isinstance(model, ModelFile) else subject_of(model)
+    subject = file_subject(model) if isinstance(model, ModelFile) else open_subject(model)
     pictures, how = _opened(images)
     if logits is not None:
         if not isinstance(subject, Exported):
@@ -152,7 +152,7 @@ def predict(
 def _opened(images: Any) -> tuple[Pictures, PictureSet]:
     """The pictures, and how they are read."""
     if not isinstance(images, PictureSet):
-        named = pictures_of(images)
+        named = collect_pictures(images)
         if named is None:
             raise UsageError(
                 "images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); with tensors call the model"

@@ -19,12 +19,12 @@ from swin_quant.backends.registry import engine_named
 from swin_quant.backends.saturation import without_saturation
 from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import parts_of, plain, sha256_of
+from swin_quant.base.files import compute_sha256, list_parts, plain
 from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CalibrationRecord, DatasetRecord
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before
 from swin_quant.config.load import portable_config
 from swin_quant.data.loader import seeded_order
@@ -33,7 +33,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import TRAIN, place_has
 from swin_quant.loading import ModelFile
-from swin_quant.model import place_of
+from swin_quant.model import choose_checkpoint_path
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import AUTO, CALIBRATED_ON
 from swin_quant.quant.calibration import Method
@@ -47,7 +47,7 @@ from swin_quant.verbs.calibration_result import place_named
 from swin_quant.verbs.export_target import engine_for, float_type_options
 from swin_quant.verbs.search import found_before
 from swin_quant.verbs.search_costs import policy_file
-from swin_quant.verbs.verify import failures
+from swin_quant.verbs.verification import failures
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Quantization:
     @cached_property
     def scored_on(self) -> DatasetRecord:
         """The record of the pictures that score. SwinQuantError where they are not to be had."""
-        names, classes = names_of(self.cfg, self.checkpoint), self.cfg.MODEL.NUM_CLASSES
+        names, classes = read_class_names(self.cfg, self.checkpoint), self.cfg.MODEL.NUM_CLASSES
         opened = replace(self.pictures, split="val", count=None, cache_mode="no").open(classes, names)
         return dataset_record(self.pictures.path, "val", opened)
 
@@ -122,7 +122,7 @@ class Quantization:
     def calibrated(self) -> Path:
         """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
         named = self.folder, self.cfg.MODEL.NAME, self.policy.to_dict()
-        return place_of(*named, lambda file: _changed(self, file) == [], tell=False)
+        return choose_checkpoint_path(*named, lambda file: _changed(self, file) == [], tell=False)
 
     @property
     def found_file(self) -> Path:
@@ -139,7 +139,7 @@ class Quantization:
     @property
     def artifact(self) -> Artifact:
         """SwinQuantError while there is none."""
-        if (found := artifact_of(self)) is None:
+        if (found := find_artifact(self)) is None:
             raise SwinQuantError(f"{self.folder}: holds no artifact of {self.calibrated.name} for {self.target.name}")
         return found
 
@@ -222,7 +222,7 @@ def is_found(job: Quantization) -> bool:
     return is_calibrated(job) and job.exported_policy is not None
 
 
-def artifact_of(job: Quantization) -> Artifact | None:
+def find_artifact(job: Quantization) -> Artifact | None:
     """The artifact of the calibrated checkpoint for the backend under the policy; None if missing or damaged."""
     if not is_calibrated(job) or (policy := job.exported_policy) is None:
         return None
@@ -260,14 +260,14 @@ def _is_stored_so(options: Mapping[str, Any], job: Quantization) -> bool:
 
 def is_verified(job: Quantization) -> bool:
     """Whether the artifact was found to compute what the model computes, with floats of the wanted type."""
-    made = artifact_of(job)
+    made = find_artifact(job)
     records = [one for one in made.card.verification if _ran_in_type(one["precision"], made, job)] if made else []
     return bool(records) and not failures(records)
 
 
 def is_scored(job: Quantization) -> bool:
     """Whether the artifact has a result on the pictures of the data path, with floats of the wanted type."""
-    made = artifact_of(job)
+    made = find_artifact(job)
     if made is None:
         return False
     results = [one for one in made.card.measured() if one.policy and _ran_in_type(one.precision, made, job)]
@@ -277,7 +277,7 @@ def is_scored(job: Quantization) -> bool:
 def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
     """Whether an engine of that precision ran float layers in the wanted type.
 
-    An engine that chooses the type adds a half type to its precision; `artifact_of` checks all other engines.
+    An engine that chooses the type adds a half type to its precision; `find_artifact` checks all other engines.
     """
     if job.engine is None or not engine_named(job.engine).float_types:
         return True
@@ -287,17 +287,17 @@ def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
 
 
 def _sha256(file: str | Path) -> str:
-    """As `sha256_of`; a file that every step of a run asks for is read once, and anew if it was written since."""
+    """As `compute_sha256`; a file that every step of a run asks for is read once, and anew if it was written since."""
     path = Path(file)
-    if not path.is_file() or parts_of(path):
-        return sha256_of(file)
+    if not path.is_file() or list_parts(path):
+        return compute_sha256(file)
     now = path.stat()
     return _hashed(path.resolve(), now.st_mtime_ns, now.st_size)
 
 
 @lru_cache(maxsize=16)
 def _hashed(path: Path, written: int, size: int) -> str:
-    return sha256_of(path)
+    return compute_sha256(path)
 
 
 def _card(file: Path) -> RunCard | None:

@@ -1,6 +1,6 @@
 """From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 from torch import nn
 
 from swin_quant.arguments import checked
-from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named, target_named
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
@@ -16,7 +15,7 @@ from swin_quant.base.errors import UsageError, called_in_python
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.sources import TRAIN, place_has
-from swin_quant.exported import Exported, model_of
+from swin_quant.exported import Exported, open_model
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, one_policy
@@ -26,12 +25,13 @@ from swin_quant.quant.policy import load_policy
 from swin_quant.report.verdict import DeployVerdict
 from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import calibrate
-from swin_quant.verbs.evaluate import Evaluation, evaluate
+from swin_quant.verbs.evaluate import evaluate
+from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization
-from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
+from swin_quant.verbs.quantize_steps import finish, print_steps, refuse_contradictions, refuse_useless, verdict_on
 from swin_quant.verbs.search import search
 from swin_quant.verbs.verify import verify
 
@@ -40,7 +40,7 @@ swin-quant quantize my.pth --data-path imagenet --for openvino --policy auto --m
 
 
 @dataclass(frozen=True)
-class Quantized:
+class Quantized(Evaluated):
     """An artifact, and its results; printed, the accuracy-delta table and the verdict."""
 
     artifact: Exported
@@ -51,20 +51,6 @@ class Quantized:
         """The file to deploy, its cost in accuracy and gain in time, the next command."""
         assert self.evaluation.verdict is not None, "`quantize` always reaches one"
         return self.evaluation.verdict
-
-    def __str__(self) -> str:
-        return str(self.evaluation)
-
-    def _repr_html_(self) -> str:
-        return self.evaluation._repr_html_()
-
-    def show(self) -> None:
-        """Print the table and the verdict."""
-        self.evaluation.show()
-
-    def to_json(self) -> Any:
-        """The table as data, with the verdict."""
-        return self.evaluation.to_json()
 
 
 @checked
@@ -124,63 +110,80 @@ def quantize(
         UsageError: Options that contradict each other.
     """
     one_process("quantize")
-    choice = policy if isinstance(policy, PolicyChoice) else None
-    name = AUTO if policy == AUTO or (choice and choice.policy == (AUTO,)) else None
-    if budget != Budget() and not name:
+    choice = PolicyChoice((policy,) if policy else ()) if isinstance(policy, str | None) else policy
+    is_searched = isinstance(choice, PolicyChoice) and choice.policy == (AUTO,)
+    if budget != Budget() and not is_searched:
         raise UsageError(f"a budget needs ‹policy› {AUTO}, which searches for a policy that keeps it")
-    if tune and ((choice != PolicyChoice() if choice else policy) or float_type or int4_weights):
+    if tune and (choice != PolicyChoice() or float_type or int4_weights):
         raise UsageError(
             "‹tune› chooses the policy, and times files in the engine's fastest types: leave ‹policy› and what changes "
             "one, ‹float_type› and ‹int4_weights› out"
         )
-    asked_pictures = asked_for(PictureSet() if pictures is None else pictures)
-    source = asked_pictures.settled() if isinstance(asked_pictures, PictureSet) else asked_pictures
+    if isinstance(choice, PolicyChoice):
+        _check_choice(choice)
+    given = asked_for(PictureSet() if pictures is None else pictures)
+    source = given.settled() if isinstance(given, PictureSet) else given
     target = target_named(backend)
     with called_in_python(calibrator="method"):
         kind = "percentile" if method is None and percentile is not None else method
         found_by = Method(kind, exact=exact) if percentile is None else Method(kind, percentile, exact)
     if isinstance(model, str | Path):
         model = ModelFile(str(model), cfg=str(config) if config else None)
-    plain = isinstance(policy, str | PolicyChoice | None) and isinstance(passes, str | None) and scored_on is None
-    if isinstance(model, ModelFile) and isinstance(source, PictureSet) and plain:
-        choice = choice or PolicyChoice((policy,) if isinstance(policy, str) else ())
-        _check_choice(choice)
-        model = _turning(model, pictures)
+    if isinstance(model, ModelFile) and isinstance(pictures, PictureSet) and pictures.upright is not None:
+        model = replace(model, opts=(*model.opts, "DATA.UPRIGHT", str(pictures.upright)))
+    is_plain = isinstance(passes, str | None) and scored_on is None
+    if is_plain and isinstance(choice, PolicyChoice) and isinstance(model, ModelFile) and isinstance(given, PictureSet):
         cfg = model.config()
         model.need_checkpoint().forget()
-        place = Path("output") / cfg.MODEL.NAME if folder is None else Path(folder)
-        assert isinstance(asked_pictures, PictureSet), "`source` is one"
-        settled = asked_pictures.settled(cfg)
-        asked = replace(asked_pictures, path=settled.path, zip_mode=settled.zip_mode or None)
+        output = Path("output") / cfg.MODEL.NAME if folder is None else Path(folder)
+        settled = given.settled(cfg)
+        asked = replace(given, path=settled.path, zip_mode=settled.zip_mode or None)
         if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
-            train = settled.with_default_split(TRAIN)
-            train.open()  # says what is missing, before the choice of a policy compiles operators
+            settled.with_default_split(TRAIN).open()  # says what is missing, before a policy compiles operators
         wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
-        job = Quantization(model, cfg, place, target, settled, asked, *wanted, float_type, threads, half)
-        return _quantize_file(job, dry_run)
+        job = Quantization(model, cfg, output, target, settled, asked, *wanted, float_type, threads, half)
+        refuse_contradictions(job)
+        if dry_run:
+            print_steps(job)
+            return None
+        made = finish(job)
+        verdict = verdict_on(made, target, job.calibrated, settled.path, f"{settled.path} has no val split")
+        return Quantized(Exported(made), Evaluation(tuple(made.card.measured()), made.card, verdict=verdict))
     if dry_run:
         raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")
-    if isinstance(model, ModelFile):
-        subject = _turning(model, pictures).load()
-    elif config:
+    if config and not isinstance(model, ModelFile):
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
-    else:
-        subject = model_of(model)
-    timing = {"threads": threads, "float_type": float_type}
-    told: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
+    subject = model.load() if isinstance(model, ModelFile) else open_model(model)
+    exporting: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
     engine = engine_for(target)
-    told |= float_type_options(target, engine_named(engine) if engine else None, float_type)
-    return _quantize_in_memory(
-        subject, source, target, folder or "output", policy, scored_on,
-        {"method": method, "percentile": percentile, "exact": exact, "passes": passes}, told, budget, timing, half,
-    )  # fmt: skip
-
-
-def _turning(file: ModelFile, pictures: Any) -> ModelFile:
-    """A checkpoint whose preprocessing turns pictures as a set says, if it says so."""
-    if not isinstance(pictures, PictureSet) or pictures.upright is None:
-        return file
-    return replace(file, opts=(*file.opts, "DATA.UPRIGHT", str(pictures.upright)))
+    exporting |= float_type_options(target, engine_named(engine) if engine else None, float_type)
+    place, folder = source if isinstance(source, PictureSet) else None, folder or "output"
+    if place and scored_on is None and place_has(place.path, "val", bool(place.zip_mode)):
+        scored_on = replace(place, split=None, count=None, seed=None)
+    target.exporting.check_packages()
+    ensure_writable_dir(folder)
+    own = None if is_searched else one_policy(policy)
+    named = own or load_policy(target.exporting.policies_for(subject.card.config)[0])
+    if tune:
+        tuned = ExportTarget.parse(target.name, "int8", {"int4_weights": int4_weights})
+        check_tunable(tuned, own, replace(subject.card, policy=named.to_dict()))
+    check_policy(target, named)
+    calibrate(subject, source, named, method=method, percentile=percentile, exact=exact, passes=passes, folder=folder)
+    timing: dict[str, Any] = {"threads": threads, "float_type": float_type}
+    if is_searched:
+        searched_on = replace(place, count=None) if place else source
+        found = search(subject, searched_on, target.name, folder, budget=budget, **timing)
+        refuse_useless(found, target, subject.checkpoint)
+    exported = export(subject, target.name, folder, **exporting)
+    scored = Evaluation((), exported.card)
+    if engine:
+        verify(exported, source if scored_on is None else scored_on, engine, **timing).check()
+        if scored_on is not None:
+            scored = evaluate(exported, scored_on, engine=engine, half=half, **timing)
+    data = place.path if place else "DIR"
+    unscored = f"{data} has no val split" if place else "no labelled pictures were given"
+    verdict = scored.verdict or verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
+    return Quantized(exported, replace(scored, verdict=verdict))
 
 
 def _check_choice(choice: PolicyChoice) -> None:
@@ -195,60 +198,3 @@ def _check_choice(choice: PolicyChoice) -> None:
             f"--policy {AUTO}: ‹{changes[0]}› is for a policy with a name: calibrate, then `search --policy NAME` "
             "with it"
         )
-
-
-def _quantize_file(job: Quantization, dry_run: bool) -> Quantized | None:
-    """Print the steps of a job, or do those that are not done."""
-    refuse_contradictions(job)
-    unscored = f"{job.pictures.path} has no val split"
-    if dry_run:
-        for step in steps(job):
-            print(step.command + ("    # done" if step.is_done else ""))
-        if job.engine and not job.has_val:
-            print(f"# not scored: {unscored}")
-        return None
-    artifact = finish(job)
-    verdict = verdict_on(artifact, job.target, job.calibrated, job.pictures.path, unscored)
-    return Quantized(Exported(artifact), Evaluation(tuple(artifact.card.measured()), artifact.card, verdict=verdict))
-
-
-def _quantize_in_memory(
-    model: Model,
-    source: PictureSet | Iterable[Any],
-    target: Backend,
-    folder: str | Path,
-    policy: Policies,
-    scored_on: Source | None,
-    ranges: dict[str, Any],
-    exporting: dict[str, Any],
-    budget: Budget,
-    timing: dict[str, Any],
-    half: Any,
-) -> Quantized:
-    place = source if isinstance(source, PictureSet) else None
-    if place and scored_on is None and place_has(place.path, "val", bool(place.zip_mode)):
-        scored_on = replace(place, split=None, count=None, seed=None)
-    target.exporting.check_packages()
-    ensure_writable_dir(folder)
-    best = target.exporting.policies_for(model.card.config)[0]
-    asked = None if policy == AUTO else one_policy(policy)
-    if exporting["tune"]:
-        wanted = ExportTarget.of(target.name, "int8", {"int4_weights": exporting["int4_weights"]})
-        check_tunable(wanted, asked, replace(model.card, policy=load_policy(best).to_dict()))
-    named = asked or load_policy(best)
-    check_policy(target, named)
-    calibrate(model, source, named, **ranges, folder=folder)
-    if policy == AUTO:
-        searched_on = replace(place, count=None) if place else source
-        found = search(model, searched_on, target.name, folder, budget=budget, **timing)
-        refuse_useless(found, target, model.checkpoint)
-    exported = export(model, target.name, folder, **exporting)
-    scored = Evaluation((), exported.card)
-    if engine := engine_for(target):
-        verify(exported, source if scored_on is None else scored_on, engine, **timing).check()
-        if scored_on is not None:
-            scored = evaluate(exported, scored_on, engine=engine, half=half, **timing)
-    data = place.path if place else "DIR"
-    unscored = f"{data} has no val split" if place else "no labelled pictures were given"
-    verdict = scored.verdict or verdict_on(exported.artifact, target, model.checkpoint, data, unscored)
-    return Quantized(exported, replace(scored, verdict=verdict))

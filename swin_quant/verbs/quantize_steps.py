@@ -29,8 +29,8 @@ from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_fo
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import (
     Quantization,
-    artifact_of,
     changed,
+    find_artifact,
     is_calibrated,
     is_found,
     is_scored,
@@ -65,7 +65,7 @@ def steps(job: Quantization) -> list[Step]:
     timing = {"threads": job.threads, "float_type": job.float_type_asked}
     method: dict[str, Any] = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
     method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
-    own, found = ModelFile(str(job.calibrated), device=device), artifact_of(job)
+    own, found = ModelFile(str(job.calibrated), device=device), find_artifact(job)
     file = str(found.file) if found else ARTIFACT
     calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
     done = is_calibrated(job)
@@ -91,6 +91,14 @@ def steps(job: Quantization) -> list[Step]:
         scoring = {"model": SubjectFiles(files=(file,), device=device), "pictures": scored, "half": job.half}
         all_steps.append(Step("evaluate", evaluate, {**scoring, "engine": (engine,), **timing}, is_scored(job)))
     return all_steps
+
+
+def print_steps(job: Quantization) -> None:
+    """Print the steps as commands, and which of them are done."""
+    for step in steps(job):
+        print(step.command + ("    # done" if step.is_done else ""))
+    if job.engine and not job.has_val:
+        print(f"# not scored: {job.pictures.path} has no val split")
 
 
 def finish(job: Quantization) -> Artifact:
@@ -144,7 +152,7 @@ def refuse_contradictions(job: Quantization) -> None:
     if job.tune:
         card = job.checkpoint.card
         before = replace(card, policy=job.policy.to_dict()) if card else None  # it is calibrated for that policy
-        check_tunable(ExportTarget.of(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
+        check_tunable(ExportTarget.parse(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
 
 
 def _check_before(job: Quantization) -> None:
@@ -177,7 +185,7 @@ def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str,
     if found := artifact_verdict(artifact.card, file, checkpoint, data):
         return found
     if engine_for(target) is not None:
-        has_classes = Abilities.of(artifact.card).has_classes
+        has_classes = Abilities.from_card(artifact.card).has_classes
         said = f"not scored: {unscored}" if has_classes else "it gives no classes, whose accuracy could be scored"
         return DeployVerdict(str(file), f"verified; {said}", fill(TIME, file=file))
     engines = [target] if target.load else takers(target.exporting.artifact)

@@ -12,7 +12,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, is_card, schema_in
 from swin_quant.cards.paths import card_path
-from swin_quant.data.picture_set import PictureSet, Source, source_of
+from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.report import SUFFIXES
 from swin_quant.report.accuracy import AccuracyTable
 from swin_quant.report.table import print_text
@@ -82,7 +82,7 @@ def report(
     if html:  # a missing library is named before pictures are classified
         library("vl_convert", "report")
         ensure_writable_dir(Path(html).parent)
-    table = AccuracyTable.of(list(shown.values()))
+    table = AccuracyTable.from_cards(list(shown.values()))
     targets = {Path(folder) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if folder else {}
     for target in [*targets, *([Path(html)] if html else [])]:
         if is_card(target):
@@ -91,7 +91,7 @@ def report(
         atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, table.text(form).encode())
         log.info("table: %s", target)
     if html:
-        source = None if pictures is None else source_of(pictures)
+        source = None if pictures is None else resolve_source(pictures)
         if source is not None and not isinstance(source, PictureSet):
             raise UsageError("pictures: the page shows them: give a place on disk")
         write_page(Path(html), read, source)

@@ -14,14 +14,14 @@ from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.records import ORIGINAL, PTQ
 from swin_quant.checkpoint import OpenedCheckpoint, open_checkpoint
 from swin_quant.config import from_dict
-from swin_quant.data.class_names import english_of, is_numbers
+from swin_quant.data.class_names import get_english_names, is_numbers
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.loading import baseline_of, load_for_scoring
+from swin_quant.loading import load_for_scoring, open_baseline
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, node_summaries
 from swin_quant.report.verdict import card_verdict
@@ -62,7 +62,7 @@ def _checkpoint_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None,
     first, together = cards[paths[0]], list(cards.values())
     verdicts = [verdict for path, card in cards.items() if (verdict := card_verdict(card, path, folder))]
     data = PageData(first.name, together, verdicts=verdicts)
-    file = next((file for path in paths if (file := file_of_record(cards[path].checkpoint, [path.parent]))), None)
+    file = next((file for path in paths if (file := find_recorded_file(cards[path].checkpoint, [path.parent]))), None)
     if file is None:
         return replace(data, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")
     if first.policy is None:
@@ -93,7 +93,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     """
     cfg = from_dict(card.config, card.name)
     model, policies = load_for_scoring(cfg, checkpoint)
-    engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], baseline_of(model, policies))
+    engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], open_baseline(model, policies))
     pair = _float_and_quantized(engines, card)
     if not pair:
         return data
@@ -121,7 +121,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     found = [
         Disagreement(
             picture=seen.names[at],
-            label=english_of(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
+            label=get_english_names(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
             thumbnail=_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
             float_sees=top_classes(before[at][None], names)[0],
             quantized_sees=top_classes(after[at][None], names)[0],

@@ -16,7 +16,7 @@ from swin_quant.cards.card import RunCard, update
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.picture_set import PictureSet, Source
-from swin_quant.exported import model_of
+from swin_quant.exported import open_model
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, one_policy
@@ -25,7 +25,7 @@ from swin_quant.quant.policy import Policy, apply_policy, load_policy
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs import search_costs as costs
 from swin_quant.verbs.budget import Budget as Budget
-from swin_quant.verbs.export import file_of, refuse_changed
+from swin_quant.verbs.export import ensure_saved, refuse_changed
 from swin_quant.verbs.search_costs import Search
 from swin_quant.verbs.sensitivity import read_sample
 
@@ -82,7 +82,7 @@ def search(
     if file:
         card = file.need_checkpoint().card
         model = file.load([asked] if asked and not card else [], any_bits=True)
-    model, before = model_of(model), model_of(model).card
+    model, before = open_model(model), open_model(model).card
     source = PictureSet() if pictures is None else pictures
     device = model.device.type
     need_logits(model.network.output_kind, "search")
@@ -93,7 +93,7 @@ def search(
     check_bits(model.module, model.card, [timer.base], model.name)
     sample = read_sample(model, source, SEARCHED_ON)
     budget.tell_if_few(sum(map(len, sample.batches)))
-    model.file = file_of(model, ensure_writable_dir(folder))
+    model.file = ensure_saved(model, ensure_writable_dir(folder))
     losses = costs.Losses(model, timer.base, device, sample)
     layers = costs.in_order(costs.measure_layers(timer, losses))
     choose = cache(lambda count: losses.choose(costs.without(timer.base, layers[:count])))

@@ -20,10 +20,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import atomic_write_bytes, finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
-from swin_quant.cards.lineage import original_of
+from swin_quant.cards.lineage import find_original
 from swin_quant.model import Model
 from swin_quant.models.registry import blocks_or_units
-from swin_quant.quant.distance import Loss, distance, loss_of
+from swin_quant.quant.distance import Loss, distance, make_loss
 from swin_quant.quant.policy import (
     Policy,
     Rule,
@@ -34,7 +34,7 @@ from swin_quant.quant.policy import (
     load_policy,
     quantize,
 )
-from swin_quant.quant.sensitivity import layer_losses, layers_of
+from swin_quant.quant.sensitivity import group_by_layer, layer_losses
 from swin_quant.report.nodes import search_data, search_table
 from swin_quant.report.printed import Printed
 from swin_quant.report.table import NARROW, WIDE, ReportTable, print_text, screen_width
@@ -138,7 +138,7 @@ class Losses:
         if self.nodes(policy):
             quantize(self.module)
         with torch.inference_mode():
-            found = loss_of([distance(self.module(images.to(self.device)), logits) for images, logits in pairs])
+            found = make_loss([distance(self.module(images.to(self.device)), logits) for images, logits in pairs])
         dequantize(self.module)
         times = _UNSEEN if self.split in _LEARNED_FROM else 1.0
         return replace(found, drop=times * found.drop, drop_error=times * found.drop_error)
@@ -149,7 +149,7 @@ class Losses:
             return deepcopy(given).to(self.device).eval()
         if model.card.is_qat or not model.card.has_own_weights:
             return self.module
-        if file := original_of(model.card, [model.checkpoint.resolve().parent]):
+        if file := find_original(model.card, [model.checkpoint.resolve().parent]):
             return load_original(model.config, file, World(device=self.device))[0].eval()
         log.warning(
             "%s: losses are against its own weights, because its float file is neither where its run card says nor "
@@ -175,7 +175,7 @@ class Timer:
 
     def export(self, policy: Policy | None, folder: Path) -> Path:
         """Write the model under a policy (None: in float) to `folder`; returns the artifact's file."""
-        target = ExportTarget.of(self.backend.name, "int8" if policy else "float", self.export_options)
+        target = ExportTarget.parse(self.backend.name, "int8" if policy else "float", self.export_options)
         card, file, module = self.model.card, self.model.checkpoint, deepcopy(self.model.network).cpu()
         used = target.policy(card, file, policy)
         apply_policy(module, used)
@@ -220,7 +220,7 @@ def measure_layers(timer: Timer, losses: Losses) -> list[Layer]:
     A group is all layers whose names differ in numbers alone, as those of a network's blocks do. Its layers share what
     it saves equally: the times of layers add up well enough to order them.
     """
-    layers, groups = layers_of(losses.nodes(timer.base)), dict[str, list[str]]()
+    layers, groups = group_by_layer(losses.nodes(timer.base)), dict[str, list[str]]()
     for name in layers:
         groups.setdefault(".".join("*" if word.isdecimal() else word for word in name.split(".")), []).append(name)
     alone, found = losses.alone(timer.base), list[Layer]()

@@ -19,19 +19,19 @@ from swin_quant.cards.costs import GroupRecord, SensitivityRecord
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config.outputs import FEATURES, need_logits
 from swin_quant.data.loader import DrawnBatches, default_workers
-from swin_quant.data.picture_set import PictureSet, Source, batches, source_of
+from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_source
 from swin_quant.data.sampling import digest
-from swin_quant.exported import model_of
+from swin_quant.exported import open_model
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.models.classifier import Architecture
-from swin_quant.models.registry import blocks_or_units, stages_of
+from swin_quant.models.registry import blocks_or_units, list_stages
 from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import GROUP_KINDS
 from swin_quant.quant import sensitivity as measuring
 from swin_quant.quant.outputs import has_classes
 from swin_quant.quant.policy import apply_policy
-from swin_quant.report.nodes import CostRow, profile_table, rows_of, sensitivity_table
+from swin_quant.report.nodes import CostRow, list_cost_rows, profile_table, sensitivity_table
 from swin_quant.report.printed import Printed
 from swin_quant.report.table import ReportTable
 
@@ -53,7 +53,7 @@ class Costs(Printed):
 
     def rows(self, kind: str = "node") -> list[CostRow]:
         """The groups of a kind (role, stage, block, layer, node), the costliest first."""
-        return rows_of(self.record, [kind])
+        return list_cost_rows(self.record, [kind])
 
     def to_json(self) -> SensitivityRecord:
         """The record, as in the run card."""
@@ -88,7 +88,7 @@ def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
         usual: The number of pictures.
     """
 
-    pictures = source_of(pictures, model.given)
+    pictures = resolve_source(pictures, model.given)
     if not isinstance(pictures, PictureSet):
         return Sample([batch.images for batch in batches(pictures, False, model.prepared)], None, "")
     pictures = pictures.with_default_split("train")
@@ -135,7 +135,7 @@ def sensitivity(
     one_process("sensitivity")
     asked = one_policy(policy)
     file = model if isinstance(model, ModelFile) else None
-    model = file.load([asked] if asked else [], any_bits=True) if file else model_of(model)
+    model = file.load([asked] if asked else [], any_bits=True) if file else open_model(model)
     module, before = model.module, model.card
     if not has_classes(module):
         need_logits(getattr(module, "output_kind", FEATURES), "sensitivity")
@@ -147,7 +147,7 @@ def sensitivity(
     sample = read_sample(model, PictureSet() if pictures is None else pictures, COUNT)
     apply_policy(module, chosen)
     known = isinstance(getattr(module, "architecture", None), Architecture)  # a model of the user's own has no stages
-    blocks, stages = blocks_or_units(module), list(stages_of(module)) if known else []
+    blocks, stages = blocks_or_units(module), list(list_stages(module)) if known else []
     started = itertools.count(1)
 
     def bar(groups: Iterable[int], total: int) -> Iterable[int]:

@@ -17,7 +17,7 @@ from swin_quant.base.progress import log
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.app import build_app, build_server
 from swin_quant.serving.limits import ServiceLimits
-from swin_quant.verbs.service import private_copy, service_of
+from swin_quant.verbs.service import load_service, private_copy
 
 EXAMPLES = """swin-quant serve out/my_int8.onnx
 swin-quant serve out/my_int8.onnx --engine openvino --max-batch 16 --delay-us 1000 --port 8080
@@ -65,7 +65,7 @@ def serve(
     options = EngineOptions(threads, float_type, world_on(device).device.type, extensions=extension)
     names = None if labels is None else str(labels)
     with private_copy(open_artifact(artifact)) as copy, _listening(host, port) as listener:
-        service = service_of(copy, engine, options, limits, name, names)
+        service = load_service(copy, engine, options, limits, name, names)
         server = build_server(build_app(service), limits)
         where = "http://{}:{}".format(*listener.getsockname()[:2])
         shown = copy.file.name, service.about["engine"], where, service.model.name, where

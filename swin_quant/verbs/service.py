@@ -19,8 +19,8 @@ from swin_quant.base import __version__
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.exported import config_of, labels_in, load_engines, one_engine
-from swin_quant.quant.outputs import parts_of
+from swin_quant.exported import labels_in, load_engines, one_engine, read_config
+from swin_quant.quant.outputs import list_tensors
 from swin_quant.score.metrics import class_names
 from swin_quant.score.options import EngineOptions
 from swin_quant.serving.app import Service, build_app
@@ -52,10 +52,10 @@ def app(
         The application.
     """
     options = EngineOptions(threads, device=device)
-    return build_app(service_of(open_artifact(file), engine, options, ServiceLimits(**limits), name, labels))
+    return build_app(load_service(open_artifact(file), engine, options, ServiceLimits(**limits), name, labels))
 
 
-def service_of(
+def load_service(
     artifact: Artifact,
     engine: str | None = None,
     options: EngineOptions = EngineOptions(),
@@ -67,7 +67,7 @@ def service_of(
 
     UsageError for a classifier of pictures of any size; SwinQuantError where the engine cannot load or run it.
     """
-    cfg, preprocess = config_of(artifact), artifact.preprocess
+    cfg, preprocess = read_config(artifact), artifact.preprocess
     kind = cfg.MODEL.OUTPUT_KIND
     if kind != FEATURES and not preprocess.is_square:
         raise UsageError(f"{artifact.file}: classifies pictures of any size: only maps are served for these")
@@ -93,7 +93,7 @@ def service_of(
         "precision": loaded.precision,
         "policy": loaded.policy,
     }
-    model = described(artifact, names, name, parts_of(outputs)[0].shape[1])
+    model = described(artifact, names, name, list_tensors(outputs)[0].shape[1])
     return Service(model, loaded, preprocess, sizes, limits, about)
 
 

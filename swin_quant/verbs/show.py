@@ -15,7 +15,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, offered
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
 from swin_quant.loading import ModelFile, model_or_shapes
-from swin_quant.models.geometry import geometry_of
+from swin_quant.models.geometry import read_geometry
 from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant.policy import builtin_policies, load_policy
 from swin_quant.report.graph import IntegerProducts, by_engine
@@ -116,7 +116,7 @@ def _gemms(file: ModelFile, batch: int, tuned: Sequence[str], write: str | Path 
     if write and not tuned:
         raise UsageError("‹write› needs ‹tuned› FILE ...: algorithms come from swin_gemm on the target GPU")
     known = fastest([read_tuned(path) for path in tuned])
-    shapes = gemm_shapes(geometry_of(file.config()), batch)
+    shapes = gemm_shapes(read_geometry(file.config()), batch)
     if write:
         write_tuned(write, known.values())
     entries = [(gemm, known.get(gemm.key)) for gemm in shapes]

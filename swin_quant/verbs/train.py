@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import this_world
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float, save_float
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.config.load import portable_config
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
@@ -20,10 +20,10 @@ from swin_quant.loading import ModelFile, load
 from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.train.outdir import only_writer
-from swin_quant.train.recipe import load_recipe, recipe_of_config
+from swin_quant.train.recipe import load_recipe, read_recipe
 from swin_quant.train.run import refuse_to_replace, run_training, training_config, with_batch_size
 from swin_quant.train.training import Training, folder_for, place_to_train_on
-from swin_quant.verbs.evaluate import Evaluation, score_model
+from swin_quant.verbs.evaluation import Evaluated, Evaluation, score_model
 
 EXAMPLES = """swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out
 swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out --continue
@@ -31,7 +31,7 @@ torchrun --nproc_per_node 8 -m swin_quant train --cfg swin_tiny_patch4_window7_2
 
 
 @dataclass(frozen=True)
-class TrainedFile:
+class TrainedFile(Evaluated):
     """The checkpoint that a training wrote, and its results; printed, the accuracy-delta table."""
 
     file: Path
@@ -40,14 +40,6 @@ class TrainedFile:
     def load(self) -> Model:
         """The model that was trained."""
         return load(self.file)
-
-    def show(self) -> None:
-        """Print the table as wide as the terminal."""
-        self.evaluation.show()
-
-    def to_json(self) -> Any:
-        """The table as data."""
-        return self.evaluation.to_json()
 
     def __str__(self) -> str:
         return str(self.evaluation) or f"{self.file}: not scored: the pictures have no val split"
@@ -91,7 +83,7 @@ def train(
     """
     world, place, start = this_world(), place_to_train_on(pictures), model.opened
     cfg = model.config(place.config_keys())
-    recipe = load_recipe(training.recipe) if training.recipe else recipe_of_config(cfg)
+    recipe = load_recipe(training.recipe) if training.recipe else read_recipe(cfg)
     recipe = with_batch_size(training.change(recipe, epochs=epochs, batch_size=place.batch), cfg)
     how = {"resume": resume, "overwrite": overwrite, "replace_head": model.replace_head}
     request = training.request(folder_for(folder, cfg), start, place, **how)
@@ -101,7 +93,7 @@ def train(
         source = load_float(module, start, replace_head=request.replace_head).record() if start else None
         path = request.folder / f"{cfg.MODEL.NAME}.pth"
         refuse_to_replace(path, request)
-        names = names_of(cfg, start, request.replace_head)
+        names = read_class_names(cfg, start, request.replace_head)
         if start:
             start.forget()
         module, position, record, names = run_training(module, cfg, recipe, request, world, names)
@@ -109,7 +101,7 @@ def train(
         card = RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, source, class_names=names)
         if world.is_main:
             save_float(module, path)
-            card = replace(card, checkpoint={"file": path.name, "sha256": sha256_of(path)}, training=record)
+            card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)}, training=record)
             card.write(path.with_suffix(".json"))
             log.info("checkpoint: %s", path)
         if no_eval or position.best_epoch is None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import (
     atomic_write_bytes,
+    compute_sha256,
     ensure_writable_dir,
     read_bounded,
     read_json,
-    sha256_of,
     write_json,
 )
 
@@ -159,7 +159,7 @@ def test_devices_and_pipes_are_no_files_to_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero"):
         refused("not a regular file", call=read_bounded, args=(path, "thing", 10))
-        refused("not a regular file", call=sha256_of, args=(path,))
+        refused("not a regular file", call=compute_sha256, args=(path,))
     refused("no file can have this name", call=read_bounded, args=("a\0b", "thing", 10))
     refused("cannot be the output directory", "null", call=ensure_writable_dir, args=(tmp_path / "a\0b",))
 

@@ -9,7 +9,7 @@ from cards_of_results import TRAINING
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import original_of, ptq_of, qat_starts
+from swin_quant.cards.lineage import find_original, find_qat_start, qat_starts
 from swin_quant.cards.records import CheckpointRecord
 
 
@@ -54,22 +54,22 @@ def folder(root):
 
 
 def test_the_original_is_where_the_card_says(run):
-    assert original_of(card(run), folder(run)) == run / "float.pth"
-    assert ptq_of(card(run), folder(run)).file == run / "ptq" / "x_calib.pth"
+    assert find_original(card(run), folder(run)) == run / "float.pth"
+    assert find_qat_start(card(run), folder(run)).file == run / "ptq" / "x_calib.pth"
 
 
 def test_a_run_that_was_moved_as_a_whole_is_found_again(run, tmp_path):
     elsewhere = run.rename(tmp_path / "elsewhere")
-    assert original_of(card(elsewhere), folder(elsewhere)) == elsewhere / "float.pth"
-    assert ptq_of(card(elsewhere), folder(elsewhere)).file == elsewhere / "ptq" / "x_calib.pth"
+    assert find_original(card(elsewhere), folder(elsewhere)) == elsewhere / "float.pth"
+    assert find_qat_start(card(elsewhere), folder(elsewhere)).file == elsewhere / "ptq" / "x_calib.pth"
 
 
 def test_what_lies_beside_the_card_is_found_by_name_and_taken_by_hash(run):
     shutil.move(run / "float.pth", run / "qat" / "float.pth")
     shutil.rmtree(run / "ptq")
-    assert original_of(card(run), folder(run)) == run / "qat" / "float.pth"
+    assert find_original(card(run), folder(run)) == run / "qat" / "float.pth"
     (run / "qat" / "float.pth").write_bytes(b"another")
-    assert original_of(card(run), folder(run)) is None
+    assert find_original(card(run), folder(run)) is None
 
 
 def test_the_start_does_not_where_it_was_trained_or_is_of_another_original(run):
@@ -77,13 +77,13 @@ def test_the_start_does_not_where_it_was_trained_or_is_of_another_original(run):
     start = run / "ptq" / "x_calib.json"
     good = RunCard.read(start)
     dataclasses.replace(good, training=TRAINING).write(start)
-    assert original_of(card(run), folder(run)) is None and ptq_of(card(run), folder(run)) is None
+    assert find_original(card(run), folder(run)) is None and find_qat_start(card(run), folder(run)) is None
     dataclasses.replace(good, source={**good.source, "sha256": "f" * 64}).write(start)
-    assert original_of(card(run), folder(run)) is None and ptq_of(card(run), folder(run)) is None
+    assert find_original(card(run), folder(run)) is None and find_qat_start(card(run), folder(run)) is None
     start.unlink()
-    assert original_of(card(run), folder(run)) is None
+    assert find_original(card(run), folder(run)) is None
     with pytest.raises(SwinQuantError, match="x_calib.pth: is not the float checkpoint that the run began with"):
-        original_of(card(run), [], run / "ptq" / "x_calib.pth")
+        find_original(card(run), [], run / "ptq" / "x_calib.pth")
 
 
 def test_the_teacher_may_be_the_original(run):
@@ -91,7 +91,7 @@ def test_the_teacher_may_be_the_original(run):
     teacher = record(run / "float.pth", format="pth")
     training = {**qat.training, "teacher": teacher, "start": None}
     source = {key: value for key, value in qat.source.items() if key != "path"}
-    assert original_of(dataclasses.replace(qat, source=source, training=training), []) == run / "float.pth"
+    assert find_original(dataclasses.replace(qat, source=source, training=training), []) == run / "float.pth"
 
 
 def test_qat_after_qat(run):
@@ -100,12 +100,12 @@ def test_qat_after_qat(run):
     (run / "again" / "x_qat.pth").write_bytes(b"again")
     trained(run, "qat/x_qat.pth", "again/x_qat.pth")
     again = card(run, "again/x_qat.json")
-    assert original_of(again, [run / "again"]) == run / "float.pth"
+    assert find_original(again, [run / "again"]) == run / "float.pth"
     (run / "float.pth").unlink()
     assert [start.file.name for start in qat_starts(again, [])] == ["x_qat.pth", "x_calib.pth"]
-    assert original_of(again, []) == ptq_of(again, []).file == run / "ptq" / "x_calib.pth"
+    assert find_original(again, []) == find_qat_start(again, []).file == run / "ptq" / "x_calib.pth"
     (run / "ptq" / "x_calib.pth").unlink()
-    assert original_of(again, []) is None and ptq_of(again, []) is None
+    assert find_original(again, []) is None and find_qat_start(again, []) is None
 
 
 def test_a_card_that_starts_from_itself_ends(run):
@@ -113,17 +113,17 @@ def test_a_card_that_starts_from_itself_ends(run):
     (run / "float.pth").unlink()
     itself = {**qat.checkpoint, "path": str(run / "qat" / "x_qat.pth")}
     dataclasses.replace(qat, training={**qat.training, "start": itself}).write(run / "qat" / "x_qat.json")
-    assert original_of(card(run), folder(run)) is None
+    assert find_original(card(run), folder(run)) is None
 
 
 def test_a_given_original_is_taken_by_its_hash(run, tmp_path):
     elsewhere = shutil.move(run / "float.pth", tmp_path / "another_name.pth")
-    assert original_of(card(run), [], elsewhere) == elsewhere
+    assert find_original(card(run), [], elsewhere) == elsewhere
     wrong = tmp_path / "wrong.pth"
     wrong.write_bytes(b"wrong")
     with pytest.raises(SwinQuantError, match="float .*wrong.pth: is not .* began with, float.pth: its SHA-256 is"):
-        original_of(card(run), [], wrong)
+        find_original(card(run), [], wrong)
     with pytest.raises(SwinQuantError, match="none.pth: cannot be read"):
-        original_of(card(run), [], tmp_path / "none.pth")
+        find_original(card(run), [], tmp_path / "none.pth")
     with pytest.raises(SwinQuantError, match="names no original"):
-        original_of(dataclasses.replace(card(run), source=None), [], wrong)
+        find_original(dataclasses.replace(card(run), source=None), [], wrong)

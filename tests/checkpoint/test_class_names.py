@@ -6,7 +6,7 @@ import pytest
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.class_names import class_names
-from swin_quant.data.class_names import english_of, wnids_of
+from swin_quant.data.class_names import get_english_names, list_wnids
 
 PETS = ["cat", "dog", "fox"]
 BY_INDEX = {"2": "fox", "0": "cat", "1": "dog"}
@@ -46,8 +46,8 @@ def test_what_names_nothing_is_no_name(beside):
 
 
 def test_imagenet_is_known_by_its_wnids(beside):
-    wnids = list(wnids_of(1000))
-    assert beside({"id2label": {str(n): english_of(wnid) for n, wnid in enumerate(wnids)}}, 1000) == wnids
+    wnids = list(list_wnids(1000))
+    assert beside({"id2label": {str(n): get_english_names(wnid) for n, wnid in enumerate(wnids)}}, 1000) == wnids
     assert beside({"architecture": "x", "pretrained_cfg": {"tag": "ms_in22k_ft_in1k"}}, 1000) == wnids
     assert beside({"architecture": "x", "pretrained_cfg": {"tag": "mine"}}, 1000) == []
     assert beside({"architecture": "x", "pretrained_cfg": {"tag": "ms_in1k"}}, 3) == []

@@ -5,7 +5,7 @@ import torch
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint import load_float, save_float
-from swin_quant.checkpoint.mindspore import ckpt_of, read_ckpt
+from swin_quant.checkpoint.mindspore import encode_ckpt, read_ckpt
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_microsoft, to_mindspore
 
 # Names in mindcv's Swin, for a stage of one block with its merging and the parts around -> our names.
@@ -125,12 +125,12 @@ def test_a_ckpt_is_read_without_mindspore(tmp_path, tiny_model):
 def test_a_ckpt_that_is_written_is_what_protobuf_writes(tmp_path, tiny_model):
     state = to_mindspore(tiny_model("swin").state_dict())
     state |= {"scale": torch.tensor(2.0), "half": torch.randn(3, 200).half(), "step": torch.tensor([1, 300])}
-    (tmp_path / "ours.ckpt").write_bytes(ckpt_of(state))
+    (tmp_path / "ours.ckpt").write_bytes(encode_ckpt(state))
     found = read_ckpt(tmp_path / "ours.ckpt")
     assert list(found) == list(state) and all(torch.equal(found[name], state[name]) for name in state)
     kinds = {torch.float32: "Float32", torch.float16: "Float16", torch.int64: "Int64"}
     some = {name: x for name, x in state.items() if x.dtype in kinds and x.dim()}
-    assert ckpt_of(some) == checkpoint([entry(name, x, kinds[x.dtype]) for name, x in some.items()])
+    assert encode_ckpt(some) == checkpoint([entry(name, x, kinds[x.dtype]) for name, x in some.items()])
 
 
 def test_a_model_comes_back_from_its_ckpt(tmp_path, tiny_model):

@@ -6,7 +6,7 @@ import torch
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float, made_before, open_checkpoint, opened, save_float
-from swin_quant.checkpoint.class_names import names_of
+from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.models import build_model
 
@@ -16,7 +16,7 @@ def counted(monkeypatch):
     """The names of the functions that read a file, one entry a call."""
 
     calls = []
-    for module, name in ((opened, "sha256_of"), (opened, "read_state_dict"), (opened, "card_of")):
+    for module, name in ((opened, "compute_sha256"), (opened, "read_state_dict"), (opened, "find_card")):
         original = getattr(module, name)
         monkeypatch.setattr(
             module, name, lambda *given, _name=name, _read=original: calls.append(_name) or _read(*given)
@@ -30,10 +30,10 @@ def test_every_question_shares_one_reading(micro, counted):
     cfg = config_for(checkpoint)
     config_given(micro / "swin.yaml", checkpoint)
     source = load_float(build_model(cfg), checkpoint)
-    assert names_of(cfg, checkpoint) == [] and made_before(checkpoint) is None
+    assert read_class_names(cfg, checkpoint) == [] and made_before(checkpoint) is None
     assert source.sha256 == checkpoint.sha256 and not checkpoint.is_calibrated
     assert not checkpoint.has_zero_points
-    assert sorted(counted) == ["card_of", "read_state_dict", "sha256_of"]
+    assert sorted(counted) == ["compute_sha256", "find_card", "read_state_dict"]
 
 
 def test_a_card_of_another_file_stops_only_what_was_calibrated(micro, tmp_path, tiny_model):

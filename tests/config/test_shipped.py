@@ -5,7 +5,7 @@ import pytest
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.config import architecture, find_config, load_config
-from swin_quant.config.sides import clipped, map_of
+from swin_quant.config.sides import clipped, compute_map_size
 
 FILES = sorted(file for folder in ("swin", "swinv2") for file in (configs_dir() / folder).glob("[!_]*.yaml"))
 SIZES = {
@@ -93,7 +93,7 @@ def test_shipped_file_says_what_the_table_says(file):
 
 @pytest.mark.parametrize(("picture", "window"), STAGES)
 def test_maps_and_windows_are_those_of_the_specification(picture, window):
-    maps = [map_of(picture, 4, stage) for stage in range(4)]
+    maps = [compute_map_size(picture, 4, stage) for stage in range(4)]
     windows = [clipped(window, size) for size in maps]
     assert ([side for side, _ in maps], [side for side, _ in windows]) == STAGES[picture, window]
     assert {(cfg.DATA.IMG_SIZE, architecture(cfg).WINDOW_SIZE) for cfg in map(load_config, FILES)} == STAGES.keys()

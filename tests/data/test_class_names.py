@@ -6,7 +6,7 @@ import random
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.class_names import english_of, fit, in_order
+from swin_quant.data.class_names import fit, get_english_names, in_order
 from swin_quant.data.sources import open_pictures
 
 PETS = ["cat", "dog", "fox"]
@@ -74,7 +74,7 @@ def test_without_names_the_number_counts():
 @pytest.mark.parametrize("wnids_are", ["model's", "data's"])
 def test_imagenets_wnids_are_its_english_names(imagenet, wnids_are):
     """A head in any order; two classes are called crane, and only their usual place distinguishes them."""
-    english = [english_of(wnid) for wnid in imagenet]
+    english = [get_english_names(wnid) for wnid in imagenet]
     order = list(range(1000))
     random.Random(0).shuffle(order)
     cranes = [place for place in order if english[place] == "crane"]

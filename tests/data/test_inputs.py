@@ -24,7 +24,7 @@ def _examples(draw):
 
 @given(_examples())
 def test_packed_inputs_come_back_as_they_were(examples):
-    inputs = Inputs.of(examples)
+    inputs = Inputs.from_examples(examples)
     packed = inputs.pack(examples)
     assert packed.shape[1:] == inputs.shape and torch.equal(inputs.pack(packed), packed)
     for name, one in inputs.unpack(packed).items():
@@ -52,7 +52,7 @@ WORDS, MASK = torch.tensor([[1, 2], [3, 4]]), torch.ones(2, 2, dtype=torch.bool)
     ],
 )
 def test_what_does_not_fit_is_one_line(given, says):
-    prepared = Prepared(None, inputs=Inputs.of({"words": WORDS, "mask": MASK}))
+    prepared = Prepared(None, inputs=Inputs.from_examples({"words": WORDS, "mask": MASK}))
     with pytest.raises(UsageError, match=says) as raised:
         prepared(given)
     assert "\n" not in str(raised.value)
@@ -71,4 +71,4 @@ def test_what_does_not_fit_is_one_line(given, says):
 )
 def test_what_is_no_example_is_one_line(given, says):
     with pytest.raises(UsageError, match=says):
-        Inputs.of(given)
+        Inputs.from_examples(given)

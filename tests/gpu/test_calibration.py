@@ -1,17 +1,14 @@
 """Ranges found on a GPU equal a CPU's, except for the last bits of sums."""
 
-import io
-
 import pytest
-import torch
 from pass_contexts import same
 
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes import PassContext, range_search
 from swin_quant.quant.passes.range_search import RangeSearchOptions
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.quant.quantizer import named_nodes
 
@@ -38,15 +35,8 @@ def test_ranges_are_those_of_a_cpu(gpu, tiny_model, images, kind, method):
     assert far[worst] <= BOUNDS[method]
 
 
-def told(value):
-    """The copies, on the CPU, that `from_main` gives the other ranks."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return torch.load(io.BytesIO(buffer.getvalue()), "cpu")
-
-
 @pytest.mark.parametrize("together", [False, True])
-def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images, together, tmp_path, monkeypatch):
+def test_a_search_of_ranges_is_repeated_and_read_back_exactly(gpu, tiny_model, images, together, tmp_path):
     options = RangeSearchOptions(pictures=8, rounds=1, together=together)
 
     def searched(scratch=Scratch()):
@@ -54,12 +44,11 @@ def test_ranges_that_rank_0_found_serve_a_rank_on_a_gpu(gpu, tiny_model, images,
         apply_policy(model, load_policy("qdq").bits("role:gemm_weight", 4))
         parts = [part.to(gpu) for part in images.split(8)]
         calibrate(model, parts)
-        context = PassContext(model, parts, units=units_of(model), scratch=scratch)
+        context = PassContext(model, parts, units=list_units(model), scratch=scratch)
         range_search.run(context, options)
-        return state_of(model)
+        return copy_state(model)
 
     first = searched(Scratch(tmp_path))
-    monkeypatch.setattr(range_search, "from_main", told)
     for scratch in (Scratch(), Scratch(tmp_path)):
         other = searched(scratch)
         assert {value.device.type for value in other.values()} == {gpu.type}

@@ -6,7 +6,7 @@ import torch
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.engine import name_here
 from swin_quant.backends.cuda.fusions import fused, rows
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import GraphSession
@@ -18,7 +18,7 @@ from swin_quant.backends.cuda.spec_from_policy import spec_for
 def test_the_networks_that_a_gpu_is_given_have_all_fusions(calibrated, kind, precision):
     """Also without a GPU: otherwise nothing here would show that these tests got networks that they cannot run."""
     model = calibrated(kind, "cuda")
-    program = program_of(spec_for(model, precision), 16)
+    program = build_program(spec_for(model, precision), 16)
     ops = {launch.op for launch in fused(program, rows(program.launches)).launches}
     assert {"norm_gemm", "attention_norm", "mlp"} <= ops
 
@@ -29,7 +29,7 @@ def test_fused_kernels_compute_what_the_others_do(calibrated, cuda, images, kind
     model = calibrated(kind, "cuda")
     network = pack(model, spec_for(model, precision))
     tensors = {name: tensor.cuda() for name, tensor in network.tensors.items()}
-    program = program_of(network.spec, len(images))
+    program = build_program(network.spec, len(images))
     found = []
     for one in (program, fused(program, rows(program.launches))):
         bound = bind(one, tensors, network.scalars, cuda)

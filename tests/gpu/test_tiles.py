@@ -10,9 +10,9 @@ from tune import best_tiles, filled, tile_choices
 
 from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.program import kernel_of
-from swin_quant.backends.cuda.spec import spec_of_config
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.program import make_kernel
+from swin_quant.backends.cuda.spec import make_spec_from_config
 
 MANY = 1 << 20  # programs, so that several windows a program are tried too
 
@@ -21,9 +21,9 @@ MANY = 1 << 20  # programs, so that several windows a program are tried too
     "op", ["norm_quantize", "gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"]
 )
 def test_candidates_compute_the_same_and_the_best_is_no_slower(cuda, tiny_config, op):
-    launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
+    launches = build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
     launch = next(one for one in with_fusions(launches) if one.op == op)
-    kernel = kernel_of(launch, partial(filled, device=cuda))
+    kernel = make_kernel(launch, partial(filled, device=cuda))
     prepared = kernel.prepare()
     default, results = prepared.tiles, {}
     for tiles in tile_choices(launch.op, default, prepared.constants, MANY):
@@ -41,21 +41,21 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(cuda, tiny_config
 
 def test_a_launch_knows_what_is_put_into_memory(cuda, tiny_config):
     """Its spills decide whether it gets all registers."""
-    launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 8).launches
+    launches = build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=96)), 8).launches
     launch = next(one for one in launches if one.op == "norm_quantize")
-    prepared = kernel_of(launch, partial(filled, device=cuda)).prepare(Tiles(64, 128))  # 64 values a thread
+    prepared = make_kernel(launch, partial(filled, device=cuda)).prepare(Tiles(64, 128))  # 64 values a thread
     assert [prepared.spilled({"maxnreg": registers}) > 0 for registers in (32, 255)] == [True, False]
 
 
 def test_launches_find_what_was_compiled_ahead(cuda, tiny_config, tmp_path, monkeypatch):
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    launches = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=96)), 3).launches
+    launches = build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=96)), 3).launches
     report = compile_ahead(((one, None) for one in launches), capability_here(), 300, processes=4)
     assert report.done and not report.refused and not report.left
     hits = []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **said: hits.append(said["cache_hit"]))
     for launch in launches:
-        kernel_of(launch, partial(filled, device=cuda)).launch()
+        make_kernel(launch, partial(filled, device=cuda)).launch()
     torch.cuda.synchronize()
     assert hits and all(hits)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx.functions import function_of
+from swin_quant.backends.onnx.functions import build_function
 from swin_quant.backends.openvino.engine import float_types
 from swin_quant.backends.openvino.operators import stream_in_half
 from swin_quant.operators.plugins import Node, Plugin
@@ -105,7 +105,7 @@ def without_library(operator, op, file, arrays, **attributes):
         model = onnx.ModelProto.FromString(file)
         model.opset_import[0].version, model.ir_version = opset, 8
         plugin, node = Plugin(operator.__name__, "swin_quant", op), Node(tuple(tensors), attributes, ())
-        model.functions.append(function_of(plugin, [node], opset))
+        model.functions.append(build_function(plugin, [node], opset))
         onnx.checker.check_model(model, full_check=True)
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         yield session.run(None, {"x": arrays[0]})[0]

@@ -7,7 +7,7 @@ import torch
 
 from swin_quant.quant.passes import Pass
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import quantizing
 
 
@@ -71,4 +71,4 @@ def assert_goes_on(kind, step, make_context, options, folder, monkeypatch):
     work.after = None
     context = make_context(scratch=Scratch(folder))
     assert kind.run(context, options) == note
-    assert same(state_of(context.model), state_of(whole.model)) and work.calls == len(context.units)
+    assert same(copy_state(context.model), copy_state(whole.model)) and work.calls == len(context.units)

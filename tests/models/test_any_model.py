@@ -9,7 +9,7 @@ from nightly import share
 from torch import nn
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx_reader.inside import modules_of
+from swin_quant.backends.onnx_reader.inside import find_module_outputs
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
@@ -115,7 +115,7 @@ def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     pools = [made_by[node.input[0]] for node in graph.node if node.op_type == "MaxPool"]
     assert pools == ["DequantizeLinear"] * name.startswith("resnet"), "OpenVINO pools int8 only behind a pair"
     if name.startswith("resnet"):
-        inside = modules_of(onnx.load(artifact.file), ["images"])
+        inside = find_module_outputs(onnx.load(artifact.file), ["images"])
         assert made_by[inside["layer1.0.conv1._input_quantizer"]] == "MaxPool" and "maxpool" not in inside
         (head,) = [node for node in graph.node if "fc._input_quantizer.scale" in node.input and node.op_type[0] == "Q"]
         assert made_by[head.input[0]] == "ReduceMean", "OpenVINO averages to int8 only in front of a pair"

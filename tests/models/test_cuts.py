@@ -7,7 +7,7 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes.places import rescale
 
@@ -26,7 +26,7 @@ def images():
 
 
 def test_units_are_blocks_and_what_stands_between_them(name):
-    units = list(units_of(family(name)))
+    units = list(list_units(family(name)))
     blocks = {
         "resnet18": ["layer1.0", "layer2.0", "layer3.0", "layer4.0"],
         "deit_tiny_patch16_224": ["blocks.0", "blocks.1"],
@@ -42,7 +42,7 @@ def test_factors_that_move_leave_the_function(name, images):
     calibrate(model, [images], Method("max"))  # folds norms
     with torch.no_grad():
         wanted = model(images)
-        found = exchanges_of(model)
+        found = list_exchanges(model)
         assert found, "a norm and its linears, or convolutions with nothing but ReLU between them"
         for exchange in found:
             channels = exchange.before[0].cut(model.get_parameter(exchange.before[0].name)).shape[0]

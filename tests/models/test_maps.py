@@ -17,7 +17,7 @@ from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import from_dict
 from swin_quant.config.sides import holds_squares
 from swin_quant.models import build_model, maps
-from swin_quant.models.geometry import geometry_of
+from swin_quant.models.geometry import read_geometry
 from swin_quant.models.windows import relative_coords_table
 
 CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
@@ -122,7 +122,7 @@ def windows_of_microsoft(tokens, window, block):
 def test_windows_are_microsofts_where_a_map_holds_squares_along_both_sides(height, width, window, stages):
     """For maps of height * 2^(stages - 1), and so on: elsewhere that code has other windows or shifts, or fails."""
     size = [4 * side << stages - 1 for side in (height, width)]
-    base = geometry_of(config("swin", [96, 64], 4))
+    base = read_geometry(config("swin", [96, 64], 4))
     ours = replace(base, image_size=size[0], image_width=size[1], window=window, depths=(2,) * stages)
     same = [
         (ours.windows(stage), ours.shifts(stage, block)) == windows_of_microsoft(ours.tokens(stage), window, block)

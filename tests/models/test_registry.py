@@ -9,16 +9,16 @@ from swin_quant.config.family import Family
 from swin_quant.models import registry
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.layers import LayerNorm
-from swin_quant.models.registry import architecture_of, blocks_of, register, stages_of
+from swin_quant.models.registry import get_architecture, list_blocks, list_stages, register
 from swin_quant.quant.layer import QuantLinear
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_blocks_and_stages_are_swin_s(tiny_model, kind):
     model = tiny_model(kind)
-    assert architecture_of(model).name == kind
-    assert list(blocks_of(model).values()) == [block for layer in model.layers for block in layer.blocks]
-    assert list(stages_of(model).values()) == list(model.layers)
+    assert get_architecture(model).name == kind
+    assert list(list_blocks(model).values()) == [block for layer in model.layers for block in layer.blocks]
+    assert list(list_stages(model).values()) == list(model.layers)
 
 
 def test_a_factor_moves_from_a_norm_to_its_linears_and_nothing_changes(tiny_model):
@@ -46,4 +46,4 @@ def test_a_name_is_taken_once_and_a_strange_model_is_of_no_architecture(monkeypa
     with pytest.raises(UsageError, match="architecture 'swin': there is one of that name already"):
         register(Architecture(Family("swin", {}), lambda cfg: None))
     with pytest.raises(SwinQuantError, match="Linear: is of no registered architecture"):
-        blocks_of(torch.nn.Linear(1, 1))
+        list_blocks(torch.nn.Linear(1, 1))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from swin_quant.operators.support import REPLACED, SUPPORTED, UNSUPPORTED, exporter, status_of, targets
+from swin_quant.operators.support import REPLACED, SUPPORTED, UNSUPPORTED, exporter, get_status, targets
 
 ALL = ("cuda", "fastertransformer", "magicmind", "mindspore", "onnxruntime", "openvino", "tensorrt")
 
@@ -20,14 +20,14 @@ def test_every_row_has_a_source_that_the_table_names():
 
 
 def test_how_targets_take_an_operator():
-    of = {name: status_of(target, "roll", "swin") for name, target in targets().items()}
+    of = {name: get_status(target, "roll", "swin") for name, target in targets().items()}
     assert (of["tensorrt"].kind, of["tensorrt"].by) == (REPLACED, "Slice + Concat")
     assert of["fastertransformer"].kind == REPLACED and of["fastertransformer"].source.startswith("github")
     assert "GPU" in of["mindspore"].by and of["cuda"].kind == REPLACED
-    assert status_of(targets()["fastertransformer"], "roll", None).kind == UNSUPPORTED  # for no Swin
-    assert status_of(targets()["openvino"], "gelu", None).kind == SUPPORTED
-    assert status_of(targets()["onnxruntime"], "hardswish", None).kind == REPLACED  # a function of other operators
-    assert status_of(targets()["openvino"], "MaxUnpool", None, of_onnx=True).kind == UNSUPPORTED
+    assert get_status(targets()["fastertransformer"], "roll", None).kind == UNSUPPORTED  # for no Swin
+    assert get_status(targets()["openvino"], "gelu", None).kind == SUPPORTED
+    assert get_status(targets()["onnxruntime"], "hardswish", None).kind == REPLACED  # a function of other operators
+    assert get_status(targets()["openvino"], "MaxUnpool", None, is_onnx=True).kind == UNSUPPORTED
 
 
 def test_onnx_runtime_has_the_kernels_of_its_table():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from swin_quant.models.geometry import geometry_of
+from swin_quant.models.geometry import read_geometry
 from swin_quant.operators.trace import NotTraceable, trace
 
 
@@ -21,7 +21,7 @@ def test_macs_are_half_of_what_torch_counts(tiny_model, kind):
 
 def test_macs_are_those_of_the_papers_formula(tiny_config, tiny_model):
     """Liu et al. 2021, equation 2: W-MSA 4 hwC^2 + 2 M^2 hwC; an MLP 8 hwC^2 at ratio 4."""
-    g, model = geometry_of(tiny_config("swin")), tiny_model("swin")
+    g, model = read_geometry(tiny_config("swin")), tiny_model("swin")
     wanted = g.resolution(0) ** 2 * g.patch_size**2 * g.in_chans * g.embed_dim
     for stage, depth in enumerate(g.depths):
         tokens, width, window = g.resolution(stage) ** 2, g.embed_dim * 2**stage, g.window_in_use(stage)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from swin_quant.models.registry import exchanges_of
+from swin_quant.models.registry import list_exchanges
 from swin_quant.quant.advice import Findings, advise, clipped_share
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.check import Check
@@ -139,7 +139,7 @@ def test_four_bits_ask_for_a_recipe_once_and_not_where_it_would_be_refused(subje
 def test_channels_that_stand_out_come_with_their_cure(subject):
     images = torch.randn(8, 3, 32, 32)
     model, findings = subject(images, prepare=lambda model: plant(model, "norms", 100))
-    context = PassContext(model, [images], exchanges=exchanges_of(model))
+    context = PassContext(model, [images], exchanges=list_exchanges(model))
     found = outlier_channels(context, exchanged=False)
     cures = {one.place: one.cure for one in found if one.cure}
     assert cures["layers.0.blocks.0.norm1"] == ("layers.0.blocks.0.norm1", "layers.0.blocks.0.attn.qkv")
@@ -165,7 +165,7 @@ def test_a_massive_channel_of_the_stream_is_warned_of_by_name(policy, lost, subj
 
     images = torch.randn(8, 3, 32, 32)
     model, findings = subject(images, prepare=massive, policy=policy)
-    found = outlier_channels(PassContext(model, [images], exchanges=exchanges_of(model)), exchanged=True)
+    found = outlier_channels(PassContext(model, [images], exchanges=list_exchanges(model)), exchanged=True)
     told = [one for one in advise(replace(findings, outlier_channels=found)) if one.kind == "outliers-uncured"]
     assert [one.warns for one in told] == [True] * bool(lost)
     for advice in told:
@@ -183,7 +183,7 @@ def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
         apply_policy(model, load_policy(policy))
         images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
         calibration = calibrate(model, [images], Method("max"))
-        found = outlier_channels(PassContext(model, [images], exchanges=exchanges_of(model)), exchanged=False)
+        found = outlier_channels(PassContext(model, [images], exchanges=list_exchanges(model)), exchanged=False)
         named[policy] = {one.place: one.channels for one in found if not one.cure and one.rest_db < 25}
         told = advise(Findings(named_nodes(model), calibration, Method("max"), policy, outlier_channels=found))
         warned = [one.text for one in told if one.kind == "outliers-uncured" and one.warns]
@@ -193,7 +193,7 @@ def test_a_stream_that_a_policy_leaves_uneven_is_warned_of(tiny_model):
 
 
 @pytest.mark.parametrize("times", [10, 40])
-def test_what_other_channels_keep_is_what_rounding_leaves_them(times):
+def test_the_sqnr_of_other_channels_is_that_of_rounding(times):
     """A step of times / 127 makes errors of its square / 12; values are uniform in one."""
     layer = QuantLinear(16, 4, bias=False)
     named_nodes(model := torch.nn.Sequential(layer))

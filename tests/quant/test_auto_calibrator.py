@@ -6,7 +6,7 @@ from nightly import share
 from pass_contexts import decibels, logits
 from torch import nn
 
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Method, observe, set_ranges
 from swin_quant.quant.layer import QuantLinear
@@ -67,7 +67,7 @@ def test_a_swin_is_never_worse_than_by_one_method(kind, tiny_model):
     apply_policy(model, load_policy("ft-mode1").and_then(Rule(nodes=("role:activation",), bits=5)))
     calibration = observe(model, [images], AUTO)
     set_ranges(model, calibration, AUTO)
-    context = PassContext(model, [images], AUTO, units_of(model))
+    context = PassContext(model, [images], AUTO, list_units(model))
     found, again = choose_methods(context, calibration), choose_methods(context, calibration)
     assert found == again and found.pictures == 8 and not found.method.is_auto
     alone = {}
@@ -79,7 +79,7 @@ def test_a_swin_is_never_worse_than_by_one_method(kind, tiny_model):
     assert sqnr(model, images) == pytest.approx(found.sqnr_db) and found.sqnr_db >= max(alone.values())
 
 
-def test_nothing_to_choose(tiny_model):
+def test_a_policy_without_enabled_nodes_chooses_nothing(tiny_model):
     model, images = tiny_model(**SMALL), torch.randn(2, 3, 32, 32)
     apply_policy(model, load_policy("float"))
     calibration = observe(model, [images], AUTO)

@@ -70,7 +70,7 @@ def test_batches_run_together_where_that_changes_nothing():
     assert model.sizes == [6, 1, 1, 6, 6, 6, 2, 1, 1, 2]  # each new size is tried, its ends alone
 
 
-def test_otherwise_one_by_one_and_it_is_said_once(caplog):
+def test_models_that_mix_pictures_run_one_by_one_with_one_message(caplog):
     model = Careless(of_batches)
     with caplog.at_level(logging.INFO, "swin_quant"):
         found(model, torch.rand(10, 4), 3, 3, 2, 2)

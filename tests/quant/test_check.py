@@ -63,7 +63,7 @@ def test_a_node_that_clips_its_signal_away_is_found(kind, subject):
         assert node.state is State.OFF and torch.equal(node.amax, before[name]), name
 
 
-def test_where_max_was_observed_histograms_are_taken_of_the_same_pictures(subject):
+def test_histograms_are_observed_again_for_max_on_the_same_pictures(subject):
     model, calibration, batches = subject(bits=4, method="max")
     for node in named_nodes(model).values():
         if node.role is not Role.GEMM_WEIGHT:

@@ -5,19 +5,19 @@ import torch
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant import check
-from swin_quant.quant.distance import distance, loss_of
+from swin_quant.quant.distance import distance, make_loss
 from swin_quant.score.difference import difference
 
 LOGITS = torch.tensor([[1.0, 0.0, -2.0], [0.5, 2.0, 1.0]])
 
 
 def test_equal_logits_lose_nothing():
-    loss = loss_of([distance(LOGITS, LOGITS)])
+    loss = make_loss([distance(LOGITS, LOGITS)])
     assert (loss.sqnr_db, loss.kl, loss.agreement, loss.drop) == (float("inf"), 0.0, 100.0, 0.0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_no_equal_and_no_crash(value):
+def test_non_finite_logits_are_an_error(value):
     broken = LOGITS.clone()
     broken[1, 1] = value
     for found, expected, whose in ((broken, LOGITS, "quantized"), (LOGITS, broken, "float")):

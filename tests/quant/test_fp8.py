@@ -25,7 +25,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from swin_quant.quant.straight_through import simulate
-from swin_quant.score.engine import precision_of
+from swin_quant.score.engine import get_precision
 from tests.helpers.settings import change
 
 LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
@@ -118,7 +118,7 @@ def test_mse_loses_no_more_than_the_best_of_many_ranges():
 
 def test_passes_round_weights_to_levels_that_there_are():
     weight = 100 * torch.randn(6, 8)
-    soft = Rounding.of(weight, torch.tensor(300.0), *E4M3)
+    soft = Rounding.from_weight(weight, torch.tensor(300.0), *E4M3)
     assert torch.allclose(soft.soft(), weight.clamp(-300, 300), atol=1e-3)
     hard = soft.hard() / (torch.tensor(300.0) / 448)
     assert torch.isin(hard.round(decimals=3), LEVELS.round(decimals=3)).all()
@@ -143,7 +143,7 @@ ROLES = {"a": Role.GEMM_INPUT, "w": Role.GEMM_WEIGHT, "p": Role.SOFTMAX_OUTPUT}
         ({"enable": "a", "format": "fp4"}, "int8, fp8"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_name(rule, said):
+def test_contradicting_rules_are_refused_by_name(rule, said):
     with pytest.raises(UsageError, match=said):
         decide(policy_from_dict({"name": "mine", "rules": [rule]}, "mine.yaml"), ROLES)
 
@@ -171,13 +171,13 @@ def test_the_fp8_policies(kind, tiny_model):
         assert name in builtin_policies()
         apply_policy(model, load_policy(name))
         on[name] = enabled_nodes(model)
-        assert precision_of(model) == ("int8" if name == "tensorrt" else "fp8")
+        assert get_precision(model) == ("int8" if name == "tensorrt" else "fp8")
         assert all(n.setting.per_channel for n in on[name].values() if n.role is Role.GEMM_WEIGHT)
     assert on["tensorrt-fp8"].keys() == on["tensorrt"].keys()
     left = on["tensorrt-fp8"].keys() - on["cuda-fp8"].keys()
     assert {name.rpartition(".")[2] for name in left} == {"matmul_a_input_quantizer"}
     apply_policy(model, load_policy("tensorrt-fp8").and_then(Rule(nodes=("*.fc1.*",), format="int8")))
-    assert precision_of(model) == "mixed"
+    assert get_precision(model) == "mixed"
 
 
 @pytest.mark.kernels

@@ -8,7 +8,7 @@ from torch import nn
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.fake_quant import fake_quant, grid
 from swin_quant.quant.layer import ChannelFactors, QuantizedLayer, QuantLinear, made_factors, weighted_layers
-from swin_quant.quant.passes.trial import give_state, state_of
+from swin_quant.quant.passes.trial import copy_state, give_state
 from swin_quant.quant.policy import quantize
 from swin_quant.quant.quantizer import State
 from tests.helpers.settings import change
@@ -141,10 +141,10 @@ def test_a_checkpoint_brings_them_and_one_without_takes_them_away(net):
     assert torch.equal(net[1].weight, own["1.weight"])
 
 
-def test_what_passes_keep_and_give_back_has_them_or_not(net):
-    before = state_of(net)
+def test_copied_states_restore_factors(net):
+    before = copy_state(net)
     net[1].give(torch.rand(3))
-    after = state_of(net)
+    after = copy_state(net)
     give_state(net, before)
     assert not made_factors(net)
     give_state(net, after)

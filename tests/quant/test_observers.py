@@ -76,7 +76,7 @@ def test_a_subset_leaves_out_no_channel_and_no_token(shape):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("limit", [None, 5])
-def test_what_is_not_finite_is_refused_by_name(value, limit):
+def test_non_finite_values_are_refused_with_the_node(value, limit):
     x = torch.randn(2, 100)
     x[1, 98] = value
     with pytest.raises(NonFiniteError, match="some.node"):

@@ -105,12 +105,12 @@ def test_a_policy_is_its_rules():
     assert len({load_policy(name).sha256 for name in builtin_policies()}) == len(builtin_policies())
 
 
-def test_one_that_bears_the_name_of_a_built_in_one_says_so():
+def test_a_changed_policy_with_a_built_in_name_is_shown_with_its_hash():
     assert described(load_policy("cpu")) == "cpu" and described(replace(OTHER, name="mine")) == "mine"
     assert described(OTHER) == f"cpu (mine {OTHER.sha256[:6]})"
 
 
-def test_policies_of_one_name_are_told_apart_and_others_keep_theirs():
+def test_only_policies_with_the_same_name_are_shown_with_a_hash():
     cpu, mine = load_policy("cpu").sha256, OTHER.sha256
     assert told_apart([("cpu", mine), ("qdq", "1" * 64)]) == {("cpu", mine): "cpu", ("qdq", "1" * 64): "qdq"}
     both = {("cpu", cpu): "cpu", ("cpu", mine): f"cpu (mine {mine[:6]})", ("cpu", None): "cpu"}

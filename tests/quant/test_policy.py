@@ -77,7 +77,7 @@ def test_cpu_has_a_zero_point_behind_gelu(tiny_model):
         assert asymmetric and load_policy(name).has_zero_points
 
 
-def test_what_a_policy_was_known_by_stays():
+def test_the_hashes_of_policies_are_stable():
     """A key that a policy does not use does not change its hash."""
     assert {name: load_policy(name).sha256[:8] for name in ("ft-mode1", "ft-mode2", "qdq", "tensorrt")} == {
         "ft-mode1": "def83b00",
@@ -236,7 +236,7 @@ def test_a_bad_rule_is_a_usage_error_that_names_it(rule, words):
         ({"nodes": "role:gemm_weight", "amax": 1.0}, "a.fc1._weight_quantizer: a fixed amax is for activations"),
     ],
 )
-def test_what_a_node_cannot_have_is_refused_by_its_name(rule, says):
+def test_impossible_settings_are_refused_with_the_rule(rule, says):
     with pytest.raises(UsageError, match=f"^policy test: {says}"):
         decided({"enable": "*"}, rule)
 

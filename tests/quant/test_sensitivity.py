@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.models.registry import blocks_of, stages_of
+from swin_quant.models.registry import list_blocks, list_stages
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import State, named_nodes
@@ -41,7 +41,7 @@ def measured(subject):
     def get(kind):
         if kind not in known:
             model, policy, batches = subject(kind)
-            known[kind] = model, policy, batches, sensitivity(model, batches, blocks_of(model), stages_of(model))
+            known[kind] = model, policy, batches, sensitivity(model, batches, list_blocks(model), list_stages(model))
         return known[kind]
 
     return get
@@ -93,16 +93,16 @@ def test_every_node_is_measured_and_the_model_left_as_it_was(measured):
     model, policy, batches, found = measured("swin")
     apply_policy(model, policy)
     assert [group.name for group in found.groups if group.kind == NODE] == list(enabled_nodes(model))
-    assert found.pictures == 9 and list(found.profile) == list(blocks_of(model))
+    assert found.pictures == 9 and list(found.profile) == list(list_blocks(model))
     assert all(node.state is State.OFF for node in named_nodes(model).values())
     assert {group.kind for group in found.groups} == {NODE, LAYER, BLOCK, STAGE, ROLE}
 
 
 def test_the_profile_is_the_error_of_each_block(measured):
     model, policy, batches, found = measured("swinv2")
-    seen = {name: [] for name in blocks_of(model)}
+    seen = {name: [] for name in list_blocks(model)}
     apply_policy(model, policy)
-    with watching(blocks_of(model), lambda name, block, inputs, y: seen[name].append(y)):
+    with watching(list_blocks(model), lambda name, block, inputs, y: seen[name].append(y)):
         logits(model, batches)
         quantize(model)
         logits(model, batches)
@@ -119,16 +119,16 @@ def test_the_losses_of_layers_are_those_of_sensitivity(kind, measured):
     images = torch.cat(batches)
     alone = {group.name: group.alone for group in sensitivity(model, [images], {}).groups if group.kind == LAYER}
     apply_policy(model, policy)
-    assert layer_losses(model, images, blocks_of(model)) == alone
+    assert layer_losses(model, images, list_blocks(model)) == alone
 
 
-def test_nothing_to_measure_is_an_error(subject):
+def test_no_pictures_or_no_enabled_nodes_are_an_error(subject):
     model, policy, batches = subject("swin")
     with pytest.raises(SwinQuantError, match="no picture"):
-        sensitivity(model, [], blocks_of(model))
+        sensitivity(model, [], list_blocks(model))
     apply_policy(model, load_policy("float"))
     with pytest.raises(SwinQuantError, match="no node is on"):
-        sensitivity(model, batches, blocks_of(model))
+        sensitivity(model, batches, list_blocks(model))
 
 
 def test_a_node_that_costs_nothing_is_infinitely_good_alone(tiny_model):
@@ -140,13 +140,13 @@ def test_a_node_that_costs_nothing_is_infinitely_good_alone(tiny_model):
     layer = model.layers[0].blocks[0].attn.qkv
     layer.weight.data = torch.randint(-127, 128, layer.weight.shape) / 127.0  # on the grid
     layer._weight_quantizer.amax = torch.tensor(1.0)
-    (group,) = [group for group in sensitivity(model, [images], blocks_of(model)).groups if group.kind == NODE]
+    (group,) = [group for group in sensitivity(model, [images], list_blocks(model)).groups if group.kind == NODE]
     assert group.alone.sqnr_db == pytest.approx(math.inf) or group.alone.sqnr_db > 100
 
 
 def test_the_rest_from_every_block_on_is_the_whole(tiny_model):
     model, images = tiny_model(), torch.randn(3, 3, 32, 32)
-    blocks = list(blocks_of(model).values())
+    blocks = list(list_blocks(model).values())
     calls = []
     for number, block in enumerate(blocks):
         block.attn.register_forward_hook(lambda *_, number=number: calls.append(number))

@@ -11,7 +11,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.observers import BINS
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range
-from swin_quant.quant.statistics import Statistics, of_sides
+from swin_quant.quant.statistics import Statistics, join_sides
 from swin_quant.quant.statistics_file import read_peaks, read_statistics, statistics_bytes
 
 NAMES = ["layers.0.a_quantizer", "layers.0.b_quantizer", "é"]
@@ -42,7 +42,7 @@ def file(tmp_path, **changes):
     return tmp_path / "x.stats.npz"
 
 
-def test_what_was_counted_comes_back_to_the_bit(tmp_path):
+def test_statistics_are_read_back_exactly(tmp_path):
     made = counted()
     (tmp_path / "x.npz").write_bytes(statistics_bytes(made))
     read = read_statistics(tmp_path / "x.npz", NAMES)
@@ -57,7 +57,7 @@ def test_what_was_counted_comes_back_to_the_bit(tmp_path):
 @pytest.mark.parametrize("width", [5e-324, 1e-300, 1e300, 0.3, 2.0**-200, 2.0**200, np.inf])
 @pytest.mark.parametrize("side", [0, 1])
 def test_widths_are_those_of_a_histogram(tmp_path, width, side):
-    rows = {name: of_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
+    rows = {name: join_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
     widths = np.array([[side.width for side in row.both_sides()] for row in rows.values()])
     widths[0, side] = width
     with np.load(io.BytesIO(statistics_bytes(rows))) as whole:
@@ -68,8 +68,8 @@ def test_widths_are_those_of_a_histogram(tmp_path, width, side):
         )
 
 
-def test_both_sides_come_back_to_the_bit(tmp_path):
-    rows = {name: of_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
+def test_signed_statistics_are_read_back_exactly(tmp_path):
+    rows = {name: join_sides(each, counted()[NAMES[1]]) for name, each in counted().items()}
     (tmp_path / "x.npz").write_bytes(statistics_bytes(rows))
     for name, read in read_statistics(tmp_path / "x.npz", NAMES).items():
         for ours, theirs in zip((read, *read.sides), (rows[name], *rows[name].sides), strict=True):
@@ -122,7 +122,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_one_line(tmp_path, what):
+def test_damaged_files_are_refused_in_one_line(tmp_path, what):
     path = file(tmp_path, **BROKEN[what])
     with pytest.raises(SwinQuantError) as caught:
         read_statistics(path, NAMES)
@@ -143,7 +143,7 @@ def test_damaged_bytes_are_noticed(tmp_path, seed):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_packed_by_a_method_that_unpacks_without_a_bound_is_refused(tmp_path, method):
+def test_compression_without_a_bound_is_refused(tmp_path, method):
     path = file(tmp_path)
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "y.npz", "w", method) as other:
         for name in archive.namelist():

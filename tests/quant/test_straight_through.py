@@ -42,7 +42,7 @@ def test_is_the_op(monkeypatch, layout, dtype, block):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_a_compiler_sees_is_the_op(layout, dtype):
+def test_the_traced_form_equals_the_operator(layout, dtype):
     same_as_the_op(straight_through._traced, LAYOUTS[layout]().to(dtype))
 
 

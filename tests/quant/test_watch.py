@@ -17,7 +17,7 @@ def test_each_forward_of_a_named_module_is_seen_until_the_end():
     assert torch.equal(seen[0][1], x) and torch.equal(seen[0][2], nn.functional.linear(x, *model[0].parameters()))
 
 
-def test_what_a_visitor_returns_is_not_used_and_what_it_raises_ends_the_forward():
+def test_a_visitor_s_result_is_ignored_and_its_exception_ends_the_forward():
     model = nn.Linear(3, 2)
 
     def stop(*_):

@@ -86,7 +86,7 @@ def test_zero_is_on_the_grid_and_the_ends_within_a_step(ends, bits):
 @pytest.mark.parametrize("ends", [(-0.17, 3.0), (0.0, 2.0), (-2.0, 0.01), (-1.0, 0.3)], ids=str)
 @pytest.mark.parametrize("way", [simulate, _traced])
 @pytest.mark.parametrize("bits", [8, 4, 3])
-def test_every_way_of_learning_is_the_op(ends, way, bits):
+def test_every_learnable_form_equals_the_operator(ends, way, bits):
     grid = grid_between(*ends, 2**bits - 1)
     upper = (ends[1] - ends[0]) * grid[1] / (2**bits - 1)
     weights, found = torch.linspace(-1, 2, 4000), []
@@ -223,11 +223,11 @@ def test_the_sqnr_of_a_node_is_that_of_its_values(name):
     found = Range(1.0, tuple(node.bounds.tolist()))
     noise = ((node(torch.tensor(values)).numpy() - values) ** 2).sum()
     expected = 10 * np.log10((values**2).sum() / noise)
-    assert sqnr_db(statistics_of(values), *found.on_grid_of(node)) == pytest.approx(expected, abs=0.1)
+    assert sqnr_db(statistics_of(values), *found.get_grid_arguments(node)) == pytest.approx(expected, abs=0.1)
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=1, max_size=30), st.data())
-def test_both_sides_are_counted_the_same_in_any_batches(values, data):
+def test_signed_histograms_do_not_depend_on_batches(values, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=4)))
     whole, parts = (ActivationObserver("node", torch.device("cpu"), True, None) for _ in range(2))
     whole(torch.tensor(values))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
 from swin_quant.score.engine import Engine
-from swin_quant.score.metrics import _at_most, evaluate, is_guessing, results_of
+from swin_quant.score.metrics import _at_most, evaluate, is_guessing, make_results
 
 CPU = torch.device("cpu")
 
@@ -108,7 +108,7 @@ def test_qat_is_paired_with_the_ptq_of_its_policy():
         engines[name] = Engine("torch", name, policy, run, weights=weights, policy_sha256=policy)
     places = torch.arange(100)
     measured = evaluate(engines, [Batch(places, torch.as_tensor(labels), places.tolist(), [])], CPU)
-    found = results_of(engines, measured, {"name": "x", "split": "val", "pictures": 100, "sha256": None}, 100, CPU)
+    found = make_results(engines, measured, {"name": "x", "split": "val", "pictures": 100, "sha256": None}, 100, CPU)
     assert found["QAT"].delta_ptq == pytest.approx(5.0)
     assert found["QAT"].delta_ptq_se == pytest.approx(100 * math.sqrt((0.07 - 0.05**2) / 100))
     assert all(found[name].delta_ptq is found[name].delta_ptq_se is None for name in ("float32", "PTQ", "other"))

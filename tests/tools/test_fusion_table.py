@@ -8,7 +8,7 @@ import fusions as tool
 from swin_quant.backends.cuda.choose_fusions import listed
 from swin_quant.backends.cuda.fusions import FUSIONS
 from swin_quant.backends.cuda.machines import load_machine
-from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.backends.cuda.tuning import format_shape
 
 
 def test_changes_lie_between_known_sizes():
@@ -25,7 +25,7 @@ def test_by_the_table_the_engine_takes_the_fusions_of_the_least_sum():
 
     def us_at(batch):
         def us(launch):  # the same with a shift and without
-            key = re.sub(r"shift=\d+", "", shape_of(launch)), batch
+            key = re.sub(r"shift=\d+", "", format_shape(launch)), batch
             return times.setdefault(key, random.uniform(1, 4))
 
         return us

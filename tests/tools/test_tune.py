@@ -14,10 +14,10 @@ from tune import times_in
 
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.backends.cuda.tuning import format_shape
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
@@ -35,8 +35,8 @@ def network(tiny_model, tmp_path_factory):
     spec = spec_for(model, "int8")
 
     def kernels(*batches):
-        lists = {batch: program_of(spec, batch).launches for batch in batches}
-        all_of = [(shape_of(one), batch) for batch, found in lists.items() for one in with_fusions(found)]
+        lists = {batch: build_program(spec, batch).launches for batch in batches}
+        all_of = [(format_shape(one), batch) for batch, found in lists.items() for one in with_fusions(found)]
         return list(dict.fromkeys(all_of))
 
     folder = tmp_path_factory.mktemp("network")
@@ -89,12 +89,12 @@ def gpu(monkeypatch, network):
         timed, at, compiled = [], {}, 0
 
     def compile_ahead(wanted, capability, seconds):
-        Gpu.compiled = len({(shape_of(launch), launch.operands["out"].shape) for launch, _ in wanted})
+        Gpu.compiled = len({(format_shape(launch), launch.operands["out"].shape) for launch, _ in wanted})
         return CompiledAhead(Gpu.compiled, (), 0)
 
     def best_tiles(launch, device):
         number = len(Gpu.timed)
-        Gpu.timed.append(shape_of(launch))
+        Gpu.timed.append(format_shape(launch))
         if number in Gpu.at:
             raise Gpu.at[number]
         return Tiles(64), 10.0, 15.0

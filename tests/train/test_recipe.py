@@ -7,7 +7,7 @@ import yaml
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import configs_dir, shipped_files
 from swin_quant.config import find_config, load_config
-from swin_quant.train.recipe import Optimizer, Recipe, load_recipe, recipe_from_dict, recipe_of_config
+from swin_quant.train.recipe import Optimizer, Recipe, load_recipe, read_recipe, recipe_from_dict
 
 
 def test_everything_has_a_default_nothing_can_be_changed_and_plain_data_goes_round():
@@ -93,10 +93,10 @@ def test_files_of_the_user(tmp_path):
 
 def test_the_config_is_a_recipe_too():
     cfg = load_config(find_config("swin_tiny_patch4_window7_224"))
-    recipe = recipe_of_config(cfg)
+    recipe = read_recipe(cfg)
     optimizer = recipe.optimizer
     assert (recipe.epochs, optimizer.lr, optimizer.lr_batch, recipe.augment.mixup) == (300, 5e-4, 512, 0.8)
     assert recipe.schedule.warmup_epochs == 20 and recipe.schedule.warmup_from == pytest.approx(5e-7 / 5e-4)
     for key, value in (("TRAIN.BASE_LR", 0.0), ("TRAIN.LR_SCHEDULER.NAME", "step"), ("AMP_OPT_LEVEL", "O7")):
         with pytest.raises(UsageError):
-            recipe_of_config(load_config(find_config("swin_tiny_patch4_window7_224"), overrides={key: value}))
+            read_recipe(load_config(find_config("swin_tiny_patch4_window7_224"), overrides={key: value}))

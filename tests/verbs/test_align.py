@@ -15,12 +15,12 @@ from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.verbs.align_sides import (
     Side,
+    agree_on_preprocessing,
     compare,
     compare_steps,
     dump,
     model_side,
     open_side,
-    preprocessing_of,
     take_step,
 )
 
@@ -95,7 +95,7 @@ def test_sides_that_prepare_pictures_differently_say_in_what(tiny_model):
     with pytest.raises(
         UsageError, match=r"^a \(float32\) and b \(float32\) take pictures differently: size is 32 and 40$"
     ):
-        preprocessing_of(sides)
+        agree_on_preprocessing(sides)
 
 
 # One training step
@@ -222,7 +222,7 @@ def test_a_dump_and_a_step_are_written_and_compared(run, micro, words, tmp_path)
     assert done.code == 0 and "first divergence: gradients/head.weight" in done.out
 
 
-def test_what_cannot_be_compared_is_one_line(run, micro, words, tmp_path):
+def test_invalid_comparisons_are_refused_in_one_line(run, micro, words, tmp_path):
     checkpoint = micro / "swin.pth"
     assert "give B, or --to" in run("align", checkpoint, *words).error(2)
     assert "--pictures 0: must be at least 1" in run("align", checkpoint, checkpoint, "--pictures", 0).error(2)

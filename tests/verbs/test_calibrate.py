@@ -13,7 +13,7 @@ from PIL import Image
 
 import swin_quant as sq
 from swin_quant.base.distributed import this_world
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import load_config
@@ -166,10 +166,10 @@ def test_the_original_stays_the_float_file_through_another_calibration(calibrate
     """Even if it overwrites the calibrated file, whose hash would then match no file."""
     first = calibrated_in(tmp_path, "ft-mode1")
     again = calibrated_in(tmp_path, "ft-mode2", first.checkpoint)
-    assert again.card.source and again.card.source["sha256"] == sha256_of(weights)
+    assert again.card.source and again.card.source["sha256"] == compute_sha256(weights)
     unknown = calibrated_in(tmp_path / "random", "ft-mode1", None, random_weights=True)
     again = calibrated_in(tmp_path / "again", "ft-mode1", unknown.checkpoint)
-    assert again.card.source and again.card.source["sha256"] == sha256_of(unknown.checkpoint)
+    assert again.card.source and again.card.source["sha256"] == compute_sha256(unknown.checkpoint)
 
 
 def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_
 
 
 @pytest.mark.slow
-def test_calibrated_again_it_knows_the_passes_that_its_weights_saw(model, train):
+def test_recalibration_keeps_the_passes_that_changed_the_weights(model, train):
     """Passes that only chose ranges are not listed, since their ranges are gone."""
     few = {"name": "range_search", "pictures": 8, "rounds": 2}
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):

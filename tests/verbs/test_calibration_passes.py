@@ -15,9 +15,9 @@ from swin_quant.models import build_model
 from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes import Pass, equalize, reconstruct
-from swin_quant.quant.passes.recipe import load_passes, steps_of
+from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
-from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
 from swin_quant.verbs.calibration_passes import improve, outliers_left
 from swin_quant.verbs.calibration_result import CalibrationResult
@@ -58,7 +58,7 @@ def test_channels_that_stand_out_still_were_not_evened_out_unasked():
 
 
 @pytest.mark.parametrize("steps", [(HALVE, SPOIL), (SPOIL, HALVE)])
-def test_one_taken_back_leaves_what_was_seen_behind_the_other(steps, model):
+def test_a_rejected_pass_leaves_the_statistics_after_the_kept_one(steps, model):
     first = calibrate(model, [IMAGES], Method())
     found, records = improve(model, first, [(0, IMAGES)], Method(), PassPlan(steps))
     assert [one["kept"] for one in records] == [step is HALVE for step in steps]
@@ -79,21 +79,21 @@ def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(model):
 
     method = Method(AUTO)
     found = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
-    step = Step(Pass(widen, type(None), keeps_function=True, of_ranges=True, judges_itself=True))
+    step = Step(Pass(widen, type(None), keeps_function=True, sets_ranges=True, judges_itself=True))
     record = found.improved(model, PassPlan((HALVE, step))).record
     assert [one["kept"] for one in record["passes"]] == [True, True]
     assert all(torch.equal(node.range, given[name]) for name, node in enabled_nodes(model).items())
 
 
 @pytest.mark.parametrize("least, cured", [(equalize._BETTER, True), (0.0, False)])
-def test_what_equalize_does_not_cure_stands_out_still(least, cured, model, monkeypatch):
+def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeypatch):
     """Outliers are reported where equalize found no improvement, and only at enabled nodes: float ones lose nothing by
     them."""
     monkeypatch.setattr(equalize, "_BETTER", least)
     plant(model, "norms", 100)
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     first = calibrate(model, [images], Method())
-    _, records = improve(model, first, [(0, images)], Method(), PassPlan(steps_of(["equalize"])))
+    _, records = improve(model, first, [(0, images)], Method(), PassPlan(parse_steps(["equalize"])))
 
     def places():
         return [one.place for one in outliers_left(model, [(0, images)], records) if one.cure]
@@ -111,7 +111,7 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(nam
         model = use_policy(tiny_model("swin", **TWO_BLOCKS, DROP_RATE=0.5, DROP_PATH_RATE=0.5), "qdq").train(training)
         model.layers[0].eval()
         first = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
-        found.append((first.improved(model, PassPlan(steps_of(["gptq"]))).method, state_of(model)))
+        found.append((first.improved(model, PassPlan(parse_steps(["gptq"]))).method, copy_state(model)))
         assert model.training is model.layers[1].training is training and not model.layers[0].training
     (method, state), (again, other) = found
     assert method == again and same(state, other)
@@ -127,7 +127,7 @@ def test_a_recipe_goes_by_the_bits_that_most_nodes_have(tiny_model, tmp_path, no
     file.write_text("passes: [equalize]\nbelow_8_bits: [gptq]\nactivations_below_8_bits: [reconstruct]\n")
     model = tiny_model()
     apply_policy(model, load_policy("qdq").and_then(Rule(nodes=(nodes,), bits=bits)))
-    assert [step.name for step in PassPlan.of(load_passes(str(file))).for_model(model).steps] == [name]
+    assert [step.name for step in PassPlan.from_recipe(load_passes(str(file))).for_model(model).steps] == [name]
 
 
 def weights_of(path):
@@ -195,7 +195,7 @@ def test_two_ranks_find_what_one_finds(run, forked, float_flags, flags, passes, 
 @pytest.mark.parametrize(
     "flags, message", [(["--passes", "slow"], "fast"), (["--passes", "fast", "--policy", "float"], "quantizes nothing")]
 )
-def test_what_cannot_be_is_refused_in_one_line(flags, message, run, float_flags, tmp_path):
+def test_invalid_passes_are_refused_in_one_line(flags, message, run, float_flags, tmp_path):
     done = run("calibrate", *float_flags, "--output", tmp_path, *flags)
     assert message in done.error(2)
 

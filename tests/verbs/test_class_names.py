@@ -94,7 +94,7 @@ def test_without_names_they_are_the_training_folders(calibrated, card_of):
 
 
 @pytest.mark.nightly
-def test_who_only_guesses_is_warned_of_before_it_is_trained(run, micro, pictures, float_flags, scoring_flags, tmp_path):
+def test_a_model_at_chance_accuracy_is_warned_about(run, micro, pictures, float_flags, scoring_flags, tmp_path):
     """Every picture lies in the folder of a class that the model does not predict."""
     model, data = sq.load(micro / "swin.pth", micro / "swin.yaml"), tmp_path / "wrong"
     for split in ("train", "val"):

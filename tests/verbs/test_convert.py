@@ -6,7 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import read_state_dict
 
 
@@ -84,9 +84,9 @@ def test_corrected_weights_are_no_float_baseline_of_themselves(run, after_passes
 
 
 @pytest.mark.slow
-def test_what_its_weights_saw_stays_known(after_passes, micro, card_of):
+def test_passes_that_changed_the_weights_stay_in_the_card(after_passes, micro, card_of):
     """The card keeps `equalize` even though logits equal the original's, since maps of stages may not."""
     passes = "[equalize, {name: range_search, pictures: 4, rounds: 1}]"
     card = card_of(after_passes(passes, "--policy", "cpu"))
     assert [one["name"] for one in card["calibration"]["passes"]] == ["equalize"]
-    assert card["source"]["sha256"] == sha256_of(micro / "swin.pth")
+    assert card["source"]["sha256"] == compute_sha256(micro / "swin.pth")

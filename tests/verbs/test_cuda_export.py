@@ -12,7 +12,7 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy
 from swin_quant.serving.limits import ServiceLimits
-from swin_quant.verbs.service import service_of
+from swin_quant.verbs.service import load_service
 
 
 @pytest.fixture(scope="session")
@@ -173,7 +173,7 @@ def fake_gpu(monkeypatch):
 @pytest.mark.parametrize("largest", [1, 7, 8])
 def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_gpu, monkeypatch, largest):
     ran = counted_batches(monkeypatch)
-    service = service_of(open_artifact(file), limits=ServiceLimits(max_batch=largest))
+    service = load_service(open_artifact(file), limits=ServiceLimits(max_batch=largest))
     captured = {filled_up(batch) for batch in ran}
     assert captured == {filled_up(batch) for batch in range(1, largest + 1)} and len(captured) == len(ran)
     assert service.limits.max_batch == largest
@@ -181,7 +181,7 @@ def test_serve_captures_what_any_batch_needs_before_the_first_client(file, fake_
 
 def test_serve_runs_one_picture_first_where_any_batch_runs_as_it_is(file, monkeypatch):
     ran = counted_batches(monkeypatch)
-    service_of(open_artifact(file))
+    load_service(open_artifact(file))
     assert ran == [1]
 
 

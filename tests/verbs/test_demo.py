@@ -51,7 +51,7 @@ def clone(tmp_path_factory):
     return folder
 
 
-def test_without_its_extra_nothing_is_trained(run, monkeypatch, tmp_path):
+def test_a_missing_extra_is_named_before_training(run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     done = run("demo", "--output", tmp_path / "out")
     assert ".[demo]" in done.error(2) and "1. train" not in done.err and not (tmp_path / "out").exists()

@@ -55,7 +55,7 @@ def off_centre(micro):
     return make
 
 
-def test_padding_meets_in_a_backbone_of_v1_what_it_met(off_centre):
+def test_equalize_keeps_the_maps_of_padded_pictures(off_centre):
     """Padding after a norm is zero beside tokens: attention's answer to it depends on attention's own biases."""
     model, padded = off_centre(output_kind="features"), torch.randn(2, 3, 34, 46)
     with torch.inference_mode():

@@ -4,7 +4,6 @@ records."""
 import dataclasses
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -25,8 +24,9 @@ from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
-from swin_quant.score.engine import half_type, precision_of, torch_engines
-from swin_quant.verbs.evaluate import score_model
+from swin_quant.score.engine import get_precision, half_type, torch_engines
+from swin_quant.verbs import evaluation
+from swin_quant.verbs.evaluation import score_model
 
 
 @pytest.fixture
@@ -105,17 +105,16 @@ def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
     assert others == [("train", None), ("train", "ft-mode1")]
 
 
-def test_what_another_process_measured_meanwhile_stays(evaluate, own, card_of, monkeypatch):
+def test_results_written_by_another_process_are_kept(evaluate, own, card_of, monkeypatch):
     path, before = own.with_suffix(".json"), card_of(own)
     theirs = {**before["results"][0], "engine": "openvino"}
-    evaluating = sys.modules["swin_quant.verbs.evaluate"]  # the function has the module's name
-    score = evaluating.score_engines
+    score = evaluation.score_engines
 
     def scored(*args):
         path.write_text(json.dumps({**before, "results": [*before["results"], theirs]}))
         return score(*args)
 
-    monkeypatch.setattr(evaluating, "score_engines", scored)
+    monkeypatch.setattr(evaluation, "score_engines", scored)
     found = evaluate("--policy", "qdq")["results"]
     assert theirs in found and [r["policy"] for r in found] == [None, "ft-mode1", None, "qdq"]
 
@@ -234,7 +233,7 @@ def test_a_policy_that_wants_ranges_the_model_lacks_is_refused_before_any_pictur
 )
 def test_precision_names_bits_of_weights_and_activations(done, rules, precision):
     apply_policy(done.module, MODE1.and_then(*rules))
-    assert precision_of(done.module) == precision
+    assert get_precision(done.module) == precision
     apply_policy(done.module, MODE1)
 
 
@@ -306,7 +305,7 @@ def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it(
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_what_is_timed_of_a_network_is_its_own_work_alone(training):
+def test_the_mode_of_a_network_is_not_set_for_each_batch(training):
     """The mode of its parts is set once, not for each batch."""
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).train(training)
     switched = []

@@ -109,7 +109,7 @@ def test_calibrate(model, pictures, tmp_path, heard):
 
 
 def test_evaluate_of_a_checkpoint(file, micro, pictures, tmp_path, heard):
-    baseline = heard(VERBS["evaluate"], "baseline_of")
+    baseline = heard(VERBS["evaluate"], "open_baseline")
     how = {"original": micro / "swin.pth", "batch_size": 2}
     found = sq.evaluate(sq.load(file), sq.pictures(pictures, "val"), ["ft-mode1", "qdq"], half="bfloat16", **how)
     rows = [(one.precision, one.policy) for one in found.results]
@@ -181,7 +181,7 @@ def test_options_of_an_export_reach_its_backend(name, file, tmp_path, heard):
         assert getattr(target.options, name) == value and target.backend.name == backend
 
 
-def test_what_else_an_export_is_asked_for(file, tmp_path, heard):
+def test_further_arguments_of_export(file, tmp_path, heard):
     verb, folder = VERBS["export"], tmp_path / "made"
     (tmp_path / "names.txt").write_text("cat\ndog\nfox\n")
     written = heard(verb.ExportTarget, "write", ends=True)
@@ -284,7 +284,7 @@ def test_finetune_scores_as_it_is_asked_to(file, pictures, tmp_path):
     assert not sq.finetune(file, pictures, tmp_path / "not", no_eval=True, **how).evaluation.results
 
 
-def test_what_cannot_be_done_with_batches_is_refused(model, file, tensors):
+def test_arguments_for_pictures_on_disk_are_refused_for_batches(model, file, tensors):
     with pytest.raises(sq.UsageError, match="augment: .*pictures"):
         sq.calibrate(model, tensors("train"), augment=True)
     with pytest.raises(sq.UsageError, match="batch_size: .*batches"):

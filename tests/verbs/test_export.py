@@ -15,7 +15,7 @@ from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.verbs.export_target import policy_for
@@ -120,7 +120,7 @@ def test_a_float_checkpoint_is_refused(run, micro, tmp_path):
         (("--for", "onnx", "--opts", "DATA.IMG_SIZE"), "--opts takes pairs KEY VALUE"),
     ],
 )
-def test_what_means_nothing_is_refused_before_anything_is_written(run, calibrated, tmp_path, words, text):
+def test_meaningless_options_are_refused_before_anything_is_written(run, calibrated, tmp_path, words, text):
     assert text in run("export", "--checkpoint", calibrated, *words, "--output", tmp_path / "new").error(2)
     assert not list((tmp_path / "new").glob("*"))
 
@@ -148,7 +148,7 @@ def test_ranges_of_before_zero_points_get_the_best_policy_without(run, own, tmp_
     state = torch.load(own, weights_only=True)
     torch.save({key: value for key, value in state.items() if not key.endswith("_bounds")}, own)
     card = json.loads(own.with_suffix(".json").read_text())
-    card["checkpoint"]["sha256"] = sha256_of(own)
+    card["checkpoint"]["sha256"] = compute_sha256(own)
     own.with_suffix(".json").write_text(json.dumps(card))
     words = ("export", "--checkpoint", own, "--for", "openvino", "--output", tmp_path / "new")
     done = run(*words)
@@ -171,7 +171,7 @@ SCORED = {"engine": "fake-quant", "precision": "int8", "dataset": {"name": "x", 
         *[("ft-mode1", "openvino", "cpu"), ("cpu", "tensorrt", "tensorrt"), ("onnxruntime", "onnx", "qdq")],
     ],
 )
-def test_what_was_scored_is_what_is_exported_or_a_warning_says_what_is(own, target, gets, caplog):
+def test_the_scored_policy_is_exported_or_a_warning_names_the_other(own, target, gets, caplog):
     card = RunCard("x", {}, {}, policy=load_policy(own).to_dict(), results=[SCORED | {"policy": own}])
     assert policy_for(target, card).name == gets
     text = caplog.text
@@ -238,7 +238,7 @@ def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, c
     assert model.nodes() == before
 
 
-def test_what_cannot_be_exported_writes_nothing_and_a_float_model_is_not_called_calibrated(model, tmp_path):
+def test_a_refused_export_writes_nothing_and_float_models_are_saved_as_float(model, tmp_path):
     model.file = None
     for backend, options in (("tpu", {}), ("onnx", {"colour": "red"})):
         with pytest.raises(sq.UsageError):

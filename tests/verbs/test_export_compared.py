@@ -83,7 +83,7 @@ def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images
 
 
 @pytest.mark.nightly
-def test_without_them_it_is_noise_in_the_range_that_was_calibrated(model, images, tmp_path, said):
+def test_without_examples_noise_in_the_calibrated_range_is_compared(model, images, tmp_path, said):
     pytest.importorskip("onnxruntime")
     model.save(tmp_path / "mine_calib.pth")
     again = sq.load(tmp_path / "mine_calib.pth", Net())

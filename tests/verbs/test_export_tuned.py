@@ -31,7 +31,7 @@ def quick(monkeypatch):
 
 
 @given(st.lists(ROW, min_size=1, max_size=8))
-def test_no_file_as_exact_is_faster(rows):
+def test_the_fastest_of_the_most_accurate_files_is_chosen(rows):
     best = fastest(rows)
     most = max(row["sqnr_db"] for row in rows)
     assert best["sqnr_db"] >= most - 0.3
@@ -61,7 +61,7 @@ def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibr
         (("--for", "openvino", "--precision", "float"), "chooses policy and operators"),
     ],
 )
-def test_what_leaves_nothing_to_tune_is_refused(run, calibrated, tmp_path, words, said):
+def test_options_that_leave_nothing_to_tune_are_refused(run, calibrated, tmp_path, words, said):
     done = run("export", calibrated, *words, "--tune", "--output", tmp_path)
     assert done.code == 2 and said.replace("‹", "--").replace("›", "").replace("--backend", "--for") in done.err
     assert not list(tmp_path.iterdir())

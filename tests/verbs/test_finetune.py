@@ -11,7 +11,7 @@ from nightly import share
 from pass_contexts import same
 from PIL import Image
 
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
@@ -71,7 +71,7 @@ def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tm
     assert len(read_table(out / "steps.csv")) == 12 and len(read_table(out / "epochs.csv")) == 2
 
 
-def test_what_was_measured_of_the_calibrated_weights_is_not_said_of_the_trained_ones(
+def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(
     run, qat_flags, tmp_path, calibrated, card_of
 ):
     start = shutil.copy(calibrated, tmp_path)
@@ -89,7 +89,7 @@ def test_what_was_measured_of_the_calibrated_weights_is_not_said_of_the_trained_
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("amax", "policy"), share([("learned", "qdq"), ("frozen", "qdq")], 2))
-def test_what_was_measured_after_training_is_measured_of_the_file(run, qat_flags, tmp_path, card_of, policy, amax):
+def test_the_written_file_scores_as_the_trained_model(run, qat_flags, tmp_path, card_of, policy, amax):
     """The file scores as the trained model did, also with ranges by channel and a weight decayed or driven out of its
     range."""
     flags = ["--amax", amax, "--policy", policy, "--wprec", 4, "--lr", 0.01]
@@ -119,7 +119,7 @@ def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(ru
     done = run("finetune", *qat_flags, "--distill")
     assert done.code == 0 and "teacher: " in done.err, done
     card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
-    assert card["training"]["teacher"]["sha256"] == card["source"]["sha256"] == sha256_of(micro / "swin.pth")
+    assert card["training"]["teacher"]["sha256"] == card["source"]["sha256"] == compute_sha256(micro / "swin.pth")
     assert card["training"]["recipe"]["distill"]["weight"] == 1.0
 
 
@@ -136,7 +136,7 @@ def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, 
 
 
 @pytest.mark.nightly
-def test_without_distill_and_by_its_options_it_is_fastertransformer_s_plain_qat(
+def test_without_distillation_qat_is_that_of_fastertransformer(
     run, scoring_flags, calibrated, tmp_path, monkeypatch, card_of, pictures
 ):
     """No teacher; a constant LR for 512 pictures a step; drop path as in the config, 0 (docs/reference, section 2.4).

@@ -62,7 +62,7 @@ def test_a_number_of_another_kind_is_refused(words):
 
 
 @pytest.mark.parametrize("flag", REFUSED)
-def test_what_does_not_work_is_refused_with_a_sentence(main_py, flags, flag, tmp_path):
+def test_unsupported_flags_are_refused_with_a_reason(main_py, flags, flag, tmp_path):
     value = [] if FLAGS[flag] is None else [FLAGS[flag]]
     line = main_py("--calib", *flags, flag, *value).error(2)
     assert re.match(rf"error: {flag}: \w+ .+", line)
@@ -83,7 +83,7 @@ def test_unknown_misspelt_and_shortened_flags_are_errors(main_py, flags, flag, t
         (["--version", 2], r"--version 2: the config says so itself, and MODEL.TYPE is swin$"),
     ],
 )
-def test_what_contradicts_the_config_or_the_mode_is_refused(main_py, ft_flags, given, says, tmp_path):
+def test_flags_that_contradict_the_config_or_the_mode_are_refused(main_py, ft_flags, given, says, tmp_path):
     assert re.search(says, main_py("--calib", *ft_flags, *given).error(2).strip())
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_training_flags_without_train_are_refused_not_ignored(run, ft_flags, fla
         (["--eval", "--no-eval"], "contradict"),
     ],
 )
-def test_nothing_that_is_asked_for_is_left_out_silently(run, ft_flags, modes, says, tmp_path):
+def test_modes_that_exclude_each_other_are_refused(run, ft_flags, modes, says, tmp_path):
     out = ["--calib-output-path", tmp_path / "calib", "--output", tmp_path / "out"]
     assert says in run("main.py", *modes, *ft_flags, "--int8-mode", 1, *out).error(2)
     assert list(tmp_path.iterdir()) == []

@@ -46,7 +46,7 @@ def test_a_calibrated_file_is_loaded_and_saved_with_its_ranges(model, train, tmp
     assert RunCard.read(tmp_path / "second.json").calibration == RunCard.read(tmp_path / "first.json").calibration
 
 
-def test_called_it_gives_what_is_deployed(model, train):
+def test_calling_a_model_runs_it_quantized(model, train):
     images = torch.randn(2, 3, 32, 32)
     plain = model(images)
     assert torch.equal(plain, model.module(images))
@@ -120,7 +120,7 @@ def test_a_policy_shows_all_that_its_rules_say():
         assert any(text in Policy("p", (rule,)).html() for text in ("shown", "32", "4", "1.5")), field.name
 
 
-def test_what_is_wrong_is_one_sentence(model, train, val, pictures, tmp_path):
+def test_invalid_arguments_are_refused_in_one_line(model, train, val, pictures, tmp_path):
     unread = iter([torch.zeros(2, 3, 32, 32)])
     for word, value in (("method", "mes"), ("percentile", 150)):
         with pytest.raises(sq.UsageError, match=f"^{word} {value}: must be "):

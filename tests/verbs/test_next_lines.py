@@ -61,7 +61,7 @@ def followed(follow, printed, least=1):
 @pytest.mark.parametrize(
     "backend", share(["openvino", "tensorrt", "onnx", "onnxruntime", "torchscript", "executorch"], 3)
 )
-def test_behind_an_export(run, follow, calibrated, backend, tmp_path):
+def test_after_an_export(run, follow, calibrated, backend, tmp_path):
     pytest.importorskip({"onnx": "onnxruntime", "tensorrt": "onnx", "torchscript": "torch"}.get(backend, backend))
     policy = {"executorch": ["--policy", "executorch"]}.get(backend, [])
     done = run("export", calibrated, "--for", backend, "--output", tmp_path / "my out", *policy).ok()
@@ -69,12 +69,12 @@ def test_behind_an_export(run, follow, calibrated, backend, tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["fastertransformer", "cuda"])
-def test_behind_an_export_for_a_gpu(run, follow, calibrated_32, backend, tmp_path):
+def test_after_an_export_for_a_gpu(run, follow, calibrated_32, backend, tmp_path):
     done = run("export", calibrated_32, "--for", backend, "--output", tmp_path).ok()
     assert followed(follow, done.err) == ["verify"]
 
 
-def test_behind_a_quantization_and_on_its_page(run, follow, micro, pictures, tmp_path, monkeypatch):
+def test_after_quantize_and_on_its_page(run, follow, micro, pictures, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("vl_convert")
     words = [micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", 8]
@@ -91,7 +91,7 @@ def test_behind_a_quantization_and_on_its_page(run, follow, micro, pictures, tmp
 
 
 @pytest.mark.nightly
-def test_behind_training_at_four_bits(run, follow, calibrated, scoring_flags, tmp_path):
+def test_after_training_at_four_bits(run, follow, calibrated, scoring_flags, tmp_path):
     words = [
         "--cfg",
         *scoring_flags[1:],
@@ -121,7 +121,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("knows", share([True, False], 2), ids=["with preprocessing", "without"])
-def test_behind_a_module_of_one_s_own(follow, tensors, tmp_path, knows):
+def test_after_quantizing_a_wrapped_module(follow, tensors, tmp_path, knows):
     """Its float is scored on the same engine; served is what pictures can be prepared for."""
     pytest.importorskip("onnxruntime")
     how = sq.Preprocess(32, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD) if knows else None

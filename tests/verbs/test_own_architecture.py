@@ -56,7 +56,7 @@ def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
     } <= names
 
 
-def test_what_the_generic_export_cannot_do_is_said(toy, tmp_path):
+def test_options_without_rewrites_are_refused(toy, tmp_path):
     model = build_model(load_config(toy))
     card = RunCard("toy", {}, {}, policy=load_policy("qdq").to_dict())
     with pytest.raises(UsageError, match="float16: this architecture has no rewrites"):

@@ -6,7 +6,7 @@ import pytest
 import swin_quant as sq
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 
 FOR = ("--for", "torchscript")
@@ -27,7 +27,7 @@ def calibrate(run, float_flags, tmp_path):
 def made_of(card):
     """The file that a card names as its source, if it is unchanged."""
     file = card.with_name(record["file"]) if (record := RunCard.read(card).checkpoint) else None
-    return file if file and sha256_of(file) == record["sha256"] else None
+    return file if file and compute_sha256(file) == record["sha256"] else None
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, 
     assert second == str(tmp_path / f"swin_micro_calib_{otherwise[1]}.pth")
     assert f"{first} stays, because " in said
     assert f"{artifact.file.name} was made from it: this calibration is written" in said
-    assert sha256_of(first) == artifact.card.checkpoint["sha256"] != sha256_of(second)
+    assert compute_sha256(first) == artifact.card.checkpoint["sha256"] != compute_sha256(second)
     assert calibrate(*otherwise)[0] == second  # replaced: nothing was made from it, and it is the same
     other = run("export", second, *FOR, "--output", tmp_path / "other")
     third, _ = calibrate(*otherwise, "--pictures", 2)

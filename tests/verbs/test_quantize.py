@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import command
 
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli.command import Command
 from swin_quant.verbs import quantization
@@ -54,7 +54,7 @@ def test_from_a_float_checkpoint_to_a_scored_artifact(made, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
+def test_finished_steps_are_not_repeated(run, words, made, tmp_path, snapshot):
     before = snapshot(tmp_path / "out")
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 4 and "Δ acc@1" in again.out
@@ -66,7 +66,9 @@ def test_what_is_done_is_not_done_again(run, words, made, tmp_path, snapshot):
 @pytest.mark.nightly
 def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
     read, calibrated = [], made.with_name("swin_micro_calib.pth")
-    monkeypatch.setattr(quantization, "sha256_of", lambda file: read.append(Path(file).name) or sha256_of(file))
+    monkeypatch.setattr(
+        quantization, "compute_sha256", lambda file: read.append(Path(file).name) or compute_sha256(file)
+    )
     assert run("quantize", *words, "--dry-run").out.count("# done") == 4
     assert read.count(calibrated.name) == 1
     calibrated.write_bytes(calibrated.read_bytes()[:-1] + b"x")
@@ -86,7 +88,7 @@ def exported_otherwise(folder, *words):
 
 
 @pytest.mark.nightly
-def test_what_was_exported_otherwise_is_not_taken_for_the_artifact(run, words, made):
+def test_exports_with_other_options_are_not_reused(run, words, made):
     """A float file, or one of another policy, lies where this run's artifact would."""
     folder = made.parent
     for file in folder.glob("*_onnxruntime.*"):
@@ -138,7 +140,7 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quic
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
                                     ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
                                     ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip
-def test_another_wish_is_another_calibration(run, words, made, change):
+def test_changed_options_need_a_new_calibration(run, words, made, change):
     planned = run("quantize", *words, *change, "--dry-run")
     assert planned.code == 0 and "# done" not in planned.out
 
@@ -182,7 +184,7 @@ def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
 
 @pytest.mark.slow
 def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monkeypatch, tmp_path):
-    monkeypatch.setattr("swin_quant.verbs.verify.tolerance_of", lambda *_: 0.0)
+    monkeypatch.setattr("swin_quant.verbs.verification.get_tolerance", lambda *_: 0.0)
     assert "verification failed" in run("quantize", *words).err
     card = json.loads((tmp_path / "out" / "swin_micro_int8_onnxruntime.json").read_text())
     assert card["results"] == []

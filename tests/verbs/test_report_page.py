@@ -90,7 +90,7 @@ def test_a_checkpoint_that_is_gone_and_two_runs_that_differ(page, own, tmp_path)
     ("words", "message"),
     [(["--data-path", "there"], "add --html FILE"), (["--html", "page.html", "--pictures", "0"], "must be at least 1")],
 )
-def test_what_cannot_be_is_refused(run, own, words, message):
+def test_contradicting_options_are_refused(run, own, words, message):
     assert message in run("report", own.with_suffix(".json"), *words).error(2)
 
 
@@ -100,14 +100,14 @@ def test_a_card_is_not_overwritten(run, own):
     assert own.with_suffix(".json").read_bytes() == before
 
 
-def test_without_the_library_it_says_what_installs_it(run, own, tmp_path, monkeypatch):
+def test_a_missing_library_is_named_with_its_extra(run, own, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     done = run("report", own.with_suffix(".json"), "--html", tmp_path / "page.html")
     assert "[report]" in done.error(2) and not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.slow
-def test_what_a_search_tried_is_drawn_once_for_each_engine(page, own, tmp_path):
+def test_a_search_is_drawn_once_for_each_engine(page, own, tmp_path):
     """The card of an artifact repeats that of its checkpoint."""
     card = RunCard.read(own.with_suffix(".json"))
     loss = {"sqnr_db": 30.0, "kl": 0.01, "agreement": 99.0, "drop": 0.1}

@@ -36,7 +36,7 @@ def test_a_package_that_the_export_imports(quantize, monkeypatch, package):
     assert f"{package} cannot be imported" in line and "[onnx]" in line
 
 
-def test_what_a_plot_is_drawn_with(run, calibrated, scoring_flags, tmp_path, monkeypatch):
+def test_a_missing_plot_library_is_named_before_training(run, calibrated, scoring_flags, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     line = run("finetune", calibrated, *scoring_flags, "--plot", "svg", "--output", tmp_path / "out").error(2)
     assert "[logs]" in line and not list(tmp_path.glob("out/*"))

@@ -19,7 +19,7 @@ from swin_quant.config import load_config
 from swin_quant.models import build_model
 from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy, quantize
-from swin_quant.quant.sensitivity import layers_of
+from swin_quant.quant.sensitivity import group_by_layer
 from swin_quant.verbs import search, search_costs, timing
 from swin_quant.verbs.search_costs import Layer, Losses, Timer, in_order, measure_layers
 from swin_quant.verbs.sensitivity import read_sample
@@ -76,14 +76,14 @@ def sqnr(module, policy, batches):
 
 
 @pytest.mark.slow
-def test_what_is_found_keeps_the_budget_at_the_time_of_the_best_of_all_subsets(clock, model, some, tmp_path):
+def test_the_search_keeps_the_budget_and_is_about_as_fast_as_the_best_subset(clock, model, some, tmp_path):
     """A greedy knapsack loses at most its largest item against the best of all subsets (Dantzig, 1957)."""
     base = load_policy("qdq")
     batches = 4 * read_sample(model, some, 12).batches  # what chooses is what confirms
     losses = Losses(model, base, "cpu", read_sample(model, batches, 0))
     images = [images for images, _ in losses.choosing]
     assert len(images[0]) == 12
-    layers = layers_of(losses.nodes(base))
+    layers = group_by_layer(losses.nodes(base))
     best = {}  # nodes of a subset of layers in float -> dB on either part of the pictures
     for size in range(len(layers) + 1):
         for names in itertools.combinations(layers, size):
@@ -141,7 +141,7 @@ def test_on_the_engine_itself_each_group_is_exported_once(words, run, some, tmp_
     done = run(*words, *TWO_GROUPS, "--min-sqnr", 0).ok()
     result = json.loads((tmp_path / "x.json").read_text())
     model = sq.load(words[1])
-    names = layers_of(
+    names = group_by_layer(
         Losses(model, model.policy, "cpu", read_sample(model, some, 12)).nodes(sq.policy("qdq").off(*OFF))
     )
     groups = {re.sub(r"\.\d+", ".*", name) for name in names}
@@ -183,7 +183,7 @@ def test_a_choice_that_the_other_pictures_refute_is_made_again(clock, model, som
     assert found and chosen["loss"]["drop"] <= whole / 3 and found.record["left_float"]
 
 
-def test_what_confirms_did_not_choose(model, some):
+def test_confirming_pictures_are_not_choosing_pictures(model, some):
     sample = read_sample(model, some, 12)
     losses = Losses(model, load_policy("qdq"), "cpu", sample)
     chosen, others = (torch.cat([images for images, _ in one]) for one in (losses.choosing, losses.confirming))

@@ -8,7 +8,7 @@ from nightly import share
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.verbs import quantize
 
@@ -39,7 +39,7 @@ def test_quantize_is_the_command_and_goes_on_where_it_was_cut_off(file, pictures
     words = ["--cfg", config, "--data-path", pictures, "--pictures", 8, "--for", "onnxruntime"]
     assert run("quantize", checkpoint, *words, "--output", tmp_path / "command", "--device", "cpu").code == 0
     theirs = tmp_path / "command" / made.artifact.file.name
-    assert sha256_of(made.artifact.file) == sha256_of(theirs)
+    assert compute_sha256(made.artifact.file) == compute_sha256(theirs)
     assert is_said(made) and made.verdict.pictures == VAL and made.evaluation.quantized.delta_acc1_se is not None
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert str(sq.quantize(checkpoint, place, "onnxruntime", out, config=config)) == str(made)
@@ -108,7 +108,7 @@ def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
         sq.finetune(start, pictures, tmp_path / "out", **SMALL)
 
 
-def test_both_refuse_before_any_work_in_one_line(model, file, train, tensors, tmp_path):
+def test_invalid_arguments_are_refused_before_any_work(model, file, train, tensors, tmp_path):
     checkpoint, config = file
     own, place, batches = sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 2), train.path, tensors("train")
     changed, budget = {"changes": {"optimizer.rl": 1}, "config": config}, sq.Budget(max_drop=0.1)

@@ -134,7 +134,7 @@ def test_sensitivity_has_a_profile_of_its_units_and_the_losses_of_whole_forwards
     assert found["forwards"] < whole.forwards
 
 
-def test_what_cannot_be_wrapped_is_one_line(module):
+def test_modules_that_cannot_be_wrapped_are_refused_in_one_line(module):
     for made, size, says in (
         (Net(careless=True), 8, r"mine: cannot be captured at test_wrap.py:\d+ `if self.careless and float"),
         (nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(0)), 8, r"mine: gives output \[512\] for 2 inputs"),

@@ -102,7 +102,7 @@ def x():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_calibrated_and_loaded_into_a_fresh_instance_it_computes_what_the_module_does(kind, x, tmp_path):
+def test_a_calibrated_module_loads_into_a_fresh_instance(kind, x, tmp_path):
     module = kind().eval()
     model = sq.calibrate(sq.wrap(module, 8), [x], "qdq", passes=[])
     file = model.save(tmp_path / "mine.pth")
@@ -159,7 +159,7 @@ def test_the_float_reference_is_the_module_as_it_was_given(x):
 
 
 @pytest.mark.parametrize("passes", [[], ["bias_correction"]])
-def test_after_other_weights_and_a_second_calibration_the_reference_is_theirs(x, passes):
+def test_the_float_reference_follows_new_weights_at_recalibration(x, passes):
     first, other = Sorts(1).eval(), Sorts(2).eval()
     model = sq.wrap(first, 8)
     sq.calibrate(model, [x], "qdq", passes=passes)

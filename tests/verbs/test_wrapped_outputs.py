@@ -99,7 +99,7 @@ def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, t
         (lambda x, m, t, v, n: v / 0, None, sq.SwinQuantError, "gives NaN or infinity"),
     ],
 )
-def test_what_is_no_output_is_one_line(give, output, error, says):
+def test_invalid_outputs_are_refused_in_one_line(give, output, error, says):
     with pytest.raises(error, match=says) as raised:
         sq.wrap(Net(give), (8, 10), name="mine", output=output)
     assert "\n" not in str(raised.value)

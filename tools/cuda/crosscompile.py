@@ -24,7 +24,7 @@ import torch
 
 from swin_quant.backends.cuda.kernels.call import settle_cache_keys, without_spills
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.program import Launch, kernel_of
+from swin_quant.backends.cuda.program import Launch, make_kernel
 from swin_quant.base.errors import UsageError
 
 OLDEST_FLOAT8 = 89
@@ -188,7 +188,7 @@ def kernels_with_tiles(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[Ke
     """The same for given tiles; None is the kernel's default."""
     with recorded() as found:
         for launch, tiles in wanted:
-            kernel_of(launch).launch(tiles)
+            make_kernel(launch).launch(tiles)
     return found
 
 

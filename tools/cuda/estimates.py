@@ -17,7 +17,7 @@ from sass import INT8_A_CLOCK, SCHEDULERS, Counts, counted
 from swin_quant.backends.cuda.kernels.call import PreparedLaunch
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.machines import Machine
-from swin_quant.backends.cuda.program import Launch, kernel_of
+from swin_quant.backends.cuda.program import Launch, make_kernel
 
 FROM_CACHE = 64  # bytes a clock from the L2 cache into one multiprocessor (V100: Jia et al., 2018)
 RESERVED = 1024  # bytes of shared memory that every program takes besides its own
@@ -66,7 +66,7 @@ def count(launch: Launch, capability: int, tiles: Tiles | None = None) -> Kernel
 
     UsageError for float8 on a GPU that has none.
     """
-    prepared = kernel_of(launch).prepare(tiles)
+    prepared = make_kernel(launch).prepare(tiles)
     with recorded() as calls:
         prepared.run()
     return _counts(calls[0], trips(prepared), capability)
@@ -96,7 +96,7 @@ def trips(prepared: PreparedLaunch) -> tuple[int, ...]:
 
 def estimate_of(launch: Launch, counts: KernelCounts, machine: Machine) -> Estimate:
     """The estimate for a launch with its default tiles, and the counts of its kernel."""
-    gpu, prepared = machine.gpu, kernel_of(launch).prepare()
+    gpu, prepared = machine.gpu, make_kernel(launch).prepare()
     programs, clock = prod(prepared.grid), clock_ghz(machine) * 1e3  # clocks a microsecond
     each = -(-programs // gpu.sms)  # on the busiest multiprocessor
     resident = max(1, min(each, resident_programs(gpu.capability, counts.warps, counts.registers, counts.shared)))

@@ -21,13 +21,13 @@ from pathlib import Path
 from crosscompile import OLDEST_FLOAT8
 from estimates import KernelCounts, count, estimate_of
 
-from swin_quant.backends.cuda.choose_fusions import size_of
+from swin_quant.backends.cuda.choose_fusions import get_size
 from swin_quant.backends.cuda.fusions import FUSIONS, Row
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
-from swin_quant.backends.cuda.program import Launch, kernel_of
-from swin_quant.backends.cuda.spec import spec_of_config
-from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.backends.cuda.program import Launch, make_kernel
+from swin_quant.backends.cuda.spec import make_spec_from_config
+from swin_quant.backends.cuda.tuning import format_shape
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.config import find_config, load_config
@@ -85,7 +85,7 @@ def programs_of(models: Sequence[str], batches: Sequence[int]) -> Programs:
     """The launches of each network, precision and batch, none fused."""
     configs = {name: load_config(find_config(name)) for name in models}
     return {
-        (name, precision, batch): program_of(spec_of_config(cfg, precision), batch).launches
+        (name, precision, batch): build_program(make_spec_from_config(cfg, precision), batch).launches
         for name, cfg in configs.items()
         for precision in PRECISIONS
         for batch in batches
@@ -95,7 +95,7 @@ def programs_of(models: Sequence[str], batches: Sequence[int]) -> Programs:
 def count_all(programs: Programs, capability: int) -> Counted:
     """Counts of every launch and fusion, by its shape, batch and capability, compiled by all cores."""
     wanted = {
-        (shape_of(one), batch, capability): one
+        (format_shape(one), batch, capability): one
         for (_, precision, batch), launches in programs.items()
         if precision != "fp8" or capability >= OLDEST_FLOAT8
         for one in with_fusions(launches)
@@ -108,7 +108,7 @@ def count_all(programs: Programs, capability: int) -> Counted:
 def count_one(launch: Launch, capability: int) -> KernelCounts | None:
     """`count`; None for a network that is narrower than the kernel's tiles."""
     try:
-        kernel_of(launch).prepare()
+        make_kernel(launch).prepare()
     except SwinQuantError:
         return None
     return count(launch, capability)
@@ -118,7 +118,7 @@ def model_of(machine: Machine, counted: Counted, capability: int, batch: int) ->
     """Estimated microseconds of a launch; infinite where its kernel does not take it."""
 
     def us(launch: Launch) -> float:
-        counts = counted[shape_of(launch), batch, capability]
+        counts = counted[format_shape(launch), batch, capability]
         return estimate_of(launch, counts, machine).us if counts else inf
 
     return us
@@ -136,7 +136,7 @@ def table_of(programs: Programs, us_at: Callable[[int], Callable[[Launch], float
         for taken, group in chosen(launches, us_at(batch)):
             for fusion in FUSIONS:
                 if fusion.fits(launches[at:]):
-                    size = size_of(launches[at : at + len(fusion.patterns)])
+                    size = get_size(launches[at : at + len(fusion.patterns)])
                     key = size.operands, fusion.title, size.channels
                     votes[key][size.tokens] += 1 if fusion is taken else -1
             at += len(group)

@@ -31,11 +31,11 @@ from swin_quant.backends.cuda.engine import capability_here, check_gpu, own_file
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
-from swin_quant.backends.cuda.program import Launch, TensorRef, kernel_of
+from swin_quant.backends.cuda.program import Launch, TensorRef, make_kernel
 from swin_quant.backends.cuda.spec_from_policy import check_batch
-from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.backends.cuda.tuning import format_shape
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
@@ -99,7 +99,7 @@ def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, floa
     """Time a launch's candidate tiles on a GPU. Returns the fastest whose results match those of the first that runs
     (the default if it runs), its microseconds, and the default's, or the fastest's if the default does not run. Raises
     the last error if none runs."""
-    copies = [kernel_of(launch, partial(filled, device=device)) for _ in range(COPIES)]
+    copies = [make_kernel(launch, partial(filled, device=device)) for _ in range(COPIES)]
     default, *_ = tried = tiles_to_try(launch)
     times: dict[Tiles, float] = {}
     expected: list[torch.Tensor] = []
@@ -122,7 +122,7 @@ def results_of(launch: Launch, tiles: Tiles, device: torch.device) -> list[torch
     """The results of a launch on the same random operands each time."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)
-        kernel = kernel_of(launch, partial(filled, device=device))
+        kernel = make_kernel(launch, partial(filled, device=device))
     kernel.launch(tiles)
     results = (getattr(kernel, word, None) for word in RESULTS)
     return [result for result in results if result is not None]
@@ -143,7 +143,7 @@ def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 
 def tiles_to_try(launch: Launch) -> list[Tiles]:
     """The candidate tiles of a launch, the default first."""
-    prepared = kernel_of(launch).prepare()
+    prepared = make_kernel(launch).prepare()
     return tile_choices(launch.op, prepared.tiles, prepared.constants, prod(prepared.grid))
 
 
@@ -203,8 +203,8 @@ def tune(
     for batch in batches:
         check_batch(spec, batch)
     file = file_here(machine)
-    lists = {batch: program_of(spec, batch).launches for batch in batches}
-    wanted = {(shape_of(one), batch): one for batch, found in lists.items() for one in with_fusions(found)}
+    lists = {batch: build_program(spec, batch).launches for batch in batches}
+    wanted = {(format_shape(one), batch): one for batch, found in lists.items() for one in with_fusions(found)}
     known = times_in(file)
     todo = {which: launch for which, launch in wanted.items() if which not in known}
     failed, now, before, end = set[tuple[str, int]](), [], [], time.monotonic() + seconds
@@ -277,10 +277,10 @@ def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapp
     """Put the fusions of the least sum into a GPU's file, for the widths in batches whose launches were all timed."""
 
     def is_timed(batch: int, launches: Sequence[Launch]) -> bool:
-        return all((shape_of(one), batch) in times for one in with_fusions(launches))
+        return all((format_shape(one), batch) in times for one in with_fusions(launches))
 
     def us_at(batch: int) -> Callable[[Launch], float]:
-        return lambda launch: times[shape_of(launch), batch]
+        return lambda launch: times[format_shape(launch), batch]
 
     whole = {("", "", batch): launches for batch, launches in lists.items() if is_timed(batch, launches)}
     if whole:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from swin_quant.backends.cuda.fusions import Fusion, Group, Row, fused, rows
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import Machine
-from swin_quant.backends.cuda.program import Launch, Program, kernel_of
+from swin_quant.backends.cuda.program import Launch, Program, make_kernel
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.errors import SwinQuantError
 
@@ -31,7 +31,7 @@ class Size:
     tokens: int
 
 
-def size_of(group: Group) -> Size:
+def get_size(group: Group) -> Size:
     """The size of launches that can be fused."""
     products = [one.arguments for one in group if one.op == "gemm"]
     weights, a = [one["w"] for one in products], products[0]["a"]
@@ -41,7 +41,7 @@ def size_of(group: Group) -> Size:
 
 def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None) -> Program:
     """The program of `spec` as a GPU runs it; without a machine, nothing is fused."""
-    program = program_of(spec, batch)
+    program = build_program(spec, batch)
     return fused(program, listed(program.launches, machine.gpu.fusions)) if machine else program
 
 
@@ -54,7 +54,7 @@ def _is_listed(fusion: Fusion, launches: Sequence[Launch], table: FusionTable) -
     if not fusion.fits(launches):
         return False
     group = launches[: len(fusion.patterns)]
-    size = size_of(group)
+    size = get_size(group)
     widths = table.get(size.operands, {}).get(fusion.title)
     if not widths:
         return False
@@ -62,7 +62,7 @@ def _is_listed(fusion: Fusion, launches: Sequence[Launch], table: FusionTable) -
     if bisect(widths[nearest], size.tokens) % 2 == 0:
         return False
     try:
-        kernel_of(fusion.merged(group)).prepare()
+        make_kernel(fusion.merged(group)).prepare()
     except SwinQuantError:  # the network is narrower than the tiles
         return False
     return True

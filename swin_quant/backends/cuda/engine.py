@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.gpu_errors import check_launcher
@@ -67,10 +67,17 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         "max_batch": largest,
     }
     name = NAME if on_gpu else INTERPRETED if by_kernels(device) else REFERENCES
-    details = Details(known, lambda: products_of(network))
+    details = Details(known, lambda: list_product_types(network))
     captured = tuple(sizes(largest)) if on_gpu else ()
     return Engine(
-        name, record["precision"], policy_of(artifact), session, largest, details, device=options.device, sizes=captured
+        name,
+        record["precision"],
+        get_policy_name(artifact),
+        session,
+        largest,
+        details,
+        device=options.device,
+        sizes=captured,
     )
 
 
@@ -121,7 +128,7 @@ def check_gpu(format: str = "int8") -> None:
         raise UsageError(f"{named}: is of compute capability {have}, and {_WHAT[format]} needs {need} or above{remedy}")
 
 
-def products_of(network: Network) -> dict[str, str]:
+def list_product_types(network: Network) -> dict[str, str]:
     """Maps each matrix product to the type in which it runs."""
     spec = network.spec
     inner = {product: spec.kind(product) for product in spec.products()}

@@ -9,7 +9,7 @@ from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.cuda.file import write_network
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
-from swin_quant.backends.cuda.spec_from_policy import check_batch, nodes_of, spec_for, values_of
+from swin_quant.backends.cuda.spec_from_policy import check_batch, list_operand_nodes, list_value_nodes, spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
@@ -97,7 +97,7 @@ def _in_half(spec: NetworkSpec) -> set[str]:
     """Nodes of tensors that are stored in half precision between kernels, except the residual stream. int8 saturates
     instead of overflowing."""
     halves = (product for product in spec.products() if product not in spec.quantized)
-    found = {node for product in halves for node in nodes_of(product, spec.version)}
+    found = {node for product in halves for node in list_operand_nodes(product, spec.version)}
     if not spec.is_ft:
         found |= {f"{layer}._aftergemm_quantizer" for layer in spec.linears() if layer.endswith(REDUCTION)}
-    return found - values_of(spec.quantized)
+    return found - list_value_nodes(spec.quantized)

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, refuse_card
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.network import Network, is_finite
 from swin_quant.backends.cuda.spec import ARITHMETICS, NetworkSpec
 from swin_quant.backends.cuda.spec_from_policy import check_geometry
@@ -94,7 +94,7 @@ def read_network(path: Path) -> Network:
     state, _ = read_state_dict(path)
     header = _header(path)
     spec, preprocess = _spec(path, header), _preprocess(path, header)
-    program = program_of(spec, 1)
+    program = build_program(spec, 1)
     expected = {name: (packed.dtype, packed.shape) for name, packed in program.packed.items()}
     expected |= {name: (torch.float32, ()) for name in program.scalars}
     if strange := sorted(state.keys() ^ expected.keys()):

@@ -86,7 +86,7 @@ def building_told() -> Iterator[None]:
     try:
         yield
     except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
-        if not _is_of_compiler(error):
+        if not _is_compiler_error(error):
             raise
         raise SwinQuantError(
             f"Triton cannot build what launches kernels ({error}): install a C compiler (gcc or clang; CC names "
@@ -94,7 +94,7 @@ def building_told() -> Iterator[None]:
         ) from error
 
 
-def _is_of_compiler(error: Exception) -> bool:
+def _is_compiler_error(error: Exception) -> bool:
     """Whether the C compiler is missing or failed. If it lacked a header, its own message is on standard error."""
     if isinstance(error, OSError):
         return error.filename is not None and error.filename == os.environ.get("CC")

@@ -9,7 +9,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.engine import load
 from swin_quant.backends.cuda.gpu_errors import gpu_errors
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Launch, Program
 from swin_quant.backends.cuda.sessions import as_input
@@ -28,7 +28,7 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
 
     def run(images: Tensor) -> dict[str, Tensor]:
         network, device = session.network, session.device  # type: ignore[attr-defined]  # a session of ours
-        program = program_of(network.spec, len(images))
+        program = build_program(network.spec, len(images))
         found: dict[str, Tensor] = {}
         with gpu_errors(f"a batch of {len(images)}", device):
             bound = bind(program, session.tensors, network.scalars, device)  # type: ignore[attr-defined]
@@ -110,8 +110,8 @@ def _step(network: Network, layer: str) -> float:
     at = layer.removesuffix("proj")
     levels = scalars[f"{at}context_scale"] * scalars.get(f"{at}softmax_levels", 1.0)
     if f"{at}q k" in network.spec.quantized:
-        of_v = 2 * network.spec.attention_width(int(layer.split(".")[1]))
-        levels *= network.tensors[f"{at}qkv.levels"][of_v].item()
+        v_channel = 2 * network.spec.attention_width(int(layer.split(".")[1]))
+        levels *= network.tensors[f"{at}qkv.levels"][v_channel].item()
     return float(_inverse(torch.tensor(levels)))
 
 

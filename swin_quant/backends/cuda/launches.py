@@ -23,7 +23,7 @@ FT_UNIT_EPSILON = 1e-6  # added to the squared length of q and k
 LARGEST_PIXEL = 255
 
 
-def program_of(spec: NetworkSpec, batch: int) -> Program:
+def build_program(spec: NetworkSpec, batch: int) -> Program:
     """The program of `spec` for `batch` pictures."""
     return _Writer(spec, batch).program()
 
@@ -87,7 +87,7 @@ class _Writer:
         tokens = self._norm_quantize(x, stage, f"{at}attn.qkv", windows)
         branch = TensorRef(f"{at}attn.proj.output", self.spec.half, y)
         self._gemm("half", self._attention(tokens, stage, at, windows), f"{at}attn.proj", branch)
-        tokens = self._input_of(fc1, stage)
+        tokens = self._get_input(fc1, stage)
         self._norm_residual(branch, x, f"{at}norm1", windows, out=x, levels=self._levels(fc1), out_quantized=tokens)
         branch = TensorRef(f"{at}mlp.fc2.output", self.spec.half, y)
         self._gemm("half", self._fc1(tokens, stage, at), f"{at}mlp.fc2", branch)
@@ -150,7 +150,7 @@ class _Writer:
         self, x: TensorRef, stage: int, layer: str, windows: Windows, norm: str | None = None
     ) -> TensorRef:
         """The input of `layer`, tokens in the order of `windows`; V2 has no norm here."""
-        channels, out = self.spec.channels(stage), self._input_of(layer, stage)
+        channels, out = self.spec.channels(stage), self._get_input(layer, stage)
         self._launch(
             "norm_quantize",
             norm or f"{layer}._input_quantizer",
@@ -204,7 +204,7 @@ class _Writer:
             before=self._packed(f"{layer}.before", torch.float32, 2, 3 * width) if v2 and ft else None,
             head_dim=self.spec.padded_head_dim(stage),
         )
-        context = self._input_of(f"{at}attn.proj", stage, width)
+        context = self._get_input(f"{at}attn.proj", stage, width)
         self._launch(
             "attention",
             f"{at}attn",
@@ -224,7 +224,7 @@ class _Writer:
     def _fc1(self, tokens: TensorRef, stage: int, at: str) -> TensorRef:
         """fc1 and GELU, in the type of fc2's operands."""
         hidden, fc2 = self.spec.hidden(stage), f"{at}mlp.fc2"
-        out = self._input_of(fc2, stage, hidden)
+        out = self._get_input(fc2, stage, hidden)
         if self.spec.is_ft:
             table = self._packed(f"{at}mlp.fc1.gelu", torch.int8, hidden, 256)
             self._gemm("table", tokens, f"{at}mlp.fc1", out, table=table)
@@ -292,7 +292,7 @@ class _Writer:
             return None
         return self._levels(f"{layer[:-1]}2") if layer.endswith("fc1") else self._vector(f"{layer}.levels", n)
 
-    def _input_of(self, layer: str, stage: int, channels: int | None = None) -> TensorRef:
+    def _get_input(self, layer: str, stage: int, channels: int | None = None) -> TensorRef:
         """The input buffer of a linear in a block; `channels` defaults to the stage's."""
         shape = self._tokens(stage), channels or self.spec.channels(stage)
         return TensorRef(f"{layer}.input", self._type(layer), shape)

@@ -120,7 +120,7 @@ class Packing:
         self._half(f"{at}position_bias", F.pad(bias, (0, bias_row(bias.shape[-1]) - bias.shape[-1])))
         if self.spec.version == 2:
             lengths = torch.ones(3, attn.heads)
-            lengths[0] = self.lengths_of_q(attn)
+            lengths[0] = self.get_q_lengths(attn)
             self._float(
                 f"{at}lengths", self.padded(lengths.flatten().repeat_interleave(self.spec.head_dim(stage)), stage)
             )
@@ -131,7 +131,7 @@ class Packing:
         a, v, result = (f"{at}{x}_input_quantizer" for x in ("matmul_a", "matmul_v", "proj."))
         logits, context = self.own_scale(attn), 1.0
         if f"{at}q k" in self.spec.quantized:
-            self.levels_of_qkv(at, [self.levels(q), self.levels(k), self.levels(v)], stage)
+            self.set_qkv_levels(at, [self.levels(q), self.levels(k), self.levels(v)], stage)
             logits, context = logits * self.step(q) * self.step(k), self.step(v)
         if f"{at}a v" in self.spec.quantized:
             self.scalars[f"{at}softmax_levels"] = self.levels(a)
@@ -142,11 +142,11 @@ class Packing:
         """The model's own factor on logits; V2 has it in the length of q."""
         return attn.scale if self.spec.version == 1 else 1.0
 
-    def lengths_of_q(self, attn: Any) -> Tensor:
+    def get_q_lengths(self, attn: Any) -> Tensor:
         """V2's logit scale [heads], as the length of the vectors of q."""
         return attn.logit_scale.float().clamp(max=LARGEST_LOGIT_SCALE).exp().flatten()
 
-    def levels_of_qkv(self, at: str, levels: Sequence[float], stage: int) -> None:
+    def set_qkv_levels(self, at: str, levels: Sequence[float], stage: int) -> None:
         """The factors on q, k and v before they are rounded."""
         by_channel = torch.tensor(levels, dtype=torch.float64).repeat_interleave(self.spec.channels(stage))
         self._float(f"{at}qkv.levels", self.padded(by_channel, stage))
@@ -242,7 +242,7 @@ class FtPacking(Packing):
     def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
         amax = self.ranges[f"{name}._weight_quantizer"]
         whole = (layer.weight.half().double() * 127 / amax).float().round().clamp(-128, 127)
-        return whole, torch.full((len(whole),), self._step_of_sums(name))
+        return whole, torch.full((len(whole),), self._get_sum_step(name))
 
     def levels(self, node: str) -> float:
         return _stored(127 / self.ranges[node])
@@ -259,12 +259,12 @@ class FtPacking(Packing):
             by_channel = before.repeat_interleave(self.spec.channels(stage), 1)
             self._float(f"{at}qkv.before", self.padded(by_channel.T, stage).T)
             q, k = (f"{at}mha_{x}_input_quantizer" for x in "qk")
-        self.levels_of_qkv(at, [self.levels(node) for node in (q, k, v)], stage)
+        self.set_qkv_levels(at, [self.levels(node) for node in (q, k, v)], stage)
         self.scalars[f"{at}softmax_levels"] = self.levels(a)
         logits = _stored(self._product(q, k) / (127 * 127)) * self.own_scale(attn)
         return logits, _stored(self._product(a, v) / (127 * self.ranges[result]))
 
-    def lengths_of_q(self, attn: Any) -> Tensor:
+    def get_q_lengths(self, attn: Any) -> Tensor:
         return attn.logit_scale.half().clamp(max=LARGEST_LOGIT_SCALE).float().exp().half().flatten()
 
     def mlp(self, at: str, mlp: Any) -> None:
@@ -282,7 +282,7 @@ class FtPacking(Packing):
         """Whether a layer's int32 sums are not rounded to int8: in mode 2 those of fc2 and of the reduction."""
         return self.spec.arithmetic == "ft-mode2" and name.endswith((".fc2", REDUCTION))
 
-    def _step_of_sums(self, name: str) -> float:
+    def _get_sum_step(self, name: str) -> float:
         """The factor from a product's rounded sums to real values, in the precision of the kernel that reads them."""
         if self._is_wide(name):
             return 1.0 if name.endswith(REDUCTION) else self.ranges[f"{name}._weight_quantizer"] / 127

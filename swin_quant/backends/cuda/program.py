@@ -75,7 +75,7 @@ class Launch:
                 return made[value]
             if isinstance(value, ScalarRef):
                 return number(value.name)
-            inner = {word: found(part) for word, part in parts_of(value).items() if isinstance(part, ScalarRef)}
+            inner = {word: found(part) for word, part in get_fields(value).items() if isinstance(part, ScalarRef)}
             return replace(value, **inner) if inner else value
 
         return KERNELS[self.op](**{word: found(value) for word, value in self.arguments.items()})
@@ -111,7 +111,9 @@ class Program:
     def scalars(self) -> list[str]:
         """Every scalar that the program takes from the network's file."""
         values = (value for launch in self.launches for value in launch.arguments.values())
-        inner = (part for value in values for part in (value, getattr(value, "times", None), *parts_of(value).values()))
+        inner = (
+            part for value in values for part in (value, getattr(value, "times", None), *get_fields(value).values())
+        )
         return list(dict.fromkeys(value.name for value in inner if isinstance(value, ScalarRef)))
 
     @property
@@ -134,12 +136,12 @@ def without_memory(ref: TensorRef) -> torch.Tensor:
     return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
 
 
-def kernel_of(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor] = without_memory) -> Kernel:
+def make_kernel(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor] = without_memory) -> Kernel:
     """The launch's kernel, with tensors made by `tensor` and an arbitrary number for each scalar."""
     return launch.kernel(tensor, lambda name: SOME_NUMBER)
 
 
-def parts_of(value: Any) -> dict[str, Any]:
+def get_fields(value: Any) -> dict[str, Any]:
     """The fields of an argument that is a dataclass of the kernels; {} for any other argument."""
     if not is_dataclass(value) or isinstance(value, (type, TensorRef, ScalarRef)):
         return {}

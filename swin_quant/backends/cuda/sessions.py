@@ -19,7 +19,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.binding import Bound, bind, memory
 from swin_quant.backends.cuda.choose_fusions import fused_program
 from swin_quant.backends.cuda.gpu_errors import NoKernel, gpu_errors
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Program
@@ -55,7 +55,7 @@ class HostSession:
         if batch not in self._bound:
             while len(self._bound) >= _KEPT:
                 self._bound.popitem(last=False)
-            program = program_of(self.network.spec, batch)
+            program = build_program(self.network.spec, batch)
             self._bound[batch] = bind(program, self.tensors, self.network.scalars, self.device)
         self._bound.move_to_end(batch)
         return self._bound[batch]
@@ -123,7 +123,7 @@ class GraphSession:
         size = next(size for size in sizes(self.largest) if size >= batch)
         with self._lock:
             if size not in self._captured:
-                apart = program_of(self.network.spec, size)
+                apart = build_program(self.network.spec, size)
                 program = fused_program(self.network.spec, size, self.machine)
                 tiles = self.machine.gpu.tiles if self.machine else NO_TILES
                 try:

@@ -10,7 +10,7 @@ import torch
 from yacs.config import CfgNode
 
 from swin_quant.config.swin import SWINV2
-from swin_quant.models.geometry import Geometry, geometry_of
+from swin_quant.models.geometry import Geometry, read_geometry
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.score.engine import HALF_TYPES
 
@@ -110,7 +110,7 @@ class NetworkSpec:
         return self.format if product in self.quantized else self.float_type
 
 
-def spec_of(geometry: Geometry, version: int, precision: str = "int8", float_type: str = "float16") -> NetworkSpec:
+def make_spec(geometry: Geometry, version: int, precision: str = "int8", float_type: str = "float16") -> NetworkSpec:
     """The spec with the products of policies `cuda` and `cuda-fp8` quantized, or all in half.
 
     `precision`: int8, fp8 or float.
@@ -122,6 +122,6 @@ def spec_of(geometry: Geometry, version: int, precision: str = "int8", float_typ
     return replace(spec, quantized=frozenset(chosen), format=precision)
 
 
-def spec_of_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
+def make_spec_from_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
     """The spec of a Swin by its shapes alone: every product in int8 or, with precision float, none."""
-    return spec_of(geometry_of(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1, precision)
+    return make_spec(read_geometry(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1, precision)

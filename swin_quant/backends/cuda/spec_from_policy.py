@@ -6,12 +6,12 @@ from math import prod
 
 from torch import nn
 
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import LayerNorm, Swin
-from swin_quant.models.swin_v2 import version_of
+from swin_quant.models.swin_v2 import get_version
 from swin_quant.quant import INT8_MODES
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.layer import made_factors
@@ -36,12 +36,12 @@ def spec_for(
         raise UsageError("the CUDA engine runs Swin V1 and V2 as classifiers only: export to another backend")
     plain = NetworkSpec(
         model.geometry,
-        version_of(model),
+        get_version(model),
         float_type=float_type,
         pixels=pixels,
         exit_factors=bool(made_factors(model)),
     )
-    spec = plain if precision == "float" else _of_nodes(model, plain)
+    spec = plain if precision == "float" else _make_quantized_spec(model, plain)
     check_geometry(spec)
     if spec.exit_factors and spec.is_ft:
         raise UsageError(
@@ -78,12 +78,12 @@ def check_geometry(spec: NetworkSpec) -> None:
 def check_batch(spec: NetworkSpec, batch: int) -> None:
     """UsageError for a batch with a tensor too large for the kernels' int32 addresses."""
     # for one picture: all grow with the batch
-    largest = max(prod(buffer.shape) for buffer in program_of(spec, 1).buffers.values())
+    largest = max(prod(buffer.shape) for buffer in build_program(spec, 1).buffers.values())
     if batch > (most := ADDRESSED // largest):
         raise UsageError(f"‹batch› {batch}: kernels address {ADDRESSED + 1} values of a tensor: at most {most} here")
 
 
-def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:
+def _make_quantized_spec(model: Swin, plain: NetworkSpec) -> NetworkSpec:
     nodes, version = named_nodes(model), plain.version
     enabled = {name: node for name, node in nodes.items() if node.setting.enabled}
     if not enabled:
@@ -112,8 +112,8 @@ def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:
                 raise UsageError(f"‹float_type› {plain.float_type}: {name} is FasterTransformer's, in float16")
             return replace(plain, arithmetic=name, quantized=frozenset(plain.products()))
     quantized = frozenset(product for product in plain.products() if _is_quantized(product, enabled, version))
-    known = {node for product in quantized for node in nodes_of(product, version)}
-    if others := [name for name in enabled if name not in known | values_of(quantized)]:
+    known = {node for product in quantized for node in list_operand_nodes(product, version)}
+    if others := [name for name in enabled if name not in known | list_value_nodes(quantized)]:
         raise UsageError(
             f"the CUDA engine rounds operands of products and nothing else: it cannot quantize "
             f"{listed(others, 2)}; give ‹policy› cuda, or ft-mode1 for FasterTransformer's arithmetic"
@@ -121,7 +121,7 @@ def _of_nodes(model: Swin, plain: NetworkSpec) -> NetworkSpec:
     return replace(plain, quantized=quantized, format=FP8 if floating else "int8")
 
 
-def nodes_of(product: str, version: int) -> tuple[str, ...]:
+def list_operand_nodes(product: str, version: int) -> tuple[str, ...]:
     """The nodes of a product's two operands under arithmetic `cuda`; for `a v` those of probabilities and values."""
     at, _, last = product.rpartition(".")
     if last == "q k":
@@ -132,17 +132,17 @@ def nodes_of(product: str, version: int) -> tuple[str, ...]:
     return f"{product}._input_quantizer", f"{product}._weight_quantizer"
 
 
-def values_of(quantized: frozenset[str]) -> set[str]:
+def list_value_nodes(quantized: frozenset[str]) -> set[str]:
     """Nodes of values that are stored in bytes even if their product is half: q, k and v are one tensor."""
-    of_attention = (product.removesuffix("q k") for product in quantized if product.endswith("q k"))
-    return {f"{at}matmul_v_input_quantizer" for at in of_attention}
+    attentions = (product.removesuffix("q k") for product in quantized if product.endswith("q k"))
+    return {f"{at}matmul_v_input_quantizer" for at in attentions}
 
 
 def _is_quantized(product: str, enabled: Mapping[str, Quantizer], version: int) -> bool:
     """Whether both operands of a product are quantized. UsageError if only one is."""
-    first, second = nodes_of(product, version)
+    first, second = list_operand_nodes(product, version)
     if product.endswith("a v"):
-        q, _ = nodes_of(f"{product.removesuffix('a v')}q k", version)
+        q, _ = list_operand_nodes(f"{product.removesuffix('a v')}q k", version)
         if (second in enabled) != (q in enabled):
             raise UsageError(f"the CUDA engine keeps q, k and v in one type: quantize all of {q}, k and v or none")
         return first in enabled and second in enabled

@@ -8,16 +8,16 @@ from types import MappingProxyType
 from typing import Any
 
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, kernel_of, parts_of
+from swin_quant.backends.cuda.program import Launch, ScalarRef, TensorRef, get_fields, make_kernel
 from swin_quant.base.errors import SwinQuantError
 
 FARTHEST = 4  # tiles serve batches up to this many times larger or smaller
-# `shape_of` a launch -> batch -> the fields of its `Tiles`, then microseconds.
+# `format_shape(launch)` -> batch -> the fields of its `Tiles`, then microseconds.
 TileTable = Mapping[str, Mapping[str, Sequence[float]]]
 NO_TILES: TileTable = MappingProxyType({})
 
 
-def shape_of(launch: Launch) -> str:
+def format_shape(launch: Launch) -> str:
     """All that a launch's time depends on except the batch, in one line."""
     words = [f"{word}={_shape(value)}" for word, value in launch.arguments.items()]
     return f"{launch.op} {' '.join(words)}"
@@ -29,7 +29,7 @@ def _shape(value: Any) -> str:
         return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, sides))}]"
     if isinstance(value, ScalarRef | float):
         return "number"
-    if inner := parts_of(value):
+    if inner := get_fields(value):
         return f"({','.join(f'{word}={_shape(part)}' for word, part in inner.items())})"
     return str(value)
 
@@ -40,13 +40,13 @@ def tiles_for(launch: Launch, batch: int, table: TileTable) -> Tiles | None:
     Raises:
         SwinQuantError: The launch's kernel does not take the tiles: the table is older than the kernel.
     """
-    timed = {int(other): found for other, found in table.get(shape_of(launch), {}).items()}
+    timed = {int(other): found for other, found in table.get(format_shape(launch), {}).items()}
     nearest = min(timed, key=lambda other: (max(batch, other) / min(batch, other), -other), default=None)
     if nearest is None or max(batch, nearest) > FARTHEST * min(batch, nearest):
         return None
     tiles = Tiles(*map(int, timed[nearest][:-1]))
     try:
-        kernel_of(launch).prepare(tiles)
+        make_kernel(launch).prepare(tiles)
     except SwinQuantError as error:
         raise SwinQuantError(
             f"configs/machines: tiles of {launch.op}: {error}: run `python tools/cuda/tune.py` again"

@@ -24,6 +24,6 @@ BACKEND = Backend(
     only_float_type="float32",
     # XNNPACK rounds the input of each product by the token, which fake-quant leaves as it is: up to half a step of 255.
     tolerances=Tolerances(quantized=0.03, float32=0.001, half=0.05),
-    labels="swin_quant.backends.executorch.engine:labels_of",
+    labels="swin_quant.backends.executorch.engine:read_labels",
     check_card="swin_quant.backends.executorch.engine:check_card",
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact, Details, policy_of, refuse_card
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name, refuse_card
 from swin_quant.backends.executorch.export import ABOUT
 from swin_quant.base.errors import SwinQuantError, UsageError, first_line, one_line
 from swin_quant.base.extras import library
@@ -35,7 +35,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     known = {"library": f"executorch {version}", "float_type": "float32", "threads": options.threads}
     products = checked(dict[str, str], artifact.record["options"].get("products"), str(artifact.file), "products")
     run, details = partial(_run, artifact, forward, batch, shape), Details(known, lambda: products)
-    precision, policy = artifact.record["precision"], policy_of(artifact)
+    precision, policy = artifact.record["precision"], get_policy_name(artifact)
     return Engine(NAME, precision, policy, run, max_batch=batch, sizes=(batch,), details=details)
 
 
@@ -72,7 +72,7 @@ def about(artifact: Artifact) -> dict[str, Any]:
         return checked(dict[str, Any], json.loads(method.execute(())[0]), str(artifact.file), ABOUT)
 
 
-def labels_of(artifact: Artifact) -> list[str]:
+def read_labels(artifact: Artifact) -> list[str]:
     """The class names in the program; empty if it has none."""
     return checked(list[str], about(artifact).get("labels", []), str(artifact.file), "its labels")
 

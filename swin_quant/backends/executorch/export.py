@@ -23,7 +23,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log, silence
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.data.class_names import english_of
+from swin_quant.data.class_names import get_english_names
 from swin_quant.models.classifier import Classifier
 from swin_quant.operators.replacements import Replacement, Replacing, chosen
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX, to_levels
@@ -111,7 +111,7 @@ def export(
     precision = apply_for_engine(model, card, options.precision, "XNNPACK", FAULTS)
     recorded = {**asdict(options), "batch": options.batch or 1}
     named = card.class_names if model.output_kind == LOGITS and len(card.class_names) == model.classes else ()
-    about = {"name": card.name, "labels": [english_of(name) for name in named], "preprocess": card.preprocess}
+    about = {"name": card.name, "labels": [get_english_names(name) for name in named], "preprocess": card.preprocess}
     about |= {"artifact.precision": precision, "artifact.options.batch": recorded["batch"]}
     try:
         with silence(), torch.no_grad():
@@ -195,11 +195,11 @@ def _without_int8(traced: Any) -> set[str]:
             (reader, *others) = reader.users
         is_fixed = source.endswith("dequantize_per_tensor.default")
         if node.name not in moving or (is_fixed and (others or "quantize_per_tensor" not in str(reader.target))):
-            found.add(_layer_of(node))
+            found.add(_find_layer(node))
     return found
 
 
-def _layer_of(node: Any) -> str:
+def _find_layer(node: Any) -> str:
     """The name of the module that called an operator of a traced graph."""
     stack = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return stack[-1].removeprefix("network.") if stack and stack[-1] else str(node.name)
@@ -214,7 +214,7 @@ def products_in(graph: Any) -> dict[str, str]:
             if re.search(r"aten\.(linear|convolution|addmm|mm)\.", str(node.target)):
                 sources = [str(getattr(one, "target", "")) for one in node.args[:2]]
                 is_int8 = part is not graph and all("dequantize" in one for one in sources)
-                found[_layer_of(node)] = "int8" if is_int8 else "float32"
+                found[_find_layer(node)] = "int8" if is_int8 else "float32"
     return found
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.manifest import Stored, read_export
 from swin_quant.base.errors import UsageError
@@ -43,7 +43,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     return Engine(
         name=NAME,
         precision="int8",
-        policy=policy_of(artifact),
+        policy=get_policy_name(artifact),
         run=emulator,
         max_batch=stored.manifest["arguments"]["max_batch"],
         details=Details(

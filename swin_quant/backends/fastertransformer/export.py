@@ -26,21 +26,21 @@ from swin_quant.backends.fastertransformer.limits import (
     check_finite,
     check_half_range,
     check_limits,
-    int8_mode_of,
-    warnings_of,
+    find_int8_mode,
+    list_warnings,
 )
 from swin_quant.backends.fastertransformer.manifest import Stored, make_manifest, manifest_name, read_export
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
 from swin_quant.backends.fastertransformer.weights import WeightSource, stored_form
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, reason, sha256_of, write_json
+from swin_quant.base.files import atomic_write_bytes, compute_sha256, ensure_writable_dir, reason, write_json
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import save_calibrated, save_float
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import Swin
-from swin_quant.models.swin_v2 import version_of
+from swin_quant.models.swin_v2 import get_version
 from swin_quant.quant.policy import policy_from_dict
 
 # The largest relative error of storing: half a unit in the last place. Kernels are rounded to float16 before int8.
@@ -188,7 +188,7 @@ def export(
                 os.replace(part, folder / part.name)
     except OSError as error:
         raise SwinQuantError(f"{folder}: the export cannot be written: {reason(error)}") from error
-    for warning in warnings_of(case):
+    for warning in list_warnings(case):
         log.warning("%s", warning)
     card = card if case.form.int8 else replace(card, policy=None)
     made = {
@@ -210,8 +210,8 @@ def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case
     mode = None
     if options.kind == "int8":
         policy = policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None
-        mode = int8_mode_of(model, policy)
-    form = Form(version_of(model), options.kind, options.sm, options.fix_gelu_bias)
+        mode = find_int8_mode(model, policy)
+    form = Form(get_version(model), options.kind, options.sm, options.fix_gelu_bias)
     case = Case(model.geometry, form, mode, options.batch)
     check_limits(case)
     return case
@@ -220,7 +220,9 @@ def _case(model: Swin, card: RunCard, options: FasterTransformerOptions) -> Case
 def _calibrated(card: RunCard, folder: Path, file: Path) -> str:
     """The name of FasterTransformer's checkpoint: its scripts' own, unless the exported checkpoint has that name."""
     name = f"{card.name}_calib.pth"
-    exported = card.checkpoint and (folder / name).is_file() and sha256_of(folder / name) == card.checkpoint["sha256"]
+    exported = (
+        card.checkpoint and (folder / name).is_file() and compute_sha256(folder / name) == card.checkpoint["sha256"]
+    )
     return f"{file.stem}_calib.pth" if exported else name
 
 
@@ -247,9 +249,9 @@ def _write(model: Swin, name: str, calibrated: str, case: Case, source: WeightSo
 
 def _refuse_to_lose(target: Path, new: Path, file: Path) -> None:
     """UsageError if the export would overwrite `target`, a checkpoint of the user."""
-    if not target.exists() or sha256_of(target) == sha256_of(new):
+    if not target.exists() or compute_sha256(target) == compute_sha256(new):
         return
     earlier = RunCard.read(card_path(file)).artifact if card_path(file).is_file() else None
     known = {other["file"]: other["sha256"] for other in earlier["others"]} if earlier else {}
-    if known.get(target.name) != sha256_of(target):
+    if known.get(target.name) != compute_sha256(target):
         raise UsageError(f"{target}: is another checkpoint, and would be overwritten: export into another folder")

@@ -60,7 +60,7 @@ def plugin(g: Geometry, form: Form, int8_mode: int | None, max_batch: int, entri
     }
 
 
-def geometry_of(arguments: dict[str, Any], classes: int) -> Geometry:
+def parse_geometry(arguments: dict[str, Any], classes: int) -> Geometry:
     """The geometry that an op's arguments describe; only the head tells `classes`."""
     scale = arguments["qk_scale"]
     return Geometry(

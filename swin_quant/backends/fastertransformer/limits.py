@@ -171,7 +171,7 @@ def check_factors(model: Swin) -> None:
         )
 
 
-def warnings_of(case: Case) -> list[str]:
+def list_warnings(case: Case) -> list[str]:
     """Warnings about unexpected behaviour of the kernels for this model."""
     return list(_holding(WARNINGS, case)) if case.form.int8 else []
 
@@ -186,7 +186,7 @@ def _holding(limits: Iterable[Limit], case: Case) -> Iterator[str]:
             )  # fmt: skip
 
 
-def int8_mode_of(model: Swin, policy: Policy | None) -> int:
+def find_int8_mode(model: Swin, policy: Policy | None) -> int:
     """The mode, 1 or 2, that quantizes exactly as `policy` does. UsageError with the nodes if neither does."""
     if policy is None:
         raise UsageError("an INT8 export needs a policy: `calibrate --policy ft-mode1` or ft-mode2, or give ‹policy›")

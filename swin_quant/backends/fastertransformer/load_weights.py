@@ -34,9 +34,9 @@ def load(manifest_file: str | Path, device: str = "cuda") -> tuple[list[torch.Te
 
 def place(tensor: torch.Tensor, entry: dict[str, Any], device: str) -> torch.Tensor:
     if entry["container"]:  # int8 bytes in the first half of a float16 tensor of as many elements
-        bytes_of = torch.zeros(2 * tensor.numel(), dtype=torch.int8)
-        bytes_of[: tensor.numel()] = tensor.flatten()
-        tensor = bytes_of.view(torch.float16)
+        padded = torch.zeros(2 * tensor.numel(), dtype=torch.int8)
+        padded[: tensor.numel()] = tensor.flatten()
+        tensor = padded.view(torch.float16)
     tensor = tensor.reshape(entry["shape"]).contiguous()
     return tensor.to(device) if entry["device"] == "cuda" else tensor
 

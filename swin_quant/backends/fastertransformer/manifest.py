@@ -13,7 +13,7 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.fastertransformer import KINDS
-from swin_quant.backends.fastertransformer.interface import OPS, geometry_of, op_arguments, plugin
+from swin_quant.backends.fastertransformer.interface import OPS, op_arguments, parse_geometry, plugin
 from swin_quant.backends.fastertransformer.limits import Case, check_limits
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
 from swin_quant.backends.fastertransformer.weights import DTYPES, from_stored
@@ -128,7 +128,7 @@ def _case(manifest: Manifest, path: Path) -> Case:
         raise SwinQuantError(f"{path}: its arguments are not those of {manifest['target']['op']!r:.60}; export again")
     for name, value in arguments.items():
         checked(_kind(name, like[name]), value, str(path), f"arguments.{name}")
-    g = geometry_of(arguments, target["classes"])
+    g = parse_geometry(arguments, target["classes"])
     try:
         case = Case(g, form, arguments.get("int8_mode"), arguments["max_batch"])
         check_limits(case)

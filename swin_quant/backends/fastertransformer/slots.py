@@ -147,8 +147,8 @@ def _entries(g: Geometry, form: Form) -> Iterator[tuple[str, tuple[int, ...], tu
             yield from ((part, (stage, block), shapes[part]) for part in BLOCK if part not in absent)
         yield from ((part, (stage,), shape) for part, shape in _stage_shapes(g, form, stage).items())
     c, last = g.embed_dim, g.embed_dim * 2 ** (len(g.depths) - 1)
-    of_model = [(c, g.in_chans, g.patch_size, g.patch_size), (c,), (c,), (c,), (last,), (last,)]
-    yield from ((part, (), shape) for part, shape in zip(MODEL, of_model, strict=True))
+    model_shapes = [(c, g.in_chans, g.patch_size, g.patch_size), (c,), (c,), (c,), (last,), (last,)]
+    yield from ((part, (), shape) for part, shape in zip(MODEL, model_shapes, strict=True))
 
 
 def _block_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, ...]]:

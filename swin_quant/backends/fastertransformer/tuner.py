@@ -51,8 +51,8 @@ def gemm_shapes(g: Geometry, batch: int) -> list[TunedGemm]:
     for stage in range(len(g.depths)):
         c, m = g.embed_dim * 2**stage, batch * g.resolution(stage) ** 2
         hidden = hidden_channels(g, stage)
-        of_stage = {"qkv": (3 * c, c), "proj": (c, c), "fc1": (hidden, c), "fc2": (c, hidden)}
-        shapes += [TunedGemm(stage, layer, m, n, k) for layer, (n, k) in of_stage.items()]
+        layers = {"qkv": (3 * c, c), "proj": (c, c), "fc1": (hidden, c), "fc2": (c, hidden)}
+        shapes += [TunedGemm(stage, layer, m, n, k) for layer, (n, k) in layers.items()]
         if stage < len(g.depths) - 1:
             shapes.append(TunedGemm(stage, "patch merging", m // 4, 2 * c, 4 * c))
     return shapes

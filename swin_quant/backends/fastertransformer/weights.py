@@ -25,7 +25,7 @@ from swin_quant.backends.fastertransformer.slots import AMAX_LIST, KERNELS, PACK
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
 from swin_quant.models.maps import mask
-from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, version_of
+from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, get_version
 from swin_quant.quant.quantizer import named_nodes
 
 DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
@@ -64,7 +64,7 @@ def _products(version: int) -> dict[str, tuple[str, str, str]]:
     return {"q k": (q, k, "attn.softmax_input_quantizer"), "a v": (a, v, "attn.proj._input_quantizer")}
 
 
-def ranges_of(model: Swin) -> dict[str, float]:
+def collect_ranges(model: Swin) -> dict[str, float]:
     """Each node's range as the kernels see it, one number: the largest of ranges per channel."""
     return {name: node.amax.abs().max().item() for name, node in named_nodes(model).items() if node.amax is not None}
 
@@ -77,7 +77,7 @@ class WeightSource:
     """
 
     def __init__(self, model: Swin, int8: bool) -> None:
-        self.model, self.int8, self.version, self.ranges = model, int8, version_of(model), ranges_of(model)
+        self.model, self.int8, self.version, self.ranges = model, int8, get_version(model), collect_ranges(model)
 
     @torch.no_grad()
     def __call__(self, slot: Slot) -> Tensor:
@@ -98,7 +98,7 @@ class WeightSource:
                 g, stage = self.model.geometry, slot.place[0]
                 return mask(*g.tokens(stage), g.windows(stage), (g.window // 2, g.window // 2))
             case "amaxList" | "h_amaxList":
-                return amax_list(self._ranges_of_block(*slot.place), self.version)
+                return amax_list(self._select_block_ranges(*slot.place), self.version)
             case _:
                 return self.model.get_parameter(slot.name)
 
@@ -111,11 +111,11 @@ class WeightSource:
         stage, block = slot.place
         return self.model.layers[stage].blocks[block].attn
 
-    def _ranges_of_block(self, stage: int, block: int) -> dict[str, float]:
-        of_stage, of_block = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
-        own = {name.removeprefix(of_block): a for name, a in self.ranges.items() if name.startswith(of_block)}
-        merging = f"{of_stage}downsample."
-        return own | {name.removeprefix(of_stage): a for name, a in self.ranges.items() if name.startswith(merging)}
+    def _select_block_ranges(self, stage: int, block: int) -> dict[str, float]:
+        stage_prefix, block_prefix = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
+        own = {name.removeprefix(block_prefix): a for name, a in self.ranges.items() if name.startswith(block_prefix)}
+        merging = f"{stage_prefix}downsample."
+        return own | {name.removeprefix(stage_prefix): a for name, a in self.ranges.items() if name.startswith(merging)}
 
 
 def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:

@@ -15,7 +15,14 @@ from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_art
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
-from swin_quant.backends.onnx.network import check_ends, names_of_ends, network, pictures_of, rewriter_of, set_forward
+from swin_quant.backends.onnx.network import (
+    check_ends,
+    get_rewriter,
+    list_added_output_names,
+    make_example_inputs,
+    network,
+    set_forward,
+)
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.pairs import constant
@@ -30,15 +37,15 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.data.class_names import english_of
+from swin_quant.data.class_names import get_english_names
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
-from swin_quant.operators.plugins import Plugging, plugins_of
+from swin_quant.operators.plugins import Plugging, parse_plugins
 from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.score.engine import precision_of
+from swin_quant.score.engine import get_precision
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -126,7 +133,7 @@ def _amax(node: Quantizer) -> Tensor:
 def _labels(model: Classifier, card: RunCard) -> list[str] | None:
     """The card's class names, in English; None if it has none for this model."""
     has = model.output_kind == LOGITS and len(card.class_names) == model.classes
-    return [english_of(name) for name in card.class_names] if has else None
+    return [get_english_names(name) for name in card.class_names] if has else None
 
 
 def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOptions = OnnxOptions()) -> Artifact:
@@ -140,7 +147,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     folder = ensure_writable_dir(_in_text(folder))
     if options.labels and len(options.labels) != model.classes:
         raise UsageError(f"‹labels›: {len(options.labels)} labels for {model.classes} classes: give one each, in order")
-    rewriter = rewriter_of(model)
+    rewriter = get_rewriter(model)
     rewrites = rewriter.chosen(options)
     choose_nodes(model, card, options)
     options = replace(options, wide=any(node.setting.bits > 8 for node in enabled_nodes(model).values()))
@@ -150,12 +157,12 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     preprocess = Preprocess.from_dict(card.preprocess) if options.uint8_input else None
     check_ends(model, options, preprocess)
-    images = pictures_of(model, options, options.batch or 2)
+    images = make_example_inputs(model, options, options.batch or 2)
     exported = network(model, options, preprocess, beyond_half)
     taken = Counter(getattr(module, "operator", None) for module in exported.modules())
     if options.compiled:  # from here on they are as if they had been asked for
         options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
-    outputs = [*names_of_outputs(model), *names_of_ends(options)]
+    outputs = [*list_output_names(model), *list_added_output_names(options)]
     own = rewriter.translations() if rewriter.translations else {}
     int4 = int4_nodes(model, card, options)
     proto = to_onnx(exported, images, options, int4, outputs, own, any_size=model.takes_any_size)
@@ -165,7 +172,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     if found := {name: count for name, count in found.items() if count}:
         recorded["compiled"] = {name: f"{taken[name]} of {count}" for name, count in found.items()}
         log.info("compiled: %s", ", ".join(f"{recorded['compiled'][name]} {_PARTS[name]}" for name in found))
-    quantized = precision_of(model)
+    quantized = get_precision(model)
     precision = quantized if enabled_nodes(model) else options.floats
     metadata.write(proto, card, precision, recorded, options.labels or _labels(model, card))
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
@@ -260,7 +267,7 @@ def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[st
     raise UsageError(f"‹int4_weights›: policy {policy} has no weights of {INT4_BITS} bits: give ‹policy› w4a16 or w4a8")
 
 
-def names_of_outputs(model: Classifier) -> list[str]:
+def list_output_names(model: Classifier) -> list[str]:
     """The names of the graph's outputs: `logits`, `embedding`, `features0` to `features3` by stage, or the model's."""
     if model.output_kind != FEATURES:
         return [model.output_kind]
@@ -282,7 +289,7 @@ def to_onnx(
     `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators.
     `any_size`: the graph takes any height and width.
     """
-    replacing, plugging = Replacing(chosen(options.replace)), Plugging(plugins_of(options.plugin, options.replace))
+    replacing, plugging = Replacing(chosen(options.replace)), Plugging(parse_plugins(options.plugin, options.replace))
     if options.replace or options.plugin:
         kind = type(model)
 

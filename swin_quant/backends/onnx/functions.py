@@ -205,19 +205,22 @@ def _inside_windows(body: _Body, y: str, linears: Sequence[str], constant: str, 
     """proj(attention(qkv(y))) for tokens [B, T, C] window by window."""
     scales = _Scales(body)
     y = body.linear(y, *linears[:5])
-    y = _of_lengths(body, y, *lengths) if lengths else y
+    y = _normalize_lengths(body, y, *lengths) if lengths else y
     is_rounded = len(body.attributes["scales"]) > 3
     parts = [lambda part, i=i: scales.rounded(part, i) for i in range(3)]
     y = _attended(body, y, parts, constant, lambda shares: scales.rounded(shares, 3) if is_rounded else shares)
     return body.linear(y, *linears[5:])
 
 
-def _of_lengths(body: _Body, y: str, lengths: str) -> str:
+def _normalize_lengths(body: _Body, y: str, lengths: str) -> str:
     """q, k and v [B, T, 3C] with each head's q normalised to `lengths` [heads], and its k to 1."""
     lengths = body("Concat", lengths, body("Div", lengths, lengths), axis=0)
     channels = body("Slice", body("Shape", y), body.whole(2), body.whole(3))
-    of_qk = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
-    qk, v = body("Slice", y, body.whole(0), of_qk, body.whole(2)), body("Slice", y, of_qk, channels, body.whole(2))
+    qk_channels = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
+    qk, v = (
+        body("Slice", y, body.whole(0), qk_channels, body.whole(2)),
+        body("Slice", y, qk_channels, channels, body.whole(2)),
+    )
     shape = body("Concat", body.whole(0, 0), body("Shape", lengths), body.whole(-1), axis=0)
     heads = body("Reshape", qk, shape)
     size = body("Sqrt", body("ReduceSum", body("Mul", heads, heads), body.whole(-1), keepdims=1))
@@ -372,7 +375,7 @@ _BODIES: dict[str, Callable[..., str]] = {
 }
 
 
-def function_of(plugin: Plugin, calls: Sequence[Node], opset: int) -> "FunctionProto":
+def build_function(plugin: Plugin, calls: Sequence[Node], opset: int) -> "FunctionProto":
     """The function that all nodes of a plugin call. UsageError if one function cannot stand for all of them."""
     import onnx
 
@@ -391,4 +394,4 @@ def add_functions(proto: "ModelProto", nodes: Sequence[tuple[Plugin, Node]], ops
     used = {(node.domain, node.op_type) for node in proto.graph.node}
     for plugin in dict.fromkeys(plugin for plugin, _ in nodes):
         if (plugin.domain, plugin.name) in used:
-            proto.functions.append(function_of(plugin, [node for one, node in nodes if one == plugin], opset))
+            proto.functions.append(build_function(plugin, [node for one, node in nodes if one == plugin], opset))

@@ -184,7 +184,7 @@ def _share_constants(graph: "ir.Graph") -> None:
     """
     seen: dict[tuple[object, ...], ir.Value] = {}
     for name, value in list(graph.initializers.items()):
-        if name.startswith("val_") and not _is_of_a_weight(value):
+        if name.startswith("val_") and not _belongs_to_weight(value):
             tensor = constant(value)
             key = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
             if key in seen:
@@ -194,7 +194,7 @@ def _share_constants(graph: "ir.Graph") -> None:
                 seen[key] = value
 
 
-def _is_of_a_weight(zero_point: "ir.Value") -> bool:
+def _belongs_to_weight(zero_point: "ir.Value") -> bool:
     reader, _ = next(iter(zero_point.uses()))
     values = reader.inputs[0]
     return reader.op_type == "DequantizeLinear" and values is not None and values.is_initializer()

@@ -24,7 +24,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.captured import CapturedNetwork
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import build_model
-from swin_quant.operators.plugins import plugins_of
+from swin_quant.operators.plugins import parse_plugins
 
 Restore = Callable[[Tensor], Tensor]
 _OURS = "swin_quant.backends.onnx"
@@ -38,7 +38,7 @@ def network(
     `preprocess`: the normalisation to put into a network that takes bytes. `beyond_half`: the nodes whose values
     overflow float16.
     """
-    rewriter = rewriter_of(model)
+    rewriter = get_rewriter(model)
     names = rewriter.chosen(options)
     model = copy.deepcopy(model).cpu().eval()
     folded = options.uint8_input and rewriter.stem is not None and options.floats == "float32"
@@ -47,9 +47,9 @@ def network(
     lower(model, options.wants.symmetric, model.parameters_read)
     if options.compiled and not model.inputs:
         kind = rewriter.measured_as or (model.architecture.family.name if model.architecture else "")
-        rewriter.apply(model, names, plugins_of(options.compiled), partial(options.are_compiled, kind))
+        rewriter.apply(model, names, parse_plugins(options.compiled), partial(options.are_compiled, kind))
     else:
-        plugins = plugins_of(options.plugin)
+        plugins = parse_plugins(options.plugin)
         if idle := sorted(REWRITTEN & plugins.keys() - rewriter.plugins.keys()):
             raise UsageError(f"‹plugin› {idle[0]}: the model never calls it: leave it out")
         rewriter.apply(model, names, plugins)
@@ -71,7 +71,7 @@ def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
     return torch.zeros(batch, *shape, dtype=getattr(torch, options.io_type))
 
 
-def pictures_of(model: Classifier, options: OnnxOptions, batch: int) -> dict[str, Tensor]:
+def make_example_inputs(model: Classifier, options: OnnxOptions, batch: int) -> dict[str, Tensor]:
     """The inputs that the exported graph takes: black pictures `images`, as `example` or uint8 [batch, S, S, 3]."""
     images = example(model, options, batch)
     if model.inputs:
@@ -135,7 +135,7 @@ def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
     convolution.weight = nn.Parameter((weight / (255 * std)).float(), requires_grad=False)
 
 
-def names_of_ends(options: OnnxOptions) -> list[str]:
+def list_added_output_names(options: OnnxOptions) -> list[str]:
     """The names of the outputs behind the model's own."""
     return ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)
 
@@ -277,7 +277,7 @@ def as_it_is(model: Classifier, io_type: torch.dtype) -> nn.Module:
 NO_REWRITES = Rewriter({}, as_it_is)
 
 
-def rewriter_of(model: Classifier) -> Rewriter:
+def get_rewriter(model: Classifier) -> Rewriter:
     """The rewriter of the model's architecture, or that of captured networks; NO_REWRITES if it has none."""
     name = model.architecture.rewrites if model.architecture else None
     if name is None and isinstance(model, CapturedNetwork):
@@ -293,7 +293,7 @@ def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
     Modules that are not named have the same tensor in both.
     """
     model = build_model(from_dict(artifact.card.config, str(artifact.file)))
-    restore = rewriter_of(model).restore
+    restore = get_rewriter(model).restore
     if restore:
         return restore(model, frozenset(artifact.record["options"].get("rewrites", ())))
     return dict.fromkeys(holding_activations(model))

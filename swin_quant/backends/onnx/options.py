@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from swin_quant.backends.backend import PRECISIONS, OnnxTarget, function
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError, offered
-from swin_quant.operators.plugins import plugins_of
+from swin_quant.operators.plugins import parse_plugins
 from swin_quant.operators.replacements import chosen
 
 FLOAT_TYPES = ("float32", "float16")
@@ -62,10 +62,10 @@ class OnnxOptions:
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("target", self.target, onnx_targets())
-        _one_of("float type", self.floats, FLOAT_TYPES)
-        _one_of("type of input and output", self.io_type, FLOAT_TYPES)
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("target", self.target, onnx_targets())
+        _check_choice("float type", self.floats, FLOAT_TYPES)
+        _check_choice("type of input and output", self.io_type, FLOAT_TYPES)
         if self.int4_weights and (self.precision == "float" or not self.wants.int4):
             what = "precision float" if self.precision == "float" else f"target {self.target}"
             raise UsageError(f"‹int4_weights›: not with {what}: leave it out")
@@ -94,7 +94,7 @@ class OnnxOptions:
             raise UsageError(f"‹uint8_input›, ‹softmax› and ‹top_k›: not with target {self.target}: leave them out")
 
         chosen(self.replace)
-        plugged = plugins_of(self.plugin, self.replace)
+        plugged = parse_plugins(self.plugin, self.replace)
         rewritten = next((operator for operator in plugged if operator in REWRITTEN), None)
         if rewritten and (self.replace or not plugged.keys() <= REWRITTEN):
             raise UsageError(
@@ -157,6 +157,6 @@ def onnx_targets() -> dict[str, OnnxTarget]:
     return {detail.name: detail for detail in details if isinstance(detail, OnnxTarget)}
 
 
-def _one_of(what: str, value: str, known: Iterable[str]) -> None:
+def _check_choice(what: str, value: str, known: Iterable[str]) -> None:
     if value not in (there := list(known)):
         raise UsageError(f"no {what} {value!r}{offered(value, there)}")

@@ -110,10 +110,10 @@ def pad_in_convolutions(graph: "ir.Graph") -> None:
         is_pair = quantize is not None and quantize.op_type == "QuantizeLinear"
         back = _only_reader(quantize.outputs[0]) if quantize is not None and is_pair else pad
         readers = [reader for reader, _ in back.outputs[0].uses()] if back else []
-        if not readers or not all(reader.op_type == "Conv" and _pads_of(reader) is not None for reader in readers):
+        if not readers or not all(reader.op_type == "Conv" and _get_pads(reader) is not None for reader in readers):
             continue
         for reader in readers:
-            both = [own + more for own, more in zip(_pads_of(reader) or (), added, strict=True)]
+            both = [own + more for own, more in zip(_get_pads(reader) or (), added, strict=True)]
             reader.attributes["pads"] = ir.AttrInt64s("pads", both)
         pad.outputs[0].replace_all_uses_with(source)
         graph.remove(pad, safe=True)
@@ -134,7 +134,7 @@ def _zeros_around(node: "ir.Node") -> list[int] | None:
     return pads[2:half] + pads[half + 2 :] if is_zero and is_around else None
 
 
-def _pads_of(convolution: "ir.Node") -> list[int] | None:
+def _get_pads(convolution: "ir.Node") -> list[int] | None:
     """The zeros that a convolution adds by itself; None if it finds them by its size."""
     if convolution.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None

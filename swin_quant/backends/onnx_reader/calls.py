@@ -80,11 +80,11 @@ def _call(node: Any, shapes: Mapping[str, Shape]) -> Call:
         label(node),
         tuple(shapes[one] for one in node.input if one in shapes),
         tuple(shapes[one] for one in node.output if one in shapes),
-        macs_of(node, [shapes.get(one) for one in node.input], [shapes.get(one) for one in node.output]),
+        count_macs(node, [shapes.get(one) for one in node.input], [shapes.get(one) for one in node.output]),
     )
 
 
-def macs_of(node: Any, inputs: Sequence[Shape | None], outputs: Sequence[Shape | None]) -> int:
+def count_macs(node: Any, inputs: Sequence[Shape | None], outputs: Sequence[Shape | None]) -> int:
     """Multiply-adds of a node; 0 for a node that multiplies no matrices, and for unknown shapes."""
     kind, out = node.op_type, outputs[0] if outputs else None
     first = inputs[0] if inputs else None

@@ -175,7 +175,7 @@ def _check_scale(node: Any, names: ChainMap[str, Any], folder: Path, extremes: d
     tensor, casts = found
     if id(tensor) not in extremes:
         extremes[id(tensor)] = _extremes(tensor, folder)
-    if fault := _fault_of_scale(extremes[id(tensor)], casts):
+    if fault := _find_scale_fault(extremes[id(tensor)], casts):
         raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
 
 
@@ -189,7 +189,7 @@ def _extremes(tensor: Any, folder: Path) -> Any:
         return None
 
 
-def _fault_of_scale(values: Any, casts: Sequence[int]) -> str:
+def _find_scale_fault(values: Any, casts: Sequence[int]) -> str:
     onnx = library("onnx", "onnx")
     try:
         with np.errstate(all="ignore"):

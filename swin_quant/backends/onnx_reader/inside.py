@@ -31,7 +31,7 @@ class OpenedUp:
     tensors: dict[str, str]
 
 
-def modules_of(model: Any, inputs: Sequence[str]) -> dict[str, str]:
+def find_module_outputs(model: Any, inputs: Sequence[str]) -> dict[str, str]:
     """Module -> the last float tensor inside it that depends on an input; modules in the order in which they end."""
     onnx = library("onnx", "onnx")
     graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
@@ -82,7 +82,7 @@ def inside(
     onnx = library("onnx", "onnx")
     file = verified(artifact)
     model = read_model(file.path)
-    tensors = modules_of(model, file.input_names)
+    tensors = find_module_outputs(model, file.input_names)
     if any(part.stat().st_size for part in file.parts):
         onnx.load_external_data_for_model(model, str(file.path.parent))
     held = {value.name for value in model.graph.output}
@@ -96,7 +96,7 @@ def inside(
         copy.write_bytes(model.SerializeToString())
         run = start(file, OpenedUp(replace(file, path=copy, parts=()), tensors))
 
-    def of_modules(images: Tensor) -> dict[str, Tensor]:
+    def compute_outputs(images: Tensor) -> dict[str, Tensor]:
         found = run(images)
         outputs = {module: torch.from_numpy(found[name]).float() for module, name in tensors.items()}
         if not (batch := file.batch):
@@ -104,4 +104,4 @@ def inside(
         # Without the rows of the zeros that filled up a fixed batch
         return {name: x[: len(x) * len(images) // batch] if x.dim() else x for name, x in outputs.items()}
 
-    return of_modules
+    return compute_outputs

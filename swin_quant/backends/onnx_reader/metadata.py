@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from swin_quant.backends.artifact import Artifact, refuse_card
 from swin_quant.backends.onnx_reader.file import PREPROCESS, open_onnx
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import sha256_of_data
+from swin_quant.base.files import compute_data_sha256
 from swin_quant.base.schema import checked
 from swin_quant.cards.card import RunCard, without_paths
 
@@ -28,7 +28,7 @@ def card_sha256(card: RunCard) -> str:
     """The SHA-256 of a card's checkpoint part: without artifact, measurements, versions and date."""
     later = ("schema", "artifact", "results", "verification", "versions", "created")
     content = {key: value for key, value in without_paths(card).items() if key not in later}
-    return sha256_of_data(content)
+    return compute_data_sha256(content)
 
 
 def write(
@@ -55,7 +55,7 @@ def write(
         model.metadata_props.add(key=key, value=value)
 
 
-def labels_of(artifact: Artifact) -> list[str]:
+def read_labels(artifact: Artifact) -> list[str]:
     """The class names in an artifact's file; empty if it has none."""
     try:
         names = json.loads(open_onnx(artifact.file).metadata.get(LABELS, "[]"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.onnx_reader import inside as reader
 from swin_quant.backends.onnx_reader.checks import first_line, nodes
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, read_model, verified
@@ -52,7 +52,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     return Engine(
         NAME,
         artifact.record["precision"],
-        policy_of(artifact),
+        get_policy_name(artifact),
         partial(_run, session, file),
         max_batch=file.batch,
         details=Details(known, partial(_gemms, file, options, exact)),

@@ -10,18 +10,18 @@ from typing import Any
 
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.onnx_reader import inside as reader
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
 from swin_quant.backends.onnx_reader.inside import OpenedUp
-from swin_quant.backends.openvino.operators import LIMIT, libraries_of, run_plain, stream_in_half
+from swin_quant.backends.openvino.operators import LIMIT, find_libraries, run_plain, stream_in_half
 from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import warn
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
-from swin_quant.base.files import near, sha256_of
+from swin_quant.base.files import compute_sha256, near
 from swin_quant.quant.outputs import Output
 from swin_quant.score.engine import HALF_TYPES, Engine
 from swin_quant.score.options import EngineOptions
@@ -55,7 +55,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if file.float8:
         raise UsageError(f"{file.path}: {NAME} is not given float8: run it on onnxruntime, or export with ‹policy› cpu")
     libraries, graphs = _opened(artifact, file, float_type, options)
-    extensions = {Path(file).name: sha256_of(file) for file in libraries}
+    extensions = {Path(file).name: compute_sha256(file) for file in libraries}
     known = {
         "library": ", ".join([f"{NAME} {openvino.__version__}", *(f"{n} {h[:12]}" for n, h in extensions.items())]),
         **({"extensions": extensions} if extensions else {}),
@@ -67,7 +67,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     }
     precision = precision_name(artifact.record["precision"], float_type)
     run, details = partial(_run, graphs), Details(known, graphs.gemms)
-    return Engine(NAME, precision, policy_of(artifact), run, max_batch=file.batch, details=details)
+    return Engine(NAME, precision, get_policy_name(artifact), run, max_batch=file.batch, details=details)
 
 
 def float_types() -> list[str]:
@@ -228,20 +228,20 @@ def _opened(
     Where our own library fails, as for operators of a later one, plain nodes serve, and a line says why.
     """
 
-    def of(libraries: tuple[str, ...]) -> tuple[tuple[str, ...], _Graphs]:
+    def open_with(libraries: tuple[str, ...]) -> tuple[tuple[str, ...], _Graphs]:
         core = _core(os.getpid(), libraries)
         return libraries, _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
 
     if options.extensions:
-        return of(options.extensions)
-    own = libraries_of(artifact)
+        return open_with(options.extensions)
+    own = find_libraries(artifact)
     try:
-        return of(own)
+        return open_with(own)
     except SwinQuantError as error:
         if not own:
             raise
         run_plain(artifact, error)
-    return of(())
+    return open_with(())
 
 
 def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:

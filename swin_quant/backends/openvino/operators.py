@@ -21,7 +21,7 @@ from swin_quant.base.progress import log
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.registry import architectures
-from swin_quant.operators.plugins import FAST_DEPTH, FAST_HEADS, FAST_TOKENS, compiled, plugins_of
+from swin_quant.operators.plugins import FAST_DEPTH, FAST_HEADS, FAST_TOKENS, compiled, parse_plugins
 
 LIMIT = "ONEDNN_MAX_CPU_ISA"  # an environment variable: the instructions that OpenVINO may use
 # What a CPU has for int8, the best first -> its kind, which build.sh knows.
@@ -91,8 +91,8 @@ def are_default(config: Mapping[str, Any]) -> bool:
     family = model.get(str(model.get("TYPE")).upper(), {})
     if not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
         return _fits_one_window(json.dumps(config)) and are_faster_here("vit", "token_branch")
-    is_of_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
-    fast = {"map_branch": FAST_TOKENS["attention_branch"]} if is_of_maps else FAST_TOKENS
+    has_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
+    fast = {"map_branch": FAST_TOKENS["attention_branch"]} if has_maps else FAST_TOKENS
     tokens = family["WINDOW_SIZE"] ** 2
     operator = next((name for name, most in fast.items() if tokens <= most), None)
     if operator is None or family["EMBED_DIM"] != FAST_DEPTH * family["NUM_HEADS"][0]:
@@ -127,11 +127,11 @@ def are_faster_here(architecture: str, operator: str = "attention") -> bool:
 
 def has_operators(artifact: Artifact) -> bool:
     """Whether the nodes of an artifact that OpenVINO does not know are all of the library, by the artifact's card."""
-    plugins = plugins_of(tuple(artifact.record["options"].get("plugin") or ())).values()
+    plugins = parse_plugins(tuple(artifact.record["options"].get("plugin") or ())).values()
     return bool(plugins) and all((one.domain, one.name) == (DOMAIN, NODES.get(one.operator)) for one in plugins)
 
 
-def libraries_of(artifact: Artifact) -> tuple[str, ...]:
+def find_libraries(artifact: Artifact) -> tuple[str, ...]:
     """The library that the nodes of an artifact need; a warning says why they run as plain nodes instead."""
     if not has_operators(artifact):
         return ()
@@ -152,7 +152,7 @@ def run_all_products(artifact: Artifact) -> bool:
 
     Its products are exact on every CPU; plain nodes multiply what Q/DQ pairs have rounded.
     """
-    if not libraries_of(artifact):
+    if not find_libraries(artifact):
         return False
     return all(node.op_type != "QuantizeLinear" for node in read_model(artifact.file).graph.node)
 

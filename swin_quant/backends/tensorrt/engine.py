@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -110,7 +110,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
         "batch": [session.smallest, session.largest],
     }
     details = Details(known, partial(_gemms, artifact))
-    precision, policy = artifact.record["precision"], policy_of(artifact)
+    precision, policy = artifact.record["precision"], get_policy_name(artifact)
     return Engine(NAME, precision, policy, session, session.largest, details, device=str(gpu.device))
 
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact, Details, policy_of
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import near
 from swin_quant.base.progress import log
-from swin_quant.operators.plugins import Node, Plugin, plugins_of
+from swin_quant.operators.plugins import Node, Plugin, parse_plugins
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
@@ -38,14 +38,14 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     tell(artifact)
     for extension in options.extensions:
         _load_operators(extension)
-    define(plugins_of(tuple(artifact.record["options"].get("plugin", ()))))
+    define(parse_plugins(tuple(artifact.record["options"].get("plugin", ()))))
     if options.threads:
         torch.set_num_threads(options.threads)
     module = _read(artifact.file)
     return Engine(
         NAME,
         artifact.record["precision"],
-        policy_of(artifact),
+        get_policy_name(artifact),
         partial(_run, artifact.file, module),
         details=Details({"library": f"torch {torch.__version__}", "float_type": "float32"}, dict),
     )

@@ -16,7 +16,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.models.classifier import Classifier
-from swin_quant.operators.plugins import Plugging, plugins_of
+from swin_quant.operators.plugins import Plugging, parse_plugins
 from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.quantizer import Quantizer, State, named_nodes
@@ -71,7 +71,7 @@ class TorchScriptOptions:
 
     def __post_init__(self) -> None:
         chosen(self.replace)
-        check(plugins_of(self.plugin, self.replace))
+        check(parse_plugins(self.plugin, self.replace))
 
 
 def export(
@@ -100,7 +100,7 @@ def export(
 
 def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
     """A traced copy of the model, as the bytes of its file."""
-    replacing, plugins = Replacing(chosen(options.replace)), plugins_of(options.plugin, options.replace)
+    replacing, plugins = Replacing(chosen(options.replace)), parse_plugins(options.plugin, options.replace)
     define(plugins)
     plugging = Plugging(plugins, call)
     copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)

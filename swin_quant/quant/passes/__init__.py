@@ -57,7 +57,7 @@ class Pass:
     """A way to improve a calibrated network.
 
     `run(context, options)` changes its network and returns a note of half a line; `options` are a frozen dataclass with
-    defaults, which checks itself (`SelfChecked`). `keeps_function`: the float network computes the same. `of_ranges`:
+    defaults, which checks itself (`SelfChecked`). `keeps_function`: the float network computes the same. `sets_ranges`:
     it chooses ranges, which must not be observed again; after a pass that keeps the function and chooses none, they
     are. `judges_itself`: it keeps only changes that improve logits or classes on held-out pictures.
     """
@@ -65,12 +65,12 @@ class Pass:
     run: Callable[[PassContext, Any], str]
     options: type[Any]
     keeps_function: bool = False
-    of_ranges: bool = False
+    sets_ranges: bool = False
     judges_itself: bool = False
 
     @property
     def observes_again(self) -> bool:
-        return self.keeps_function and not self.of_ranges
+        return self.keeps_function and not self.sets_ranges
 
 
 def passes() -> dict[str, Pass]:
@@ -80,5 +80,5 @@ def passes() -> dict[str, Pass]:
 
 def choosing_ranges(records: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names of a run card's kept passes that chose ranges, to which weights were then fitted."""
-    choosing = {name for name, kind in passes().items() if kind.of_ranges}
+    choosing = {name for name, kind in passes().items() if kind.sets_ranges}
     return [one["name"] for one in records if one["kept"] and one["name"] in choosing]

@@ -22,8 +22,8 @@ from swin_quant.base.progress import log, track
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.outputs import has_classes, rows
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.scratch import key_of
-from swin_quant.quant.passes.trial import Values, enabled_in, give_state, state_of
+from swin_quant.quant.passes.scratch import compute_key
+from swin_quant.quant.passes.trial import Values, copy_state, enabled_in, give_state
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role
@@ -60,8 +60,8 @@ def run(context: PassContext, options: DistillOptions) -> str:
     """Train the network; it stays unchanged if the wanted error, of logits or classes, is no smaller."""
     options = options if has_classes(context.original) else replace(options, classes=0.0)
     batches = context.first(options.pictures)
-    key = key_of([context.model, context.original], batches, ["distill", asdict(options)])
-    images, before = torch.cat(batches), state_of(context.model)
+    key = compute_key([context.model, context.original], batches, ["distill", asdict(options)])
+    images, before = torch.cat(batches), copy_state(context.model)
     if len(images) < 2:  # it would judge itself on its training picture
         return "one picture: none is left to judge by"
     held_out = max(1, round(_HELD_OUT * len(images)))
@@ -199,7 +199,7 @@ class _Learner:
 
     def kept(self, done: int) -> Values:
         """The state after `done` iterations, which decides the later ones."""
-        return state_of(self.model) | self._moments() | {"done": torch.tensor(done)}
+        return copy_state(self.model) | self._moments() | {"done": torch.tensor(done)}
 
     def give(self, values: Values) -> int:
         """Restore a state from `kept`; returns the number of iterations done."""
@@ -226,4 +226,4 @@ def _size(x: Tensor) -> float:
     return x.detach().square().mean().sqrt().item()
 
 
-PASS = Pass(run, DistillOptions, of_ranges=True, judges_itself=True)
+PASS = Pass(run, DistillOptions, sets_ranges=True, judges_itself=True)

@@ -21,9 +21,9 @@ from swin_quant.base.errors import listed
 from swin_quant.base.schema import SelfChecked, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import gain_db, note_of
+from swin_quant.quant.passes.improve_units import describe_gains, gain_db
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
-from swin_quant.quant.passes.trial import Trial, Values, enabled_in, restore, state_of, weights_in
+from swin_quant.quant.passes.trial import Trial, Values, copy_state, enabled_in, restore, weights_in
 from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
@@ -138,7 +138,7 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
         _equalize_units(context, options, gains)
     notes = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
     if any(gains.values()):
-        notes += [note_of(gains, len(context.units))]
+        notes += [describe_gains(gains, len(context.units))]
     notes = notes or [NO_GAIN]
     if context.fixed and not options.only_outliers:
         some = "1 norm has" if len(context.fixed) == 1 else f"{len(context.fixed)} norms have"
@@ -223,7 +223,7 @@ def _equalize(context: PassContext, step: UnitRun, spreads: Sequence[Spread], op
     trial = Trial(step, context.method.name)
     if not trial.nodes:
         return 0.0
-    original = weights_in(state_of(step.unit))
+    original = weights_in(copy_state(step.unit))
     plain = (Choice(),) * len(spreads)
 
     def error(choices: Sequence[Choice]) -> float:

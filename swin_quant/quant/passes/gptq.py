@@ -109,4 +109,4 @@ def _settle(node: Quantizer, weight: Tensor, method: Method) -> None:
     node.amax = node.range_for(weight)
 
 
-PASS = Pass(run, GptqOptions, of_ranges=True)
+PASS = Pass(run, GptqOptions, sets_ranges=True)

@@ -13,8 +13,8 @@ from torch import Tensor
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.scratch import key_of
-from swin_quant.quant.passes.trial import Values, enabled_in, give_state, quantized, state_of
+from swin_quant.quant.passes.scratch import compute_key
+from swin_quant.quant.passes.trial import Values, copy_state, enabled_in, give_state, quantized
 from swin_quant.quant.passes.units import UnitRun, walk
 
 # Maps (unit, its inputs, its number) to the changed values of its state, and its `gain` in dB.
@@ -29,14 +29,14 @@ def improve_units(
     `changes`: endings of names in a unit's state that the pass changes. A unit that an interrupted run finished gets
     the stored values.
     """
-    key = key_of([context.model, context.original], images, [name, asdict(options)])
+    key = compute_key([context.model, context.original], images, [name, asdict(options)])
     gains: dict[str, float] = {}
     known = 0
     inputs: list[Tensor] = []
     for number, step in enumerate(walk(context.model, context.units, images, context.original)):
         inputs = inputs or step.inputs
         if enabled_in(step.unit):
-            file, before, device = f"{key}-{number}", state_of(step.unit), inputs[0].device
+            file, before, device = f"{key}-{number}", copy_state(step.unit), inputs[0].device
             changed = [value for value in before if value.endswith(changes)]
             found = context.scratch.known(file, [*changed, "gain"], device)
             known += found is not None
@@ -60,7 +60,7 @@ def gain_db(before: float, after: float) -> float:
     return 10 * math.log10(before / after) if after else math.inf
 
 
-def note_of(gains: Mapping[str, float], units: int) -> str:
+def describe_gains(gains: Mapping[str, float], units: int) -> str:
     """The gains of `units` units in words, with the names of units that were not finite and so left unchanged."""
     lost = [name for name, gain in gains.items() if math.isnan(gain)]
     better = [gain for gain in gains.values() if gain > 0]

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from swin_quant.base.errors import listed
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.improve_units import gain_db, note_of
-from swin_quant.quant.passes.trial import give_state, quantized, quantized_layers, quantizing, squared_error, state_of
+from swin_quant.quant.passes.improve_units import describe_gains, gain_db
+from swin_quant.quant.passes.trial import copy_state, give_state, quantized, quantized_layers, quantizing, squared_error
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.watch import watching
 
@@ -74,7 +74,7 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
     inputs: list[Tensor] = []
     for step in context.walk(pictures):
         inputs = inputs or step.inputs
-        original = state_of(step.unit)
+        original = copy_state(step.unit)
         outputs = quantized(step.unit, inputs)
         before = squared_error(outputs, step.outputs)
         try:
@@ -91,7 +91,7 @@ def solve_layers(context: PassContext, pictures: int, solve: Solve) -> str:
         else:
             give_state(step.unit, original)
         inputs = outputs
-    note = note_of(gains, len(context.units))
+    note = describe_gains(gains, len(context.units))
     if sum(map(len, context.first(pictures))) == 1:
         note += "; one picture: none is left to judge how far weights may go from float's"
     return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note

@@ -60,7 +60,7 @@ class Exchange:
     exit: str | None = None
 
 
-def of_norm(norm: str, linears: tuple[str, ...]) -> Exchange:
+def make_norm_exchange(norm: str, linears: tuple[str, ...]) -> Exchange:
     """A norm, and the linears that alone read its output."""
     return Exchange(
         scaled=Part(norm),

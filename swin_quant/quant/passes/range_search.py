@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
-from swin_quant.quant.passes.targets import Targets, channel_weights, targets_of
-from swin_quant.quant.passes.trial import RANGES, Values, enabled_in, ranges_in, state_of
+from swin_quant.quant.passes.improve_units import describe_gains, gain_db, improve_units
+from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
+from swin_quant.quant.passes.trial import RANGES, Values, copy_state, enabled_in, ranges_in
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.range_methods import mse
@@ -49,7 +49,7 @@ def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[
         start = node.range_for(weight.detach())
         if not finer:
             yield start
-            start = mse.of_weight(weight, *node.setting.levels, node.setting.per_channel)
+            start = mse.search_weight(weight, *node.setting.levels, node.setting.per_channel)
             yield start
     yield from (start * factor**0.5**finer for factor in _FACTORS)
 
@@ -80,20 +80,20 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
     def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
-        return _found(step.unit, targets_of(step, inputs, weights.get(step.name)), options)
+        return _found(step.unit, compute_targets(step, inputs, weights.get(step.name)), options)
 
     gains = improve_units("range_search", context, images, options, RANGES, improve)
-    return note_of(gains, len(context.units))
+    return describe_gains(gains, len(context.units))
 
 
 def _found(unit: nn.Module, targets: Targets, options: RangeSearchOptions) -> Values:
     """The unit's new ranges and its `gain` in dB: 0 if they stay unchanged, NaN if something was not finite."""
-    before = ranges_in(state_of(unit))
+    before = ranges_in(copy_state(unit))
     error = targets.cost(unit, targets.judging)
     search_ranges(unit, targets, options.rounds)
     after = targets.cost(unit, targets.judging)
-    kept = ranges_in(state_of(unit)) if after < error else before
+    kept = ranges_in(copy_state(unit)) if after < error else before
     return {**kept, "gain": torch.tensor(gain_db(error, after))}
 
 
-PASS = Pass(run, RangeSearchOptions, keeps_function=True, of_ranges=True)
+PASS = Pass(run, RangeSearchOptions, keeps_function=True, sets_ranges=True)

@@ -85,14 +85,14 @@ def load_passes(name_or_path: str) -> PassRecipe:
     path = shipped_or_file(name_or_path, shipped_files("passes"), "recipe of passes")
     data = checked(_Recipe, read_yaml(path, "recipe of passes"), str(path), error=UsageError)
     others = {
-        key: steps_of(names, f"{path}: {key}")
+        key: parse_steps(names, f"{path}: {key}")
         for key in ("below_8_bits", "activations_below_8_bits")
         if (names := data.get(key)) is not None
     }
-    return PassRecipe(steps_of(data["passes"], str(path)), **others)
+    return PassRecipe(parse_steps(data["passes"], str(path)), **others)
 
 
-def steps_of(data: Any, source: str = "passes") -> tuple[PassStep, ...]:
+def parse_steps(data: Any, source: str = "passes") -> tuple[PassStep, ...]:
     """Steps from names, mappings with a `name` and options, or steps. UsageError names `source` and what is wrong."""
     if not isinstance(data, Sequence) or isinstance(data, str):
         raise UsageError(f"{source}: `passes` must be a list of passes")
@@ -102,7 +102,7 @@ def steps_of(data: Any, source: str = "passes") -> tuple[PassStep, ...]:
         if step.kind.observes_again and (ranged or changed):
             why = "ranges are found again" if ranged else "passes measure by the network that it leaves"
             raise UsageError(f"{source}: {step.name} after {ranged or changed}: {why} behind it: put it before")
-        ranged = step.name if step.kind.of_ranges else ranged
+        ranged = step.name if step.kind.sets_ranges else ranged
         changed = changed if step.kind.keeps_function else step.name
     return steps
 

@@ -23,9 +23,9 @@ from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import gain_db, improve_units, note_of
-from swin_quant.quant.passes.targets import Targets, channel_weights, targets_of
-from swin_quant.quant.passes.trial import Values, enabled_in, give_state, quantized_layers, state_of
+from swin_quant.quant.passes.improve_units import describe_gains, gain_db, improve_units
+from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
+from swin_quant.quant.passes.trial import Values, copy_state, enabled_in, give_state, quantized_layers
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State
 from swin_quant.quant.range_methods import mse
@@ -60,11 +60,11 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
     def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
-        targets = targets_of(step, inputs, weights.get(step.name), rows)
+        targets = compute_targets(step, inputs, weights.get(step.name), rows)
         return _improved(step.unit, targets, options, number)
 
     gains = improve_units("reconstruct", context, images, options, "", improve)
-    return note_of(gains, len(gains))
+    return describe_gains(gains, len(gains))
 
 
 def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
@@ -75,7 +75,7 @@ def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
 
 def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, number: int) -> Values:
     """The unit's new state and its `gain` in dB: 0 if it stays unchanged, NaN if something was not finite."""
-    before = state_of(unit)
+    before = copy_state(unit)
     generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
     error, after = targets.cost(unit, targets.judging), math.inf
     fixed = [layer for layer in quantized_layers(unit).values() if "weight" in layer.shared_parameters]
@@ -83,12 +83,12 @@ def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, nu
     if trains and train_unit(unit, targets, options, generator):
         after = targets.cost(unit, targets.judging)
     if after < error:
-        return {**state_of(unit), "gain": torch.tensor(gain_db(error, after))}
+        return {**copy_state(unit), "gain": torch.tensor(gain_db(error, after))}
     give_state(unit, before)
     return {**before, "gain": torch.tensor(math.nan if error and after == math.inf else 0.0)}
 
 
-PASS = Pass(run, ReconstructOptions, of_ranges=True)
+PASS = Pass(run, ReconstructOptions, sets_ranges=True)
 
 
 def rectified(variable: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def rectified(variable: Tensor) -> Tensor:
     return (variable.sigmoid() * (_HIGH - _LOW) + _LOW).clamp(0, 1)
 
 
-def variable_of(share: Tensor) -> Tensor:
+def invert_rectified(share: Tensor) -> Tensor:
     """The variable whose `rectified` is `share`, 0 to 1."""
     return torch.logit((share - _LOW) / (_HIGH - _LOW))
 
@@ -119,14 +119,14 @@ class Rounding:
     ends: tuple[int, int]
 
     @classmethod
-    def of(cls, weight: Tensor, amax: Tensor, qmin: int, qmax: int) -> "Rounding":
+    def from_weight(cls, weight: Tensor, amax: Tensor, qmin: int, qmax: int) -> "Rounding":
         """The rounding that starts at `weight`, clipped to the grid."""
         step = torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
         level = (weight.detach().float() / step).clamp(qmin, qmax)
         gap = spacing(level, qmin, qmax)
         below = (level / gap).floor() * gap
         step = torch.where(amax > TINY_AMAX, step, 0.0)
-        return cls(below, gap, step, variable_of((level - below) / gap), amax, (qmin, qmax))
+        return cls(below, gap, step, invert_rectified((level - below) / gap), amax, (qmin, qmax))
 
     def soft(self) -> Tensor:
         """The weight between two levels; gradients pass to `variable`."""
@@ -137,14 +137,14 @@ class Rounding:
         return (self.below + (self.variable.detach() >= 0) * self.gap).clamp(*self.ends) * self.step
 
 
-def rounding_of(layer: QuantizedLayer) -> Rounding:
+def make_rounding(layer: QuantizedLayer) -> Rounding:
     """A layer's weight on its node's grid, with the better of two ranges: the one in effect, and that of least squared
     error. A range that was chosen with the weight stays."""
     node, weight = layer._weight_quantizer, layer.weight.detach()
     ends = node.setting.levels
-    candidates = [node.range_for(weight).detach(), mse.of_weight(weight, *ends, node.setting.per_channel)]
+    candidates = [node.range_for(weight).detach(), mse.search_weight(weight, *ends, node.setting.per_channel)]
     errors = [(quantize_dequantize(weight, amax, *ends) - weight).square().sum().item() for amax in candidates]
-    return Rounding.of(weight, candidates[errors.index(min(errors))], *ends)
+    return Rounding.from_weight(weight, candidates[errors.index(min(errors))], *ends)
 
 
 # Shares of the iterations: weights are pulled to levels from the first on, and are at levels from the second on
@@ -203,7 +203,7 @@ class _Trained:
         self.nodes = [node for node in activations if node.setting.amax is None]
         layers = quantized_layers(unit).values()
         rounded = [layer for layer in layers if "weight" not in layer.shared_parameters]
-        self.roundings = {layer: rounding_of(layer) for layer in rounded}
+        self.roundings = {layer: make_rounding(layer) for layer in rounded}
         floating = [one for one in _own_parameters(unit) if one.dim() == 1 and one.requires_grad]
         self.quantized = activations + [layer._weight_quantizer for layer in layers if layer not in self.roundings]
         for node in self.quantized:

@@ -18,10 +18,10 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cards.records import AdviceRecord, PassRecord
 from swin_quant.quant.calibration import check_weights
-from swin_quant.quant.check import compare, logits_of
+from swin_quant.quant.check import compare, compute_logits
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.recipe import PassRecipe, PassStep, steps_of
-from swin_quant.quant.passes.trial import Values, give_state, state_of, weights_in
+from swin_quant.quant.passes.recipe import PassRecipe, PassStep, parse_steps
+from swin_quant.quant.passes.trial import Values, copy_state, give_state, weights_in
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.quantizer import Role
@@ -30,8 +30,8 @@ from swin_quant.quant.watch import watching
 PICTURES = 64  # to measure on
 _HARM_DB = 0.5  # a smaller loss may be chance
 _ALIKE = 1e-3  # of the norm: float32 rounds factors of twelve octaves to far less
-EVENED = steps_of([{"name": "equalize", "only_outliers": True}])
-CORRECTED = steps_of([{"name": "bias_correction"}])  # gains 4 to 5 dB on EfficientNet-Lite0 (docs/any_model.md)
+EVENED = parse_steps([{"name": "equalize", "only_outliers": True}])
+CORRECTED = parse_steps([{"name": "bias_correction"}])  # gains 4 to 5 dB on EfficientNet-Lite0 (docs/any_model.md)
 
 
 @dataclass(frozen=True)
@@ -63,16 +63,16 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
     images, gains = context.first(PICTURES), list[Gain]()
     expected: Tensor | None = None
     for step in steps:
-        kept, start = state_of(context.model), time.perf_counter()
+        kept, start = copy_state(context.model), time.perf_counter()
         note = step.kind.run(context, step.options)
-        left = state_of(context.model)
+        left = copy_state(context.model)
         if _same(left, kept):
             gains.append(Gain(step, note, time.perf_counter() - start))
             _say(gains[-1])
             continue
         if expected is None:  # the network is still the one that was calibrated
             give_state(context.model, kept)
-            expected = logits_of(context.model, images)
+            expected = compute_logits(context.model, images)
             before = compare(context.model, images, expected)
             give_state(context.model, left)
         renewed = step.kind.observes_again
@@ -99,8 +99,8 @@ def refuse(model: nn.Module, steps: Sequence[PassStep]) -> None:
     """UsageError if the model's policy quantizes nothing, or forbids one of the steps."""
     if steps and not enabled_nodes(model):
         raise UsageError(f"{_names(steps)}: the policy quantizes nothing: there is nothing to make better")
-    if of_ranges := [step for step in steps if step.kind.of_ranges]:
-        refuse_blocks(model, _names(of_ranges))
+    if choosing := [step for step in steps if step.kind.sets_ranges]:
+        refuse_blocks(model, _names(choosing))
 
 
 def _names(steps: Sequence[PassStep]) -> str:
@@ -137,14 +137,14 @@ def _features_alike(context: PassContext) -> bool:
 def _features(context: PassContext, model: nn.Module) -> Values:
     """The outputs of units for a picture, and of `padded` modules as if half of their input were padding, which
     pictures of this size do not have."""
-    inputs_of: dict[str, tuple[Any, ...]] = {}
+    inputs_by_name: dict[str, tuple[Any, ...]] = {}
 
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
-        inputs_of[name] = inputs
+        inputs_by_name[name] = inputs
 
     with watching({name: model.get_submodule(name) for name in context.padded}, look):
         _, found = given_by(context.units, model, context.images[0][:1])
-    for name, (x, *others) in inputs_of.items():
+    for name, (x, *others) in inputs_by_name.items():
         x = x.clone()
         x[:, x.shape[1] // 2 :] = 0
         found[name] = model.get_submodule(name)(x, *others).float()
@@ -168,7 +168,7 @@ class PassPlan:
     recipe: PassRecipe | None = None
 
     @classmethod
-    def of(cls, recipe: PassRecipe) -> "PassPlan":
+    def from_recipe(cls, recipe: PassRecipe) -> "PassPlan":
         """The plan of a recipe."""
         return cls(recipe.steps, recipe=recipe)
 

@@ -20,7 +20,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes, read_bounded
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
-from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.quantizer import Quantizer
 
 _MAX_BYTES = 8 << 30
@@ -64,12 +64,12 @@ class Scratch:
                 self.folder.rmdir()
 
 
-def key_of(models: Sequence[nn.Module], images: Sequence[Tensor], plain: Any) -> str:
+def compute_key(models: Sequence[nn.Module], images: Sequence[Tensor], plain: Any) -> str:
     """The hash of networks' weights, ranges and settings, of pictures, and of `plain` data."""
     nodes = [node for model in models for node in model.modules() if isinstance(node, Quantizer)]
     settings = [astuple(node.setting) for node in nodes]
     digest = hashlib.sha256(json.dumps([plain, settings, torch.__version__], sort_keys=True).encode())
-    for name, value in (*(pair for model in models for pair in state_of(model).items()), *(("", b) for b in images)):
+    for name, value in (*(pair for model in models for pair in copy_state(model).items()), *(("", b) for b in images)):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -62,7 +62,7 @@ class Targets:
         return total / len(rows) if total < math.inf else math.inf
 
 
-def targets_of(
+def compute_targets(
     step: UnitRun,
     quantized_inputs: Sequence[Tensor],
     weights: Tensor | None,

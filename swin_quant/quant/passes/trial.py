@@ -133,7 +133,7 @@ def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
-    """Give the unit's parameters the values from `state_of`."""
+    """Give the unit's parameters the values from `copy_state`."""
     give_factors(unit, parameters)
     for name, parameter in unit.named_parameters():
         parameter.copy_(parameters[name])
@@ -156,7 +156,7 @@ def squared_error(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float
     return total if total < float("inf") else float("inf")
 
 
-def state_of(module: nn.Module) -> Values:
+def copy_state(module: nn.Module) -> Values:
     """Weights and ranges by name, copied."""
     values: dict[str, Tensor | None] = dict(module.named_parameters())
     for name, node in _nodes(module).items():
@@ -176,7 +176,7 @@ def ranges_in(state: Values) -> Values:
 
 @torch.no_grad()
 def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Restore a state of `module` from `state_of`."""
+    """Restore a state of `module` from `copy_state`."""
     restore(module, state)
     for name, node in _nodes(module).items():
         node.amax, node.bounds = state.get(name + _AMAX), state.get(name + _BOUNDS)
@@ -186,7 +186,7 @@ def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 def all_or_nothing(model: nn.Module) -> Iterator[None]:
     """After an error or interrupt inside the context, norms, weights, ranges and settings are as before."""
     unfold = unfolding(model)
-    before, settings = state_of(model), {name: node.setting for name, node in named_nodes(model).items()}
+    before, settings = copy_state(model), {name: node.setting for name, node in named_nodes(model).items()}
     try:
         yield
     except BaseException:

@@ -16,16 +16,16 @@ class RangeMethod:
 
     `search(statistics, levels, percentile)`: the amax of an activation node on a symmetric signed grid of 2 * `levels`
     steps. `between(statistics, steps, percentile)`: low <= 0 <= high for a grid of `steps` with a zero point, from
-    statistics with signs. `of_bits`: results hold for that grid alone; `even_steps`: only for grids with equal steps,
-    not for float8. `of_weight(weight, qmin, qmax, per_channel)`: the range of a weight [out, ...], 0-dim or [out, 1,
-    ...]; None: its largest magnitude.
+    statistics with signs. `depends_on_bits`: results hold for that grid alone; `even_steps`: only for grids with equal
+    steps, not for float8. `search_weight(weight, qmin, qmax, per_channel)`: the range of a weight [out, ...], 0-dim or
+    [out, 1, ...]; None: its largest magnitude.
     """
 
     search: Callable[[Statistics, int, float], float]
     between: Callable[[Statistics, int, float], tuple[float, float]]
-    of_bits: bool = False
+    depends_on_bits: bool = False
     even_steps: bool = False
-    of_weight: Callable[[Tensor, int, int, bool], Tensor] | None = None
+    search_weight: Callable[[Tensor, int, int, bool], Tensor] | None = None
 
 
 RANGE_METHODS: dict[str, RangeMethod] = {

@@ -53,4 +53,4 @@ def between(statistics: Statistics, steps: int, percentile: float) -> tuple[floa
     return -min(below.largest, amax), min(above.largest, amax)
 
 
-METHOD = RangeMethod(search, between, of_bits=True, even_steps=True)
+METHOD = RangeMethod(search, between, depends_on_bits=True, even_steps=True)

@@ -68,7 +68,7 @@ class _Error:
         return error_integral(self.edges, ends, step) @ self.weights
 
 
-def of_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor:
+def search_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor:
     """The range with the least squared error of a weight [out, ...], 0-dim, or of each of its rows, [out, 1, ...].
 
     The best of 80 shares of the largest magnitude, each tried on all values.
@@ -86,4 +86,4 @@ def of_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor
     return best
 
 
-METHOD = RangeMethod(search, between, of_bits=True, of_weight=of_weight)
+METHOD = RangeMethod(search, between, depends_on_bits=True, search_weight=search_weight)

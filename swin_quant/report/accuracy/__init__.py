@@ -24,7 +24,7 @@ from swin_quant.report.accuracy.rows import (
     delta_with_error,
     is_float,
     latency,
-    rows_of,
+    list_rows,
 )
 from swin_quant.report.table import (
     BLANK,
@@ -33,6 +33,7 @@ from swin_quant.report.table import (
     ReportTable,
     bullets,
     comma_separated,
+    compute_widths,
     escaped,
     field,
     figure,
@@ -45,7 +46,6 @@ from swin_quant.report.table import (
     shown,
     styled,
     total,
-    widths_of,
 )
 
 SCHEMA = "swin-quant/accuracy-table/1"
@@ -93,13 +93,13 @@ class TableBlock:
         """The columns that fit into `width`; None: all."""
         columns = shown(BLOCK_COLUMNS, self.lines)
         for extra in _EXTRA:
-            if width is None or total(widths_of(columns, self.lines)) <= width:
+            if width is None or total(compute_widths(columns, self.lines)) <= width:
                 break
             columns = [column for column in columns if column.key != extra]
         return columns
 
 
-def blocks_of(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[TableBlock]:
+def make_blocks(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[TableBlock]:
     """The blocks in the order of the rows; `marks`: the numbers of footnotes by the row's index."""
     found: dict[Hashable, dict[int, AccuracyRow]] = {}
     for index, row in enumerate(rows):
@@ -196,9 +196,9 @@ class AccuracyTable:
     notes: Sequence[Footnote]
 
     @classmethod
-    def of(cls, cards: Sequence[RunCard]) -> "AccuracyTable":
+    def from_cards(cls, cards: Sequence[RunCard]) -> "AccuracyTable":
         """The table of run cards."""
-        rows = rows_of(cards)
+        rows = list_rows(cards)
         return cls(rows, footnotes(rows))
 
     def text(self, form: str) -> str:
@@ -217,7 +217,7 @@ class AccuracyTable:
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
-        found = blocks_of(self.rows, marks)
+        found = make_blocks(self.rows, marks)
         lines = [line for block in found for line in block.lines]
         legend = [LEGEND] if any(_delta(line) is not None for line in lines) else []
         weights = {line.row.weights for line in lines}
@@ -227,17 +227,17 @@ class AccuracyTable:
 
 def render(cards: Sequence[RunCard], form: str = "terminal") -> str:
     """The table of `cards` as text in one of FORMATS."""
-    return AccuracyTable.of(cards).text(form)
+    return AccuracyTable.from_cards(cards).text(form)
 
 
 def as_html(cards: Sequence[RunCard]) -> str:
     """The blocks of `cards` as HTML."""
-    found, remarks = AccuracyTable.of(cards).blocks()
-    tables = (_table_of(block, remarks if block is found[-1] else ()) for block in found)
+    found, remarks = AccuracyTable.from_cards(cards).blocks()
+    tables = (_make_table(block, remarks if block is found[-1] else ()) for block in found)
     return "".join(html_table(table, _heading(block)) for table, block in zip(tables, found, strict=True))
 
 
-def _table_of(block: TableBlock, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
+def _make_table(block: TableBlock, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
     return ReportTable(block.columns(width), block.lines, remarks)
 
 
@@ -265,15 +265,15 @@ def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False)
 
 def _lines(block: TableBlock, width: int, color: bool) -> Iterator[str]:
     yield from (styled(line, "bold" * color) for line in _heading_lines(block, width))
-    table = _table_of(block, width=width)
-    widths = widths_of(table.columns, block.lines, width)
+    table = _make_table(block, width=width)
+    widths = compute_widths(table.columns, block.lines, width)
     yield from grid(table.columns, block.lines, widths, color, rule=True)
     yield ""
 
 
 def _as_markdown(table: AccuracyTable) -> str:
     found, remarks = table.blocks()
-    parts = (f"**{escaped(_heading(block))}**\n\n{markdown(_table_of(block))}" for block in found)
+    parts = (f"**{escaped(_heading(block))}**\n\n{markdown(_make_table(block))}" for block in found)
     return "".join(parts) + "".join(f"* {escaped(remark)}\n" for remark in remarks)
 
 

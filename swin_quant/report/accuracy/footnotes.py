@@ -40,14 +40,14 @@ class WholeTable:
         for row in rows:
             self.lists[row.place].add(dataset_key(row.dataset))
             if row.float32:
-                self.baselines[_baseline_of(row)].add((row.float32.acc1, row.float32.acc5))
+                self.baselines[_get_baseline(row)].add((row.float32.acc1, row.float32.acc5))
 
     def unlike_baselines(self, row: AccuracyRow) -> str | None:
         """A float checkpoint must have one accuracy on the same pictures."""
         source = row.card.original_sha256
-        if not row.float32 or not source or len(self.baselines[_baseline_of(row)]) < 2:
+        if not row.float32 or not source or len(self.baselines[_get_baseline(row)]) < 2:
             return None
-        figures = sorted(self.baselines[_baseline_of(row)])
+        figures = sorted(self.baselines[_get_baseline(row)])
         each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in figures)
         return f"inconsistent: float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
 
@@ -167,7 +167,7 @@ def _dead_nodes(row: AccuracyRow) -> str | None:
     return f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}"
 
 
-def _baseline_of(row: AccuracyRow) -> Hashable:
+def _get_baseline(row: AccuracyRow) -> Hashable:
     return row.card.original_sha256, dataset_key(row.dataset)
 
 

@@ -134,12 +134,12 @@ class AccuracyRow:
         return None if delta is None or error is None else abs(delta) > 2 * error
 
 
-def rows_of(cards: Iterable[RunCard]) -> list[AccuracyRow]:
+def list_rows(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     """A row for each result, card and data set, in the order of the cards.
 
     The result of a PTQ checkpoint stands in its own card and in the card of the QAT that began with it: it has one row.
     """
-    rows = [row for card in cards for row in _rows_of_card(card)]
+    rows = [row for card in cards for row in _list_card_rows(card)]
     known = {_measurement(row, row.card.checkpoint) for row in rows if row.weights is None}
     # The unchanged checkpoint that QAT started from, with its own ranges
     ptq = {id(row) for row in rows if row.weights == "PTQ" and row.result.calibrator is None}
@@ -165,7 +165,7 @@ def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:
     return dataset["name"], dataset["split"], str(dataset["sha256"]), str(dataset["pictures"])
 
 
-def _rows_of_card(card: RunCard) -> Iterable[AccuracyRow]:
+def _list_card_rows(card: RunCard) -> Iterable[AccuracyRow]:
     results: dict[tuple[str, ...], list[Result]] = {}
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)

@@ -94,7 +94,7 @@ def _facts(shown: PageData | None, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "columns": [{"key": key, "title": title, "number": number} for key, title, number in columns],
         "nodes": [_row(node) for node in nodes],
         "bins": {node.name: asdict(node.bins) for node in nodes if node.bins},
-        "values": charts.values_of_a_node(),
+        "values": charts.make_node_histogram(),
     }
 
 

@@ -67,7 +67,7 @@ def network(nodes: Sequence[NodeSummary]) -> Spec:
     return spec
 
 
-def values_of_a_node() -> Spec:
+def make_node_histogram() -> Spec:
     """The template of a histogram; the page gives it `bins` of {low, high, count} and `ends` of {at, what}."""
     return _spec("values", "")
 

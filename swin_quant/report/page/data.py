@@ -10,17 +10,17 @@ import numpy as np
 from torch import Tensor, nn
 
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import file_of_record
+from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.checkpoint import OpenedCheckpoint, load_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.advice import clipped_share
 from swin_quant.quant.fake_quant import FP8, quantize_dequantize
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
-from swin_quant.quant.ranges import Range, range_of
+from swin_quant.quant.ranges import Range, get_range
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from swin_quant.quant.statistics_file import read_statistics
 from swin_quant.report.verdict import DeployVerdict
@@ -113,7 +113,7 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         engines[f"{target} · {one.policy['name'] if one.policy else 'float'}"] = _precisions(model, one)
     _apply(model, card)
     record = card.calibration.get("statistics") if card.calibration else None
-    file = file_of_record(record, [checkpoint.file.parent])
+    file = find_recorded_file(record, [checkpoint.file.parent])
     activations = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
     statistics = read_statistics(file, activations) if file else {}
     costs: dict[str, float] = {}
@@ -121,20 +121,20 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         single = (one for one in card.sensitivity["groups"] if one["kind"] == "node")
         without = {one["name"]: one["without"]["sqnr_db"] for one in single}
         costs = {name: sqnr - overall for name, sqnr in without.items() if sqnr is not None}
-    units = list(units_of(model))
+    units = list(list_units(model))
     layers = weighted_layers(model)
     summaries = []
     for name, node in nodes.items():
         row, column = _place(name, units)
         found = statistics.get(name)
         weight = layers[name].weight.detach() if name in layers else None
-        known = None if node.amax is None else range_of(node)
-        bins = _bins_of_statistics(found) if found else None
+        known = None if node.amax is None else get_range(node)
+        bins = _make_bins(found) if found else None
         sqnr, clipped = None, None
         if weight is not None:
             bins = _binned(weight.numpy().ravel(), float(weight.min()), float(weight.max()), None)
         if known is not None and weight is not None:
-            sqnr, clipped = _quality_of_weight(weight, node)
+            sqnr, clipped = _measure_weight(weight, node)
         elif known is not None and found is not None:
             sqnr, clipped = _quality(found, known, node)
         low, high = known.ends_on(node) if known else (None, None)
@@ -185,7 +185,7 @@ def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
 
 def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
     """The SQNR of the node's quantized values in dB, and the percentage of values outside the range."""
-    amax, qmin, qmax = known.on_grid_of(node)
+    amax, qmin, qmax = known.get_grid_arguments(node)
     if amax <= 0:
         return None, None
     if not node.setting.symmetric and statistics.sides is None:
@@ -199,7 +199,7 @@ def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[flo
     return (sqnr if math.isfinite(sqnr) else None), 100 * beyond / max(total, 1)
 
 
-def _quality_of_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
+def _measure_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
     amax = node.range_for(weight).detach()
     noise = (quantize_dequantize(weight, amax, *node.setting.levels) - weight).double().square().sum()
     signal = weight.double().square().sum()
@@ -207,7 +207,7 @@ def _quality_of_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, f
     return sqnr, 100 * (weight.abs() > amax).double().mean().item()
 
 
-def _bins_of_statistics(statistics: Statistics) -> Bins:
+def _make_bins(statistics: Statistics) -> Bins:
     below, above = statistics.sides or (None, statistics)
     values, counts = _centres(above), above.counts
     if below is not None:

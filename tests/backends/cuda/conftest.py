@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from swin_quant.backends.cuda.export import CudaOptions, export
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.spec import spec_of_config
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import export as export_ft
 from swin_quant.backends.fastertransformer.manifest import read_export
@@ -21,7 +21,7 @@ HEADS_OF_24 = {"IMG_SIZE": 32, "EMBED_DIM": 96, "NUM_HEADS": [4, 8], "WINDOW_SIZ
 
 def spec_of_model(name, precision="int8"):
     """The spec of a shipped configuration in int8, fp8, float or FasterTransformer's arithmetic."""
-    spec = spec_of_config(load_config(find_config(name)), "int8" if precision.startswith("ft") else precision)
+    spec = make_spec_from_config(load_config(find_config(name)), "int8" if precision.startswith("ft") else precision)
     if precision.startswith("ft"):
         return replace(spec, arithmetic=precision, quantized=frozenset(spec.products()))
     return spec
@@ -29,7 +29,7 @@ def spec_of_model(name, precision="int8"):
 
 def launches_of(name, precision="int8", batch=32):
     """The launches of a shipped configuration, none fused."""
-    return program_of(spec_of_model(name, precision), batch).launches
+    return build_program(spec_of_model(name, precision), batch).launches
 
 
 @pytest.fixture(scope="session")

@@ -7,15 +7,15 @@ from crosscompile import kernels_of, recorded
 
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.spec import spec_of_config
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.spec import make_spec_from_config
 
 triton = pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="module")
 def program(tiny_config):
-    return program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 2)
+    return build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), 2)
 
 
 @pytest.fixture

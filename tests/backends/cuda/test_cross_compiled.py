@@ -14,7 +14,7 @@ from fusions import candidates, with_fusions
 from nightly import share
 
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.base.errors import UsageError
 from tests.backends.cuda.conftest import launches_of, spec_of_model
 
@@ -164,7 +164,7 @@ def test_float8_runs_on_its_tensor_cores(of_float8, capability):
 def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
     """Hopper's tensor cores keep 14 bits of a sum. Float8 probabilities, and windows of several tiles of keys."""
     spec = spec_of_model("swinv2_tiny_patch4_window16_256", "fp8")
-    launches = program_of(replace(spec, quantized=frozenset(spec.products())), 32).launches
+    launches = build_program(replace(spec, quantized=frozenset(spec.products())), 32).launches
     call = next(call for call in kernels_of(with_fusions(launches)) if call.name == op)
     for capability in (89, 90, 100, 120):
         assert_fine(call, capability)
@@ -188,7 +188,7 @@ def forms():
 def of_each_form(spec):
     """One launched kernel for each distinct set of constants and operand types in a network."""
     found = {}
-    for call in kernels_of(with_fusions(program_of(spec, 32).launches)):
+    for call in kernels_of(with_fusions(build_program(spec, 32).launches)):
         rounding = (dict(call.constants).get(word) for word in ("KIND", "PRODUCT_ROUNDS", "HALF_STEPS", "POST"))
         found.setdefault((call.name, *rounding, call.types), call)
     return found.values()

@@ -7,14 +7,14 @@ import torch
 from fusions import candidates, chosen, with_fusions
 
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.choose_fusions import fused_program, listed, size_of
+from swin_quant.backends.cuda.choose_fusions import fused_program, get_size, listed
 from swin_quant.backends.cuda.fusions import FUSIONS, fused, rows
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import gpus, load_machine
 from swin_quant.backends.cuda.network import pack
-from swin_quant.backends.cuda.spec import spec_of_config
+from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.backends.cuda.tuning import format_shape
 from tests.backends.conftest import pictures
 from tests.backends.cuda.conftest import HEADS_OF_24, spec_of_model
 from tests.backends.cuda.test_interpreted import interpret
@@ -28,7 +28,7 @@ SPEC = spec_of_model(MODELS["swin"])
 
 
 def full_size(kind, batch, precision="int8"):
-    return program_of(spec_of_model(MODELS[kind], precision), batch)
+    return build_program(spec_of_model(MODELS[kind], precision), batch)
 
 
 RESULTS = "out", "out_quantized"
@@ -87,9 +87,9 @@ def test_the_table_chooses_by_shape_and_gpu():
     large, one = ops(32, "h200"), ops(1, "h200")
     stages = [{op for op, name in large if f"layers.{stage}." in name} for stage in range(4)]
     assert "mlp" in stages[0] and "mlp" not in stages[3]
-    assert len(one) < len(program_of(SPEC, 1).launches) and len(large) < len(program_of(SPEC, 32).launches)
+    assert len(one) < len(build_program(SPEC, 1).launches) and len(large) < len(build_program(SPEC, 32).launches)
     assert len({tuple(ops(32, gpu)) for gpu in ("h200", "a100", "rtx4090", "b200")}) > 1
-    assert fused_program(SPEC, 32, None).launches == program_of(SPEC, 32).launches
+    assert fused_program(SPEC, 32, None).launches == build_program(SPEC, 32).launches
 
 
 def test_every_gpu_has_a_table_of_fusions_that_exist():
@@ -104,9 +104,9 @@ def test_every_gpu_has_a_table_of_fusions_that_exist():
 
 
 def test_a_fusion_is_taken_between_the_tokens_of_the_nearest_width():
-    launches = program_of(SPEC, 8).launches
+    launches = build_program(SPEC, 8).launches
     group = next(launches[at : at + 2] for at in range(len(launches)) if FUSIONS[0].fits(launches[at:]))
-    assert (size_of(group).operands, size_of(group).channels, size_of(group).tokens) == ("int8", 96, 8 * 56 * 56)
+    assert (get_size(group).operands, get_size(group).channels, get_size(group).tokens) == ("int8", 96, 8 * 56 * 56)
 
     def fused_stages(widths):
         found = listed(launches, {"int8": {FUSIONS[0].title: widths}})
@@ -122,10 +122,10 @@ def test_a_fusion_is_taken_between_the_tokens_of_the_nearest_width():
 
 def test_no_other_choice_takes_less_time():
     launches, random = full_size("swin", 8).launches[:20], Random(1)
-    times = {shape_of(one): random.uniform(1, 4) for one in with_fusions(launches)}
+    times = {format_shape(one): random.uniform(1, 4) for one in with_fusions(launches)}
 
     def us(launch):
-        return times[shape_of(launch)]
+        return times[format_shape(launch)]
 
     def least(at):
         if at == len(launches):
@@ -142,9 +142,9 @@ def test_no_other_choice_takes_less_time():
 
 def test_fastertransformers_arithmetic_and_odd_widths_are_left_alone(calibrated, tiny_config):
     for kind, policy in (("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")):
-        assert not list(candidates(program_of(spec_for(calibrated(kind, policy)), 1).launches))
-    odd = spec_of_config(tiny_config("swin", EMBED_DIM=24), "float")
-    ops = {one.op for one in candidates(program_of(odd, 1).launches) if one.name.startswith("layers.0")}
+        assert not list(candidates(build_program(spec_for(calibrated(kind, policy)), 1).launches))
+    odd = make_spec_from_config(tiny_config("swin", EMBED_DIM=24), "float")
+    ops = {one.op for one in candidates(build_program(odd, 1).launches) if one.name.startswith("layers.0")}
     assert ops == set()
 
 
@@ -159,7 +159,7 @@ def logits_of(program, network, images):
 def test_a_network_with_fusions_equals_one_without(calibrated, kind, precision):
     model = calibrated(kind)
     network = pack(model, spec_for(model, precision))
-    program = program_of(network.spec, 3)
+    program = build_program(network.spec, 3)
     whole = all_fused(program)
     assert {"norm_gemm", "attention_norm", "mlp"} <= {one.op for one in whole.launches}
     assert torch.equal(logits_of(whole, network, pictures(3)), logits_of(program, network, pictures(3)))
@@ -169,12 +169,12 @@ CHILD = """
 import sys, torch
 from pathlib import Path
 from swin_quant.backends.cuda.file import read_network
-from tests.backends.cuda.test_fusions import all_fused, logits_of, program_of
+from tests.backends.cuda.test_fusions import all_fused, logits_of, build_program
 
 torch.set_num_threads(1)
 for file in sys.argv[2:]:
     network, images = read_network(Path(file)), torch.load(sys.argv[1])
-    program = program_of(network.spec, len(images))
+    program = build_program(network.spec, len(images))
     both = [logits_of(one, network, images) for one in (program, all_fused(program))]
     torch.save(both, f"{file}.found")
 """

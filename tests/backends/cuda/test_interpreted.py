@@ -68,13 +68,13 @@ import sys, torch
 from pathlib import Path
 from swin_quant.backends.cuda import binding
 from swin_quant.backends.cuda.file import read_network
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 
 torch.set_num_threads(1)
 images = torch.load(sys.argv[1])
 for file in sys.argv[2:]:
     network, found = read_network(Path(file)), []
-    program = program_of(network.spec, len(images))
+    program = build_program(network.spec, len(images))
     whole = program, network.tensors, network.scalars, torch.device("cpu")
     kernels = binding.bind(*whole)
     binding.by_kernels, by_kernels = (lambda device: False), binding.by_kernels

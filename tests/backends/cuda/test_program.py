@@ -2,8 +2,8 @@
 
 import pytest
 
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.spec import spec_of
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.spec import make_spec
 from swin_quant.models.geometry import Geometry
 
 SWIN_T = Geometry(
@@ -37,7 +37,7 @@ def overlapping(program):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("precision", ["int8", "float"])
 def test_buffers_share_bytes_only_when_dead(version, precision):
-    program = program_of(spec_of(SWIN_T, version, precision), 8)
+    program = build_program(make_spec(SWIN_T, version, precision), 8)
     assert overlapping(program) == []
     everything = sum(buffer.nbytes for buffer in program.buffers.values())
     assert program.nbytes < everything / 3
@@ -46,6 +46,6 @@ def test_buffers_share_bytes_only_when_dead(version, precision):
 
 def test_narrow_heads_are_filled_up():
     narrow = Geometry(32, 4, 3, 5, 96, (1, 1), (4, 8), 4, 4.0, True, None, 0.0, 0.0, False, True, (0, 0))
-    packed = program_of(spec_of(narrow, 1), 1).packed
+    packed = build_program(make_spec(narrow, 1), 1).packed
     assert packed["layers.0.blocks.0.attn.qkv.weight"].shape == (3 * 4 * 32, 96)
     assert packed["layers.0.blocks.0.attn.proj.weight"].shape == (96, 4 * 32)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
-from swin_quant.backends.cuda.launches import program_of
+from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import Captured, GraphSession, HostSession, sizes
@@ -208,7 +208,7 @@ def test_what_a_gpu_cannot_have_fused_runs_apart_and_is_told_of(sessions, monkey
     """For example kernels with whole rows, if a program has less memory; a launch that cannot run unfused is an
     error."""
     session, capture, most = sessions.make(machine=load_machine("h200")), GraphSession._capture, [0]
-    apart = len(program_of(session.network.spec, 4).launches)
+    apart = len(build_program(session.network.spec, 4).launches)
 
     def refusing(self, bound):
         most[0] = max(most[0], len(bound.calls))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_quant.backends.cuda.spec import spec_of
+from swin_quant.backends.cuda.spec import make_spec
 from swin_quant.backends.cuda.spec_from_policy import check_batch, spec_for
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
@@ -16,7 +16,7 @@ def test_policies_of_the_engine(calibrated, kind):
     spec = spec_for(calibrated(kind, "cuda"))
     assert spec.arithmetic == "cuda" and spec.version == 1 + (kind == "swinv2")
     assert spec.quantized == {name for name in spec.products() if not name.endswith("a v")}
-    assert spec == spec_of(spec.geometry, spec.version)
+    assert spec == make_spec(spec.geometry, spec.version)
     assert spec_for(calibrated(kind, "ft-mode1")).arithmetic == "ft-mode1"
     assert spec_for(calibrated(kind, "cpu").requires_grad_(False), "float").quantized == frozenset()
 
@@ -24,7 +24,7 @@ def test_policies_of_the_engine(calibrated, kind):
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_float8(calibrated, kind):
     spec = spec_for(calibrated(kind, "cuda-fp8"))
-    assert spec == spec_of(spec.geometry, spec.version, "fp8")
+    assert spec == make_spec(spec.geometry, spec.version, "fp8")
     probabilities = load_policy("cuda-fp8").on("role:softmax_output").format("role:softmax_output", "fp8")
     assert spec_for(calibrated(kind, probabilities)).quantized == set(spec.products())
 

@@ -11,9 +11,9 @@ from tune import BATCHES, tiles_to_try
 from swin_quant.backends.cuda import binding, tuning
 from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.spec import spec_of_config
-from swin_quant.backends.cuda.tuning import shape_of, tiles_for
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.spec import make_spec_from_config
+from swin_quant.backends.cuda.tuning import format_shape, tiles_for
 from swin_quant.base.errors import SwinQuantError
 
 BEST = Tiles(64, 32, 32, 2, 4)
@@ -21,13 +21,13 @@ BEST = Tiles(64, 32, 32, 2, 4)
 
 def timed(launch, batches, tiles=BEST):
     """The table of one launch, timed at these batches."""
-    return {shape_of(launch): {str(batch): [*astuple(tiles), 3.5] for batch in batches}}
+    return {format_shape(launch): {str(batch): [*astuple(tiles), 3.5] for batch in batches}}
 
 
 @pytest.fixture(scope="module")
 def launches(tiny_config):
     """make(batch) -> the launches of a tiny V1."""
-    return lambda batch: program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), batch).launches
+    return lambda batch: build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), batch).launches
 
 
 def test_tiles_serve_the_launch_and_batches_near_that_which_was_timed(launches):
@@ -40,15 +40,15 @@ def test_tiles_serve_the_launch_and_batches_near_that_which_was_timed(launches):
 
 def test_every_batch_between_those_that_tune_times_takes_the_nearer_one(launches):
     launch = launches(1)[2]
-    table = {shape_of(launch): {str(one): [*astuple(Tiles(one, 32, 32)), 1.0] for one in BATCHES}}
+    table = {format_shape(launch): {str(one): [*astuple(Tiles(one, 32, 32)), 1.0] for one in BATCHES}}
     taken = {batch: tiles_for(launch, batch, table).rows for batch in range(1, 65)}
     assert {batch for batch in taken if taken[batch] == 1} == {1, 2}  # 3 is 3 times 1, and 8 is 2.7 times 3
     assert {batch for batch in taken if taken[batch] == 8} == set(range(3, 16))
 
 
 def test_the_shape_of_a_launch_is_the_same_in_every_block_and_batch(launches):
-    shapes = {(one.op, shape_of(one)) for batch in (1, 8) for one in launches(batch)}
-    blocks = {one.name: shape_of(one) for one in launches(1)}
+    shapes = {(one.op, format_shape(one)) for batch in (1, 8) for one in launches(batch)}
+    blocks = {one.name: format_shape(one) for one in launches(1)}
     assert len(shapes) == len(set(blocks.values())) < len(blocks)
     assert blocks["layers.0.blocks.0.mlp.fc1"] == blocks["layers.0.blocks.1.mlp.fc1"]
     assert blocks["layers.0.blocks.0.attn"] != blocks["layers.1.blocks.0.attn"]
@@ -60,7 +60,7 @@ def of_both(tiny_config):
     every = []
     for kind, more in (("swin", {}), ("swinv2", {"PRETRAINED_WINDOW_SIZES": [0, 0]})):
         cfg = tiny_config(kind, EMBED_DIM=96, DEPTHS=[2, 1], NUM_HEADS=[3, 6], **more)
-        every += with_fusions(program_of(spec_of_config(cfg), 8).launches)
+        every += with_fusions(build_program(make_spec_from_config(cfg), 8).launches)
     return every
 
 
@@ -97,8 +97,8 @@ def test_tiles_that_are_not_for_their_kernel_are_refused(of_both, op, sides, sai
 def test_every_launch_says_whether_products_and_sums_are_rounded_as_one(tiny_config, arithmetic):
     """Triton's default differs between versions; FasterTransformer rounds products by themselves."""
     pytest.importorskip("triton")
-    spec = replace(spec_of_config(tiny_config("swin", EMBED_DIM=64)), arithmetic=arithmetic)
-    found = kernels_of(program_of(spec, 2).launches)
+    spec = replace(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), arithmetic=arithmetic)
+    found = kernels_of(build_program(spec, 2).launches)
     apart = [call for call in found if dict(call.types).get("product_levels") == "fp32"]
     assert bool(apart) == (arithmetic != "cuda")
     for call in found:
@@ -108,7 +108,7 @@ def test_every_launch_says_whether_products_and_sums_are_rounded_as_one(tiny_con
 def test_the_engine_launches_kernels_with_the_tiles_that_were_timed(launches, tiny_config, monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.setattr(binding, "by_kernels", lambda device: True)
-    program = program_of(spec_of_config(tiny_config("swin", EMBED_DIM=64)), 8)
+    program = build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), 8)
     tensors = {name: torch.empty(ref.shape, dtype=ref.dtype) for name, ref in program.packed.items()}
     scalars = dict.fromkeys(program.scalars, 0.5)
     chosen = []

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
-from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused, warnings_of
+from swin_quant.backends.fastertransformer.limits import Case, check_limits, is_fused, list_warnings
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
-from swin_quant.models.geometry import geometry_of
+from swin_quant.models.geometry import read_geometry
 from swin_quant.quant.policy import load_policy, policy_from_dict
 
 LARGE = "swin_large_patch4_window7_224_22kto1k_finetune"
@@ -20,7 +20,7 @@ NARROW = {"embed_dim": 32, "heads": (1, 2, 4, 8)}  # 7 x 7 tokens of 256 channel
 
 
 def geometry(name="swin_tiny_patch4_window7_224", **keys):
-    return replace(geometry_of(load_config(find_config(name))), **keys)
+    return replace(read_geometry(load_config(find_config(name))), **keys)
 
 
 def case(g=None, version=1, kind="int8", sm=80, mode=1, fix=False, batch=128):
@@ -93,16 +93,16 @@ def test_what_only_looks_like_it(right):
 def test_of_the_published_models_only_large_ones_are_warned_of(file):
     """docs/reference, section 3.9: fc1's bias beyond channel 4096; none loses rows."""
     version = 2 if file.startswith("swinv2") else 1
-    warnings = warnings_of(case(geometry(file), version))
+    warnings = list_warnings(case(geometry(file), version))
     assert [w[:21] for w in warnings] == (["6144 hidden channels:"] if "_large_" in file else [])
-    assert warnings_of(case(geometry(file), version, kind="float16")) == []
+    assert list_warnings(case(geometry(file), version, kind="float16")) == []
 
 
 def test_rows_that_are_lost_are_warned_of():
-    (warning,) = warnings_of(case(geometry(**NARROW)))
+    (warning,) = list_warnings(case(geometry(**NARROW)))
     assert "in layers.3 (at most 256 channels" in warning and "that 4 does not divide" in warning
-    assert warnings_of(case(geometry(**NARROW), version=2)) == warnings_of(case(geometry(**NARROW | {"embed_dim": 64,
-        "heads": (2, 4, 8, 16)}))) == []  # fmt: skip
+    wide = case(geometry(**NARROW | {"embed_dim": 64, "heads": (2, 4, 8, 16)}))
+    assert list_warnings(case(geometry(**NARROW), version=2)) == list_warnings(wide) == []
 
 
 @pytest.mark.parametrize(

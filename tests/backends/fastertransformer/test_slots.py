@@ -5,14 +5,14 @@ import pytest
 from swin_quant.backends.fastertransformer.interface import plugin
 from swin_quant.backends.fastertransformer.slots import Form, slots
 from swin_quant.config import find_config, load_config
-from swin_quant.models.geometry import geometry_of
+from swin_quant.models.geometry import read_geometry
 
 V1, V2 = "swin_{}_patch4_window7_224", "swinv2_{}_patch4_window8_256"
 LARGE_V2 = "swinv2_large_patch4_window12to16_192to256_22kto1k_ft"
 
 
 def geometry(name):
-    return geometry_of(load_config(find_config(name)))
+    return read_geometry(load_config(find_config(name)))
 
 
 @pytest.mark.parametrize(

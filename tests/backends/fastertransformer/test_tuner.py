@@ -10,14 +10,14 @@ from swin_quant.backends.fastertransformer.tuner import HEADER, Tuned, fastest, 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cli import main
 from swin_quant.config import find_config, load_config
-from swin_quant.models.geometry import geometry_of
+from swin_quant.models.geometry import read_geometry
 
 LINE = "0 0 0 0 3 ### 1 25088 192 384 21 0 20 0 0 0 0 15 0.024"
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    return geometry_of(load_config(find_config("swin_tiny_patch4_window7_224")))
+    return read_geometry(load_config(find_config("swin_tiny_patch4_window7_224")))
 
 
 @pytest.fixture

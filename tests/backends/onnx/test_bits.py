@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from swin_quant.backends.fastertransformer.limits import int8_mode_of
+from swin_quant.backends.fastertransformer.limits import find_int8_mode
 from swin_quant.backends.onnx.export import OnnxOptions, choose_nodes, int4_nodes
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.score.engine import precision_of
+from swin_quant.score.engine import get_precision
 
 WEIGHTS, ACTIVATIONS = ("role:gemm_weight",), ("role:activation",)
 CASES = {
@@ -48,7 +48,7 @@ def said_by_onnx(calibrated, target, row, case):
         choose_nodes(model, card, options)
         if int4_nodes(model, card, options):
             return "int4"
-        return "fp8" if precision_of(model) == "fp8" else "int8"
+        return "fp8" if get_precision(model) == "fp8" else "int8"
     except SwinQuantError as error:
         assert "activations" not in row or "._" in str(error), error  # the error names nodes
         return "refused"
@@ -56,7 +56,7 @@ def said_by_onnx(calibrated, target, row, case):
 
 def said_by_fastertransformer(calibrated, case):
     try:
-        int8_mode_of(calibrated("swin")[0], policy_of(case, "ft-mode1"))
+        find_int8_mode(calibrated("swin")[0], policy_of(case, "ft-mode1"))
         return "int8"
     except SwinQuantError as error:
         assert "._" in str(error), error

@@ -21,7 +21,7 @@ from swin_quant.backends.onnx.swin_maps.branch import map_branch
 from swin_quant.backends.openvino import engine
 from swin_quant.models.maps import offset_index
 from swin_quant.quant.policy import quantize
-from swin_quant.score.difference import difference_of_outputs
+from swin_quant.score.difference import compare_batches
 from swin_quant.score.options import EngineOptions
 
 PLUGINS = ("map_branch=swin_quant::MapBranch", "mlp=swin_quant::Mlp")
@@ -169,4 +169,4 @@ def test_openvino_runs_a_backbone_of_any_size_whose_operators_are_compiled(
             expected = model(images)
         found = own(images)
         assert [x.shape for x in found] == [x.shape for x in expected]
-        assert batch == 0 or difference_of_outputs([found], [expected])["mean"] < 0.02, size
+        assert batch == 0 or compare_batches([found], [expected])["mean"] < 0.02, size

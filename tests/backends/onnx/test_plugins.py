@@ -14,12 +14,12 @@ from operator_nodes import core_with
 from swin_quant.backends.onnx.export import OnnxOptions
 from swin_quant.backends.onnx.swin.attention_operator import attention
 from swin_quant.backends.onnx_reader.file import open_onnx
-from swin_quant.backends.onnx_reader.inside import modules_of
+from swin_quant.backends.onnx_reader.inside import find_module_outputs
 from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import sha256_of
-from swin_quant.operators.plugins import Plugging, plugins_of
+from swin_quant.base.files import compute_sha256
+from swin_quant.operators.plugins import Plugging, parse_plugins
 from swin_quant.score.options import EngineOptions
 
 SPECS = (
@@ -78,7 +78,7 @@ def test_a_sum_inside_a_branch_s_operator_is_the_block_s():
     places = onnx.numpy_helper.from_array(np.arange(4), "places")
     graph = onnx.helper.make_graph(nodes, "net", ends[:1], ends[-1:], [places], value_info=ends[1:-1])
     model = onnx.helper.make_model(graph, opset_imports=opsets, functions=functions)
-    assert modules_of(model, ["images"]) == {"a": "a.mlp.Mlp", "down": "down.Merging"}
+    assert find_module_outputs(model, ["images"]) == {"a": "a.mlp.Mlp", "down": "down.Merging"}
 
 
 @pytest.mark.slow
@@ -205,7 +205,7 @@ def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
     engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
     assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005
     assert library.name in engine.details["library"] and engine.details["extensions"] == {
-        library.name: sha256_of(library)
+        library.name: compute_sha256(library)
     }
     assert "extensions" not in openvino_engine.load(own, EngineOptions(threads=1)).details
 
@@ -223,7 +223,7 @@ def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
 def test_a_relu_in_place_is_one_behind_the_plugin(call):
     given = torch.tensor([-1.0, 2.0])
     wanted = call(given.clone())
-    with Plugging(plugins_of(["relu=my::Relu"]), lambda plugin, node: node.inputs[0].clamp(min=0)) as mode:
+    with Plugging(parse_plugins(["relu=my::Relu"]), lambda plugin, node: node.inputs[0].clamp(min=0)) as mode:
         found = call(given.clone())
     assert mode.done["relu"] == 1 and all(map(torch.equal, found, wanted))
 

@@ -5,7 +5,7 @@ import pytest
 from nightly import share
 
 from swin_quant.report.graph import IntegerProducts, by_engine, integer_products
-from swin_quant.verbs.verify import failures
+from swin_quant.verbs.verification import failures
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.maps import Cut, neighbours, patches
 from swin_quant.quant.policy import dequantize, quantize
-from swin_quant.score.difference import difference_of_outputs
+from swin_quant.score.difference import compare_batches
 
 SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]
 SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
@@ -47,7 +47,7 @@ def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, t
         for engine in engines:
             found = engine(images)
             assert [x.shape for x in found] == [x.shape for x in expected]
-            assert difference_of_outputs([found], [expected])["mean"] < (0.01 if precision == "int8" else 1e-5), size
+            assert compare_batches([found], [expected])["mean"] < (0.01 if precision == "int8" else 1e-5), size
 
 
 @pytest.mark.parametrize(("window", "shift"), [((4, 4), (2, 2)), ((3, 5), (0, 2)), ((2, 4), (1, 0)), ((7, 9), (0, 0))])
@@ -78,11 +78,11 @@ def test_a_file_shifts_as_mmpretrain_by_the_map_in_use(calibrated, tmp_path):
         with torch.inference_mode():
             expected = model(images)
         for engine in engines:
-            assert difference_of_outputs([engine(images)], [expected])["mean"] < 1e-5, tokens
+            assert compare_batches([engine(images)], [expected])["mean"] < 1e-5, tokens
     for block in (block for layer in model.layers for block in layer.blocks):
         block.cut = replace(block.cut, rests=False)
     with torch.inference_mode():
-        assert difference_of_outputs([model(images)], [expected])["mean"] > 1e-3  # the rule matters at this size
+        assert compare_batches([model(images)], [expected])["mean"] > 1e-3  # the rule matters at this size
 
 
 def test_what_cannot_be_exported_is_one_line(backbone):
@@ -117,4 +117,4 @@ def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, option
         expected = model(images)
     for name in ("onnxruntime", "openvino"):
         found = engine_loader(name)(artifact)(images)
-        assert difference_of_outputs([found], [expected])["mean"] < (0.02 if precision == "int8" else 1e-4), name
+        assert compare_batches([found], [expected])["mean"] < (0.02 if precision == "int8" else 1e-4), name

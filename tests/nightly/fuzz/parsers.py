@@ -29,7 +29,7 @@ from PIL import Image
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from swin_quant.backends.artifact import Artifact, policy_of
+from swin_quant.backends.artifact import Artifact, get_policy_name
 from swin_quant.backends.fastertransformer.engine import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export
@@ -48,16 +48,16 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.checkpoint import load_calibrated, load_float
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.checkpoint.mindspore import ckpt_of
+from swin_quant.checkpoint.mindspore import encode_ckpt
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.config import from_dict, load_config, to_dict
-from swin_quant.data.class_names import wnids_of
+from swin_quant.data.class_names import list_wnids
 from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import open_pictures
 from swin_quant.data.zip import ZipPictures
-from swin_quant.exported import config_of, find_checkpoint, labels_in, names_of_engines
+from swin_quant.exported import find_checkpoint, labels_in, list_engine_names, read_config
 from swin_quant.models import build_model
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.observers import BINS
@@ -65,7 +65,7 @@ from swin_quant.quant.passes.recipe import load_passes
 from swin_quant.quant.policy import apply_policy, load_policy, policy_from_dict, settings_for
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import search_range
-from swin_quant.quant.statistics import Statistics, of_sides
+from swin_quant.quant.statistics import Statistics, join_sides
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report import FORMATS
 from swin_quant.score.alignment import from_arrays
@@ -147,7 +147,7 @@ def safe_tensors() -> list[Files]:
 def ckpts() -> list[Files]:
     state = {key: value for key, value in model().state_dict().items() if not key.endswith(("_amax", "index", "mask"))}
     kinds = (torch.float32, torch.float16)
-    return [{"x.ckpt": ckpt_of({key: x.to(kind) for key, x in to_mindspore(state).items()})} for kind in kinds]
+    return [{"x.ckpt": encode_ckpt({key: x.to(kind) for key, x in to_mindspore(state).items()})} for kind in kinds]
 
 
 def dumps() -> list[Files]:
@@ -288,7 +288,7 @@ def statistics() -> list[Files]:
     rng = np.random.default_rng(0)
     rows = {name: Statistics(rng.integers(0, 9, BINS), 0.5, 0.5 * BINS) for name in NODES}
     sparse = {name: Statistics(np.eye(1, BINS, dtype=np.int64)[0], 2.0**-100, 0.0) for name in NODES}
-    sides = {name: of_sides(rows[name], sparse[name]) for name in NODES}
+    sides = {name: join_sides(rows[name], sparse[name]) for name in NODES}
     return [{"x.stats.npz": statistics_bytes(found)} for found in (rows, sparse, sides)]
 
 
@@ -428,7 +428,7 @@ def parquets() -> list[Files]:
 def validations() -> list[Files]:
     """Labels of the flat validation folder, in each form; one picture, since only labels are read."""
     jpeg = {"ILSVRC2012_val_00000001.JPEG": picture("JPEG", "L")}
-    wnids = wnids_of(1000)
+    wnids = list_wnids(1000)
     ids = "\n".join(f"{wnid} {number} name" for number, wnid in enumerate(reversed(wnids), 1)).encode()
     texts = (
         {"val.txt": b"ILSVRC2012_val_00000001.JPEG 7\n", "synset_words.txt": "\n".join(wnids).encode()},
@@ -535,8 +535,8 @@ def deployed() -> list[Files]:
 def deploy(folder: Path) -> None:
     """Everything that is done with an artifact before an engine runs it."""
     opened = open_artifact(next(path for path in folder.iterdir() if path.suffix in (".onnx", ".safetensors")))
-    config_of(opened)
-    names_of_engines(opened, None)
+    read_config(opened)
+    list_engine_names(opened, None)
     find_checkpoint(opened)
     for engine in engines_for(opened.record["backend"]):
         caution(engine, opened)
@@ -544,7 +544,7 @@ def deploy(folder: Path) -> None:
     if opened.file.suffix == ".onnx":
         verified(opened)
         labels_in(opened)
-        policy_of(opened)
+        get_policy_name(opened)
     else:
         load_emulator(opened)
 
@@ -569,7 +569,7 @@ def open_program(folder: Path) -> None:
     from swin_quant.backends.executorch import engine
 
     given = Artifact(folder / "x.pte", program("int8").card)
-    engine.labels_of(given)
+    engine.read_labels(given)
     is_float = engine.about(given).get("artifact.precision") == "float32"
     engine.check_card(replace(given, card=program("float").card) if is_float else given)
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.scratch import Scratch
@@ -37,7 +37,7 @@ def make_context(small, images):
             calibrate(model, images.split(8))
             made[which] = model
         model = deepcopy(made[which])
-        given, units = images[:pictures].split(8), units_of(model)
-        return PassContext(model, given, units=units, exchanges=exchanges_of(model), scratch=scratch)
+        given, units = images[:pictures].split(8), list_units(model)
+        return PassContext(model, given, units=units, exchanges=list_exchanges(model), scratch=scratch)
 
     return make

@@ -31,7 +31,7 @@ def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, image
     assert note.startswith("error of logits ") and "dB lower on pictures held out" in note
 
 
-def test_what_classes_are_worth_is_learned_in_place_of_logits(make_context, images):
+def test_the_divergence_of_class_probabilities_decreases(make_context, images):
     def divergence(context):
         with torch.inference_mode():
             wanted = context.original(images[24:]).double().softmax(1)
@@ -80,7 +80,7 @@ def test_nodes_are_off_and_ranges_keep_their_kind(policy, make_context):
 
 
 @pytest.mark.nightly
-def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(make_context, tmp_path, monkeypatch, caplog):
+def test_an_interrupted_distillation_resumes_to_the_same_bits(make_context, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(distill, "_KEPT_EVERY", 2)
     whole = make_context()
     note = run(whole, SHORT)
@@ -103,7 +103,7 @@ def test_one_that_was_cut_off_goes_on_and_gives_the_same_bits(make_context, tmp_
     assert len(seen) == 3 and "2 of 4 iterations were done before" in caplog.text
 
 
-def test_what_is_no_better_or_not_finite_stays_what_it_was(make_context, monkeypatch):
+def test_without_a_finite_gain_nothing_changes(make_context, monkeypatch):
     for options, message in (
         (DistillOptions(iterations=2, batch=8, weight_rate=9.0), "no gain"),
         (SHORT, "not finite"),

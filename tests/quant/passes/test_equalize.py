@@ -8,7 +8,7 @@ from nightly import share
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.models.registry import exchanges_of, norms_without_weights, units_of
+from swin_quant.models.registry import list_exchanges, list_units, norms_without_weights
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.layer import made_factors
 from swin_quant.quant.passes import PassContext
@@ -38,8 +38,8 @@ def images():
 @pytest.fixture
 def make_context():
     def make(model, images):
-        places = {"exchanges": exchanges_of(model), "fixed": norms_without_weights(model)}
-        return PassContext(model, images.split(8), units=units_of(model), **places)
+        places = {"exchanges": list_exchanges(model), "fixed": norms_without_weights(model)}
+        return PassContext(model, images.split(8), units=list_units(model), **places)
 
     return make
 
@@ -174,13 +174,13 @@ def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(
 def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, use_policy):
     model = use_policy(tiny_model("swinv2", **SHALLOW, **keys), "qdq")
     expected = logits(model, images)
-    for stage, stream in enumerate(each for each in exchanges_of(model) if each.stream):
+    for stage, stream in enumerate(each for each in list_exchanges(model) if each.stream):
         rescale(model, stream, torch.rand(model.layers[stage].blocks[0].norm1.weight.shape) + 0.5)
         assert torch.allclose(logits(model, images), expected, atol=1e-4)
     assert stage == 1
 
 
-def test_where_nothing_stands_out_nothing_is_changed(shallow, images, make_context, use_policy):
+def test_without_outliers_nothing_changes(shallow, images, make_context, use_policy):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     calibrate(model, images.split(8))
     before = copy.deepcopy(model.state_dict())

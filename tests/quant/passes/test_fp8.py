@@ -4,7 +4,7 @@ import pytest
 import torch
 from pass_contexts import sqnr
 
-from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import PassContext, gptq, range_search, reconstruct
@@ -21,7 +21,8 @@ def context(tiny_model):
     model = tiny_model("swin", **SMALL)
     apply_policy(model, load_policy("tensorrt-fp8"))
     calibrate(model, IMAGES.split(8), Method("max"))
-    return PassContext(model, list(IMAGES.split(8)), units=units_of(model), exchanges=exchanges_of(model))  # fmt: skip
+    images = list(IMAGES.split(8))
+    return PassContext(model, images, units=list_units(model), exchanges=list_exchanges(model))
 
 
 def fixed_ranges(model):

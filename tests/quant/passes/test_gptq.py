@@ -10,13 +10,13 @@ from nightly import share
 from pass_contexts import decibels, logits
 
 from swin_quant.checkpoint import load_calibrated, save_calibrated
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.fake_quant import fake_quant
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.gptq import gptq, nearest, nearest_where_better, row_errors
-from swin_quant.quant.passes.recipe import steps_of
+from swin_quant.quant.passes.recipe import parse_steps
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
 from tests.helpers.rounding_problem import problem
@@ -35,7 +35,7 @@ def ready(model, images, policy="qdq", weights=4, activations=4, narrow=False):
     bits = load_policy(policy).bits("role:gemm_weight", weights).bits("role:activation", activations)
     apply_policy(model, bits.and_then(Rule(nodes=("role:gemm_weight",), narrow_range=True)) if narrow else bits)
     calibrate(model, images.split(8))
-    return PassContext(model, images.split(4), units=units_of(model))
+    return PassContext(model, images.split(4), units=list_units(model))
 
 
 def on_grid(layer):
@@ -52,7 +52,7 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     model = tiny_model(kind, **SMALL)
     context = ready(model, images, policy, weights, activations, narrow=weights == 4)
     before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
-    steps = steps_of([{"name": "gptq", "pictures": 16}])
+    steps = parse_steps([{"name": "gptq", "pictures": 16}])
     gains = run_passes(context, steps, lambda: pytest.fail("ranges are not observed again"))
     assert gains[0].kept and not gains[0].note.startswith("0 of")
     changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
@@ -74,7 +74,7 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
         expected = model(other)
     context = ready(model, images)
     rough = decibels(logits(model, other), expected)
-    run_passes(context, steps_of(["gptq"]), lambda: None)
+    run_passes(context, parse_steps(["gptq"]), lambda: None)
     assert decibels(logits(model, other), expected) > rough + 1
 
 
@@ -83,7 +83,7 @@ def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
     model = tiny_model("swin", **SMALL)
     context = ready(model, images)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    run_passes(context, steps_of(["gptq"]), lambda: None)
+    run_passes(context, parse_steps(["gptq"]), lambda: None)
     assert all(torch.equal(value, before[name]) for name, value in context.original.state_dict().items())
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
@@ -137,7 +137,7 @@ def test_it_is_the_textbook_s_with_an_inverse_for_each_column(block, monkeypatch
 
 
 @given(SEEDS)
-def test_of_all_combinations_none_is_better_where_columns_do_not_correlate(seed):
+def test_without_correlation_no_combination_of_levels_is_better(seed):
     weight, hessian = problem(seed, rows=2, columns=3)
     hessian = torch.diag(hessian.diagonal())
     scale = scales(weight, 1)
@@ -147,7 +147,7 @@ def test_of_all_combinations_none_is_better_where_columns_do_not_correlate(seed)
     assert torch.allclose(row_errors(weight - found * scale, hessian), torch.stack(best))
 
 
-def test_what_has_no_inverse_is_refused():
+def test_a_singular_hessian_is_refused():
     weight, _ = problem(0)
     with pytest.raises(torch.linalg.LinAlgError):
         gptq(weight, torch.zeros(12, 12).double(), scales(weight, 7), -8, 7)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from nightly import share
 
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.range_search import RangeSearchOptions, run
@@ -26,14 +26,14 @@ def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_neare
     model = small(kind)
     apply_policy(model, load_policy(policy).bits("role:gemm_weight", 4).bits("role:activation", 4))
     calibrate(model, images.split(8))
-    unit = next(iter(units_of(model).values()))
+    unit = next(iter(list_units(model).values()))
     inputs = entering(model, unit, [images[32:]])
     expected = through(unit, inputs)
     before = squared_error(quantized(unit, inputs), expected)
     plain = {name: p.clone() for name, p in model.named_parameters()}
     grids = {name: node.grid for name, node in enabled_nodes(model).items()}  # including zero points
     options = RangeSearchOptions(pictures=32, rounds=1)
-    note = run(PassContext(model, images[:32].split(8), units=units_of(model)), options)
+    note = run(PassContext(model, images[:32].split(8), units=list_units(model)), options)
     assert squared_error(quantized(unit, inputs), expected) < before, note
     assert all(torch.equal(p, plain[name]) for name, p in model.named_parameters())
     assert all(node.state is State.OFF for node in named_nodes(model).values())

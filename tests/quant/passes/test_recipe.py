@@ -3,14 +3,14 @@
 import pytest
 
 from swin_quant.base.errors import UsageError
-from swin_quant.quant.passes.recipe import builtin_passes, load_passes, steps_of
+from swin_quant.quant.passes.recipe import builtin_passes, load_passes, parse_steps
 
 
 def test_every_shipped_recipe_is_read_and_survives_being_written():
     for name in builtin_passes():
         recipe = load_passes(name)
         for steps in recipe.variants:
-            assert steps and steps_of([step.to_dict() for step in steps]) == steps
+            assert steps and parse_steps([step.to_dict() for step in steps]) == steps
 
 
 def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
@@ -58,9 +58,9 @@ def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
         ([7], "pass 1: must be the name of a pass"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(given, message):
+def test_invalid_steps_are_refused_in_one_line(given, message):
     with pytest.raises(UsageError) as caught:
-        steps_of(given, "mine.yaml")
+        parse_steps(given, "mine.yaml")
     assert message in str(caught.value) and str(caught.value).startswith("mine.yaml") and "\n" not in str(caught.value)
 
 

@@ -13,14 +13,14 @@ from swin_quant.quant.passes import reconstruct
 from swin_quant.quant.passes.reconstruct import (
     ReconstructOptions,
     Rounding,
+    invert_rectified,
+    make_rounding,
     random_mask,
-    rounding_of,
     run,
     undecided,
-    variable_of,
     with_mirrored,
 )
-from swin_quant.quant.passes.trial import state_of
+from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
 from tests.helpers.settings import change
@@ -54,7 +54,7 @@ def test_nothing_is_judged_by_the_mirror_image_of_what_taught(pictures, make_con
 
     def look(unit, targets, *rest):
         seen.append(targets)
-        return state_of(unit) | {"gain": torch.tensor(0.0)}
+        return copy_state(unit) | {"gain": torch.tensor(0.0)}
 
     monkeypatch.setattr(reconstruct, "_improved", look)
     run(make_context(pictures=pictures), SHORT)
@@ -104,7 +104,7 @@ def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(make_context, monkey
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.95])
-def test_coins_fall_as_often_as_they_should(share):
+def test_random_masks_have_the_given_share(share):
     generator = torch.Generator().manual_seed(0)
     mask = random_mask(torch.Size((50, 401)), share, generator)
     assert mask.shape == (50, 401) and mask.double().mean().item() == pytest.approx(share, abs=0.02)
@@ -125,7 +125,7 @@ def largest(weight, by_row):
 def test_it_starts_at_the_float_weight(seed, bits, by_row, narrow):
     weight = weight_of(seed)
     amax = largest(weight, by_row)
-    soft = Rounding.of(weight, amax, *grid(bits, narrow)).soft()
+    soft = Rounding.from_weight(weight, amax, *grid(bits, narrow)).soft()
     assert torch.allclose(soft, weight, atol=1e-5 * amax.max())
 
 
@@ -133,7 +133,7 @@ def test_it_starts_at_the_float_weight(seed, bits, by_row, narrow):
 def test_it_ends_on_the_grid_within_a_step_of_the_nearest_level(seed, bits, by_row, share, drift):
     weight = weight_of(seed)
     amax, ends = share * largest(weight, by_row), grid(bits)
-    rounding = Rounding.of(weight, amax, *ends)
+    rounding = Rounding.from_weight(weight, amax, *ends)
     rounding.variable.add_(drift * weight_of(seed + 1))
     hard = rounding.hard()
     assert torch.equal(quantize_dequantize(hard, amax, *ends), hard)
@@ -142,11 +142,11 @@ def test_it_ends_on_the_grid_within_a_step_of_the_nearest_level(seed, bits, by_r
 
 
 def test_the_pull_is_nothing_at_levels_and_reaches_farther_the_less_steep_it_is():
-    assert undecided(variable_of(torch.tensor([0.0, 1.0, 1.0])), 4.0).item() == pytest.approx(0, abs=1e-4)
-    assert undecided(variable_of(torch.tensor([0.5, 0.5])), 4.0).item() == pytest.approx(2)
+    assert undecided(invert_rectified(torch.tensor([0.0, 1.0, 1.0])), 4.0).item() == pytest.approx(0, abs=1e-4)
+    assert undecided(invert_rectified(torch.tensor([0.5, 0.5])), 4.0).item() == pytest.approx(2)
     slopes = []
     for steepness in (20.0, 2.0):
-        variable = variable_of(torch.tensor([0.6])).requires_grad_()
+        variable = invert_rectified(torch.tensor([0.6])).requires_grad_()
         undecided(variable, steepness).backward()
         slopes.append(-variable.grad.item())
     assert 0 <= slopes[0] < 1e-6 < slopes[1]
@@ -158,10 +158,10 @@ def test_a_range_that_was_chosen_with_the_weight_stays():
     change(node, bits=4, granularity="per-channel")
     node.amax = torch.full((5, 1), 0.9)
     layer.weight.data = quantize_dequantize(weight_of(3), node.amax, -8, 7)
-    assert torch.equal(rounding_of(layer).amax, node.amax)
+    assert torch.equal(make_rounding(layer).amax, node.amax)
     layer.weight.data = weight_of(3)  # not on any grid: clipping a little costs less than coarse steps
     node.amax = weight_of(3).abs().max()
-    found = rounding_of(layer)
+    found = make_rounding(layer)
     rough = quantize_dequantize(layer.weight.data, largest(layer.weight.data, True), -8, 7)
     assert found.amax.shape == (5, 1)
     assert (found.hard() - layer.weight.data).norm() < (rough - layer.weight.data).norm()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.gptq import GptqOptions, run
@@ -35,7 +35,7 @@ def form_of(x, d):
     return ErrorForm(x.T @ x / len(x), d.T @ x / len(x))
 
 
-def test_as_much_is_solved_for_as_other_pictures_confirm():
+def test_the_shrinkage_follows_the_fit_on_held_out_pictures():
     """Everything if d follows x; almost nothing if d is noise, however few pictures there are to memorise."""
     x, noise = torch.randn(3, 60, 30).double(), 0.3 * torch.randn(3, 60, 30).double()
     weight = torch.randn(4, 30).double()
@@ -47,13 +47,13 @@ def test_as_much_is_solved_for_as_other_pictures_confirm():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 8, 24])
-def test_of_few_pictures_some_are_left_to_judge_by(count, tiny_model, images):
+def test_few_pictures_are_split_for_judging_too(count, tiny_model, images):
     """Fewer than four batches: with no judging pictures, weights would silently stay float's."""
     model = tiny_model("swin", **SMALL)
     apply_policy(model, load_policy("qdq").bits("role:activation", 3))
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.named_parameters() if name.endswith("weight")}
-    note = run(PassContext(model, images[:count].split(8), units=units_of(model)), GptqOptions())
+    note = run(PassContext(model, images[:count].split(8), units=list_units(model)), GptqOptions())
     assert not note.startswith("0 of ") and "picture" not in note
     assert any(not torch.equal(value, before.get(name, value)) for name, value in model.named_parameters())
 
@@ -64,15 +64,15 @@ def test_inputs_of_zeros_have_no_solution_and_their_unit_is_left_and_named(tiny_
     torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.bias)
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.layers[0].blocks[0].state_dict().items()}
-    note = run(PassContext(model, images.split(4), units=units_of(model)), GptqOptions())
+    note = run(PassContext(model, images.split(4), units=list_units(model)), GptqOptions())
     assert note.endswith("no solution in layers.0.blocks.0")
     assert all(torch.equal(value, before[name]) for name, value in model.layers[0].blocks[0].state_dict().items())
 
 
-def test_what_is_not_a_number_changes_nothing(tiny_model, images, use_policy):
+def test_pictures_that_are_not_finite_change_nothing(tiny_model, images, use_policy):
     model = use_policy(tiny_model("swin", **SMALL), "qdq")
     calibrate(model, images.split(8))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    note = run(PassContext(model, [images[:8] * torch.nan], units=units_of(model)), GptqOptions())
+    note = run(PassContext(model, [images[:8] * torch.nan], units=list_units(model)), GptqOptions())
     assert note.startswith("0 of ") and "no solution in" in note
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -6,10 +6,10 @@ import pytest
 import torch
 from pass_contexts import Step, assert_goes_on, same, sqnr
 
-from swin_quant.models.registry import exchanges_of, units_of
+from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import Pass, PassContext, range_search, reconstruct
-from swin_quant.quant.passes.recipe import steps_of
+from swin_quant.quant.passes.recipe import parse_steps
 from swin_quant.quant.passes.run import run_passes
 
 
@@ -26,7 +26,7 @@ def test_harm_is_taken_back_where_nobody_else_judged(judges_itself, tiny_model, 
     calibrate(model, [images])
     before = {name: value.clone() for name, value in model.state_dict().items()}
     (gain,) = run_passes(
-        PassContext(model, [images], units=units_of(model)),
+        PassContext(model, [images], units=list_units(model)),
         [Step(Pass(spoil, type(None), judges_itself=judges_itself))],
         lambda: None,
     )
@@ -44,8 +44,8 @@ def test_a_unit_that_is_not_finite_is_left_as_it_was_and_named(name, tiny_model,
     unit = model.layers[1].blocks[0]
     torch.nn.init.constant_(unit.mlp.fc2.bias, torch.inf)
     before = {name: value.clone() for name, value in unit.state_dict().items()}
-    context = PassContext(model, [images], units=units_of(model), exchanges=exchanges_of(model))
-    (step,) = steps_of([{"name": name, "iterations": 1} if name == "reconstruct" else name])
+    context = PassContext(model, [images], units=list_units(model), exchanges=list_exchanges(model))
+    (step,) = parse_steps([{"name": name, "iterations": 1} if name == "reconstruct" else name])
     assert step.kind.run(context, step.options).endswith("; not finite, and left as they were: layers.1.blocks.0")
     assert same(unit.state_dict(), before)
 
@@ -56,9 +56,9 @@ def test_one_picture_and_constant_ones_do_no_harm(name, iterations, lost, pictur
     """Of reconstruction, a loss of more than half a dB is taken back."""
     model = use_policy(small(), "ft-mode1")
     calibrate(model, [pictures])
-    context = PassContext(model, [pictures], units=units_of(model))
+    context = PassContext(model, [pictures], units=list_units(model))
     before = sqnr(context, pictures)
-    run_passes(context, steps_of([{"name": name, "iterations": iterations}]), lambda: None)
+    run_passes(context, parse_steps([{"name": name, "iterations": iterations}]), lambda: None)
     assert sqnr(context, pictures) > before - lost
 
 
@@ -69,7 +69,7 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(name, iterations, pic
     states = []
     for seed in (0, 0, 1):
         context = make_context(pictures=pictures)
-        (step,) = steps_of([{"name": name, "iterations": iterations, "batch": 8, "seed": seed}])
+        (step,) = parse_steps([{"name": name, "iterations": iterations, "batch": 8, "seed": seed}])
         step.kind.run(context, step.options)
         states.append(context.model.state_dict())
     assert same(states[0], states[1]) and not same(states[0], states[2])
@@ -86,7 +86,7 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(name, iterations, pic
     ],
     ids=["reconstruct", "range_search"],
 )
-def test_one_that_was_cut_off_goes_on_at_its_unit_and_gives_the_same_bits(
+def test_an_interrupted_pass_resumes_at_its_unit_to_the_same_bits(
     kind, step, options, policy, activations, make_context, tmp_path, monkeypatch, caplog
 ):
     caplog.set_level("INFO")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_quant.models.registry import units_of
+from swin_quant.models.registry import list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes.trial import Trial, enabled_in
 from swin_quant.quant.passes.units import walk
@@ -16,7 +16,7 @@ def test_zero_points_take_from_a_unit_s_error_and_their_ranges_come_back(method,
     calibrate(model, [images])
     use_policy(model, "cpu")
     asked = 0
-    for run in walk(model, units_of(model), [images]):
+    for run in walk(model, list_units(model), [images]):
         nodes = [node for node in enabled_in(run.unit) if not node.setting.symmetric]
         if nodes:
             before = [(node.amax, node.bounds) for node in nodes]

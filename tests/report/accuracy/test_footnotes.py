@@ -9,7 +9,7 @@ from cards_of_results import card_of as card
 
 from swin_quant.cards.records import Result
 from swin_quant.report.accuracy.footnotes import footnotes, numbered
-from swin_quant.report.accuracy.rows import rows_of
+from swin_quant.report.accuracy.rows import list_rows
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu")
 INT8 = dataclasses.replace(FLOAT, engine="onnxruntime", precision="int8", policy="qdq", acc1=79.0)
@@ -17,7 +17,7 @@ INT8 = dataclasses.replace(FLOAT, engine="onnxruntime", precision="int8", policy
 
 def said(*cards, untimed=False) -> list[str]:
     """The sentences of the footnotes; most cards here have no latency, and `untimed` keeps the sentence about it."""
-    rows = rows_of(cards)
+    rows = list_rows(cards)
     notes, _ = numbered(footnotes(rows), len(rows))
     return [note for note in notes if untimed or "not timed: " not in note]
 
@@ -78,7 +78,7 @@ def test_unreadable_pictures_are_counted_and_named_and_other_notes_kept_on_one_b
 def test_a_footnote_of_some_rows_has_a_number_which_they_bear():
     two = {"unreadable": 2, "note": None}
     bad, good = with_(INT8, **two), with_(INT8, policy="ft-mode1")
-    rows = rows_of([card(FLOAT, good, bad), card(FLOAT, INT8, name="other", dead_nodes=["a.b"])])
+    rows = list_rows([card(FLOAT, good, bad), card(FLOAT, INT8, name="other", dead_nodes=["a.b"])])
     notes, marks = numbered([note for note in footnotes(rows) if "not timed" not in note.text], len(rows))
     assert [note[:5] for note in notes] == ["[1] 2", "[2] 1"] and marks == {1: "1", 2: "2"}
     assert "unreadable" in notes[0] and "dead" in notes[1]
@@ -89,10 +89,10 @@ def test_a_verification_is_a_word_in_its_row_and_a_failure_is_told_with_its_figu
     record = VERIFICATION | {"engine": "onnxruntime"}
     against_float = {**record, "reference": "torch float32", "tolerance": None, "passed": None}
     verified = card(FLOAT, INT8).with_verification(record).with_verification(against_float)
-    assert said(verified) == [] and [row.verified for row in rows_of([verified])] == ["yes"]
+    assert said(verified) == [] and [row.verified for row in list_rows([verified])] == ["yes"]
     failed = verified.with_verification({**record, "mean": 0.2, "passed": False})
     (note,) = said(failed)
     assert "0.2 (max 0.5, top-1 agreement 98.4 %), more than 0.1" in note and "float32" not in note
-    assert [row.verified for row in rows_of([failed])] == ["NO"]
+    assert [row.verified for row in list_rows([failed])] == ["NO"]
     elsewhere = card(FLOAT, with_(INT8, engine="openvino")).with_verification(record)
-    assert said(elsewhere) == [] and [row.verified for row in rows_of([elsewhere])] == [None]
+    assert said(elsewhere) == [] and [row.verified for row in list_rows([elsewhere])] == [None]

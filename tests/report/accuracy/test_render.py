@@ -45,7 +45,7 @@ def figures_of(text: str) -> set[str]:
 
 def at(width, cards, monkeypatch, capsys) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
-    AccuracyTable.of(cards).show()
+    AccuracyTable.from_cards(cards).show()
     return capsys.readouterr().out
 
 

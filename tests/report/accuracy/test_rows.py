@@ -6,7 +6,7 @@ import pytest
 from cards_of_results import CIFAR, card_of
 
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy.rows import COLUMNS, rows_of
+from swin_quant.report.accuracy.rows import COLUMNS, list_rows
 
 IMAGENET = {"name": "imagenet", "split": "val", "pictures": 50000, "sha256": "0" * 64}
 # FasterTransformer's guide: acc@1, acc@5, acc@1(I), acc@5(I), and the differences by subtraction.
@@ -27,7 +27,7 @@ card = partial(card_of, size=224)
 
 
 def cells(*cards) -> list[dict[str, str]]:
-    return [{column.key: column.cell(row) for column in COLUMNS} for row in rows_of(cards)]
+    return [{column.key: column.cell(row) for column in COLUMNS} for row in list_rows(cards)]
 
 
 @pytest.mark.parametrize("name", GUIDE)

@@ -10,7 +10,7 @@ import torch
 from nightly import share
 
 import swin_quant as sq
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.config import load_config
 from swin_quant.models import build_model
@@ -69,7 +69,7 @@ def changed(file, weight):
     tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) + 1, weight))
     onnx.save(model, file)
     card = RunCard.read(file.with_suffix(".json"))
-    replace(card, artifact={**card.artifact, "sha256": sha256_of(file)}).write(file.with_suffix(".json"))
+    replace(card, artifact={**card.artifact, "sha256": compute_sha256(file)}).write(file.with_suffix(".json"))
 
 
 def test_fastertransformers_blocks_are_those_of_fake_quant(aligned, exports):

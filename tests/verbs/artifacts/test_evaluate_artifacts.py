@@ -6,7 +6,7 @@ import json
 import pytest
 
 from swin_quant.backends.artifact import finish_artifact
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.verbs import evaluate_artifacts
 
@@ -44,7 +44,7 @@ def test_a_file_that_was_exported_again_meanwhile_keeps_its_own_card(evaluate, h
     meanwhile(export)
     done = evaluate(hand_made, "--engine", "onnxruntime")
     assert done.code == 0 and "onnxruntime" in done.out and "of another file meanwhile" in done.err
-    assert RunCard.read(path).artifact["sha256"] == sha256_of(hand_made) and not measured(hand_made)
+    assert RunCard.read(path).artifact["sha256"] == compute_sha256(hand_made) and not measured(hand_made)
 
 
 @pytest.mark.slow

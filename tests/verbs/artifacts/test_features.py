@@ -13,7 +13,7 @@ from served import posted
 
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
-from swin_quant.verbs.service import service_of
+from swin_quant.verbs.service import load_service
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(expor
 def serve_describes_it_as_its_package(file, package):
     """By tritonclient's messages, every output by its name; the answer to a picture has the maps of the engine."""
     pytest.importorskip("starlette")
-    served = service_of(open_artifact(file), "onnxruntime")
+    served = load_service(open_artifact(file), "onnxruntime")
     about = json.loads((package / "package.json").read_text())
     assert [end.to_dict() for end in served.model.outputs] == about["outputs"]
     assert (about["input"], about["extras"]) == (served.model.input.to_dict(), [])

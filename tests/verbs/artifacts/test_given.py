@@ -73,7 +73,7 @@ def test_one_picture_of_any_size_is_a_batch_of_one(loaded, files):
         ("nowhere.png", "nowhere.png: No such file"),
     ],
 )
-def test_what_is_no_picture_is_one_line(loaded, given, says):
+def test_values_that_are_no_pictures_are_refused_in_one_line(loaded, given, says):
     for engine in loaded.values():
         with pytest.raises(sq.SwinQuantError, match=says) as raised:
             engine(given)

@@ -35,7 +35,7 @@ def test_one_engine_does_without_being_named(logits, hand_made, own_pictures):
     assert arrays["labels"].tolist() == [-1, -1, -1]
 
 
-def test_where_it_cannot_write(run, hand_made, pictures, tmp_path):
+def test_unwritable_folders_are_refused(run, hand_made, pictures, tmp_path):
     words = ("predict", hand_made, "--data-path", pictures, "--logits")
     (tmp_path / "file").write_text("")
     assert "cannot be the output directory" in run(*words, tmp_path / "file").error(1)

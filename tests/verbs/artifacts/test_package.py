@@ -21,7 +21,7 @@ from PIL import Image
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.saturation import SAFE_ON
-from swin_quant.base.files import sha256_of
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.config import load_config
@@ -151,15 +151,15 @@ def test_infer_names_what_was_not_copied_with_it(packaged, tmp_path, lost):
     assert (done.returncode, done.stderr) == (1, f"error: {lost} is not in {copy}: copy the whole package\n")
 
 
-def test_what_is_in_it(packaged, exported):
+def test_the_package_lists_its_files_with_their_hashes(packaged, exported):
     about = json.loads((packaged / "package.json").read_text())
     files = {path.relative_to(packaged).as_posix() for path in packaged.rglob("*") if path.is_file()}
     assert files == set(about["files"]) | {"package.json"}
-    assert all(sha256_of(packaged / name) == sha256 for name, sha256 in about["files"].items())
+    assert all(compute_sha256(packaged / name) == sha256 for name, sha256 in about["files"].items())
     assert about["model"] == "models/swin_micro/1/model.onnx"
     assert (packaged / about["model"]).read_bytes() == exported.read_bytes()
     assert (packaged / about["labels"]).read_text() == "cat\ndog\nred fox\n"
-    assert json.loads((packaged / "card.json").read_text())["artifact"]["sha256"] == sha256_of(exported)
+    assert json.loads((packaged / "card.json").read_text())["artifact"]["sha256"] == compute_sha256(exported)
     assert "${" not in (packaged / "README.md").read_text()
     assert json.loads((packaged / "preprocess.json").read_text()) == {
         "resize": [32, 32], "crop": None, "interpolation": "bicubic", "colours": "RGB", "scale": 255,
@@ -390,8 +390,8 @@ def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     """With every output beside logits, float16 in, and a fixed batch."""
     pytest.importorskip("starlette")
     from swin_quant.exported import labels_in
-    from swin_quant.ship.facts import facts_of
-    from swin_quant.verbs.service import service_of
+    from swin_quant.ship.facts import collect_facts
+    from swin_quant.verbs.service import load_service
 
     model = onnx.load(exported)
     graph = model.graph
@@ -406,8 +406,8 @@ def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     for value in (*graph.input, *graph.output) if batch else ():
         value.type.tensor_type.shape.dim[0].dim_value = batch
     artifact = remade(model)
-    served = service_of(artifact, "onnxruntime").model
-    assert served == facts_of(artifact, labels_in(artifact)).served
+    served = load_service(artifact, "onnxruntime").model
+    assert served == collect_facts(artifact, labels_in(artifact)).served
     assert (served.name, served.batch, served.labels) == ("swin_micro", batch, ("cat", "dog", "red fox"))
     assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))
     ends = [("logits", "FP32", (3,)), ("probabilities", "FP32", (3,)), ("top_classes", "INT64", (2,))]

@@ -50,7 +50,7 @@ def test_two_ranks_write_what_one_does(run, forked, hand_made, many, tmp_path):
     assert ends[1].out == "" and read(tmp_path / "one") == read(tmp_path / "two")
 
 
-def test_what_was_cut_off_goes_on_where_it_was(run, hand_made, many, tmp_path):
+def test_an_interrupted_prediction_resumes(run, hand_made, many, tmp_path):
     words = ["predict", hand_made, many, "--shard", 2, "--output", tmp_path]
     assert run(*words).code == 0
     whole = read(tmp_path)

@@ -19,7 +19,7 @@ from swin_quant.cards.records import Result
 from swin_quant.score.difference import difference
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import Inferred
-from swin_quant.verbs.verify import compare, failures, is_quantized, tolerance_of
+from swin_quant.verbs.verification import compare, failures, get_tolerance, is_quantized
 
 verifying = importlib.import_module("swin_quant.verbs.verify")  # the module, whose name is the function's, too
 
@@ -53,7 +53,7 @@ def test_the_emulator_of_fastertransformer(verify, exports):
     assert 0 < simulated["mean"] < 0.1 and simulated["policy"] == "ft-mode1"
 
 
-def test_what_computes_something_else_fails_and_says_by_how_much(verify, exports, hand_made):
+def test_a_file_with_other_logits_fails_and_the_difference_is_printed(verify, exports, hand_made):
     """The hand-made classifier poses as the float export of the micro checkpoint."""
     file = shutil.copy(hand_made, exports.onnx.parent / "forged.onnx")
     card = RunCard.read(exports.checkpoint.with_suffix(".json"))
@@ -76,7 +76,7 @@ def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run,
     assert row["verified"] == "yes"
 
 
-def test_what_another_process_measured_meanwhile_stays(verify, exports, monkeypatch):
+def test_results_written_by_another_process_are_kept(verify, exports, monkeypatch):
     path = exports.ft.with_suffix(".json")
     data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
     theirs = RunCard.read(path).with_result(Result("openvino", "int8", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu"))
@@ -178,12 +178,12 @@ def test_a_float_artifact_is_judged_by_float():
 
 
 def test_a_half_precision_body_is_allowed_its_rounding():
-    assert tolerance_of("openvino", "int8+bfloat16") == tolerance_of("openvino", "bfloat16")
-    assert tolerance_of("openvino", "int8+bfloat16") > tolerance_of("openvino", "int8")
-    assert tolerance_of("openvino", "float32", "float16") > tolerance_of("openvino", "float32", "float32")
+    assert get_tolerance("openvino", "int8+bfloat16") == get_tolerance("openvino", "bfloat16")
+    assert get_tolerance("openvino", "int8+bfloat16") > get_tolerance("openvino", "int8")
+    assert get_tolerance("openvino", "float32", "float16") > get_tolerance("openvino", "float32", "float32")
     assert judged("W4A8", 0.01, 9.0)[0]["reference"] == "torch fake-quant"
 
 
 def test_tolerances_are_those_of_fastertransformer_for_its_backend_and_there_for_every_engine():
-    assert tolerance_of("fastertransformer", "int8") == 0.1 and tolerance_of("fastertransformer", "float16") == 0.01
+    assert get_tolerance("fastertransformer", "int8") == 0.1 and get_tolerance("fastertransformer", "float16") == 0.01
     assert all(engine.tolerances for engine in engines().values())

@@ -80,7 +80,7 @@ class AttentionKernel(Kernel):
         if not windows.shift:
             return logits + added
         rows = torch.arange(windows.count * length, device=logits.device)
-        region = windows.region_of(rows).view(windows.count, 1, length)
+        region = windows.find_region(rows).view(windows.count, 1, length)
         mask = torch.where(region.unsqueeze(3) == region.unsqueeze(2), 0.0, MASKED)
         return (logits.unflatten(0, (-1, windows.count)) + (added + mask)).flatten(0, 1)
 

@@ -35,7 +35,7 @@ class NormQuantizeKernel(Kernel):
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         constants = {"C": self.out.shape[1], **self.windows.constants()}
-        return _of_rows(self, "norm_quantize", self.out.shape, constants, tiles)
+        return _prepare_rows(self, "norm_quantize", self.out.shape, constants, tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class MergeQuantizeKernel(Kernel):
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         constants = {"C": self.x.shape[3], "SIDE": self.x.shape[1]}
-        return _of_rows(self, "merge_quantize", self.out.shape, constants, tiles)
+        return _prepare_rows(self, "merge_quantize", self.out.shape, constants, tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class NormResidualKernel(Kernel):
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         constants = {"C": self.y.shape[1], **self.windows.constants()}
-        return _of_rows(self, "norm_residual", self.y.shape, constants, tiles, ALL_REGISTERS)
+        return _prepare_rows(self, "norm_residual", self.y.shape, constants, tiles, ALL_REGISTERS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ class PoolKernel(Kernel):
         return PreparedLaunch("rows.pool", (batch,), self.values(), constants, t)
 
 
-def _of_rows(
+def _prepare_rows(
     kernel: Kernel,
     name: str,
     shape: torch.Size,

@@ -49,7 +49,7 @@ class Tiles:
         return self
 
 
-def power_of_two(least: int) -> int:
+def round_up_to_power_of_two(least: int) -> int:
     """The smallest power of two that is at least `least`."""
     return 1 << max(least - 1, 0).bit_length()
 
@@ -76,7 +76,7 @@ def gemm_tiles(m: int, n: int, k: int, itemsize: int, longest: int = LINE) -> Ti
 
 def row_tiles(channels: int) -> Tiles:
     """For kernels that read whole rows."""
-    block = power_of_two(channels)
+    block = round_up_to_power_of_two(channels)
     return Tiles(max(1, min(32, REGISTERS // 2 // block)), block, warps=4 if block <= 2048 else 8)
 
 
@@ -86,8 +86,8 @@ def pool_tiles(channels: int, tokens: int) -> Tiles:
     There are few programs, and their steps wait for each other: each has as many tokens as registers allow. More warps
     would only exchange more sums of rows.
     """
-    block = power_of_two(channels)
-    return Tiles(max(1, min(power_of_two(tokens), 2 * REGISTERS // block)), block, warps=8)
+    block = round_up_to_power_of_two(channels)
+    return Tiles(max(1, min(round_up_to_power_of_two(tokens), 2 * REGISTERS // block)), block, warps=8)
 
 
 def attention_tiles(tokens: int, head_dim: int, pictures: int = 1, programs: int = 1) -> Tiles:
@@ -97,7 +97,7 @@ def attention_tiles(tokens: int, head_dim: int, pictures: int = 1, programs: int
     takes up to 8 of them, as long as a large GPU has three programs a multiprocessor.
     """
     if tokens <= 64:
-        side = max(32, power_of_two(tokens))
+        side = max(32, round_up_to_power_of_two(tokens))
         most = min(SEVERAL_WINDOWS, pictures, programs // (3 * FILLED))
         windows = 1 << max(most, 1).bit_length() - 1
         return Tiles(side, side, head_dim, warps=4 if side == 64 else 2, windows=windows)
@@ -115,7 +115,7 @@ def attention_norm_tiles(tokens: int, n: int) -> Tiles:
     rows = min(apart.rows, 64 if 64 * n <= REGISTERS else 32)
     inner = part_columns(n, rows)
     if tokens > apart.columns:
-        warps = max(rows // 16, power_of_two(-(-rows * n // WARP_SUMS)))
+        warps = max(rows // 16, round_up_to_power_of_two(-(-rows * n // WARP_SUMS)))
         return Tiles(rows, 32, inner, min(warps, own_warps(rows, inner)), apart.stages)
     warps = min(4 if rows * n <= REGISTERS else 8, own_warps(rows, inner))
     return Tiles(rows, apart.columns, inner, warps)
@@ -137,8 +137,8 @@ def own_warps(rows: int, columns: int) -> int:
 
 def patch_tiles(channels: int, taps: int) -> Tiles:
     """For a patch embedding with weight [channels, taps]."""
-    block = power_of_two(channels)
-    return Tiles(max(16, min(64, REGISTERS // block)), block, max(16, power_of_two(taps)))
+    block = round_up_to_power_of_two(channels)
+    return Tiles(max(16, min(64, REGISTERS // block)), block, max(16, round_up_to_power_of_two(taps)))
 
 
 def norm_gemm_tiles(m: int, n: int, k: int, itemsize: int, normed: bool = True, piece: int = 0) -> Tiles:

@@ -28,13 +28,13 @@ class Windows:
         """Windows of a picture."""
         return (self.side // self.window) ** 2
 
-    def token_of(self, rows: Tensor) -> Tensor:
+    def find_token(self, rows: Tensor) -> Tensor:
         """The row in map order of each row in window order; any shape and integer type."""
         y, x = self._shifted(rows)
         y, x = (y + self.shift) % self.side, (x + self.shift) % self.side
         return (rows // self.side**2 * self.side + y) * self.side + x
 
-    def region_of(self, rows: Tensor) -> Tensor:
+    def find_region(self, rows: Tensor) -> Tensor:
         """The region of the map that a row was in before the shift, as a number: only tokens of one region attend to
         each other.
 
@@ -48,8 +48,8 @@ class Windows:
         return {"SIDE": self.side, "WINDOW": self.window, "SHIFT": self.shift}
 
     def all_tokens(self, rows: int, device: torch.device) -> Tensor:
-        """int64 [rows]: `token_of` rows 0, 1, 2, ..."""
-        return self.token_of(torch.arange(rows, device=device))
+        """int64 [rows]: `find_token` for rows 0, 1, 2, ..."""
+        return self.find_token(torch.arange(rows, device=device))
 
     def _shifted(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Line and column on the shifted map."""

@@ -11,20 +11,20 @@ from swin_quant.backends.onnx.branches.walk import (
     BranchWalk,
     Find,
     any_linear,
+    find_owner,
     layer_scale,
     linear,
     norm,
-    owner_of,
     sides,
 )
 from swin_quant.backends.onnx.layers import Linear
-from swin_quant.backends.onnx.swin.int8_operators import QUICK, OperatorMlp, fault_of, is_fast_mlp
-from swin_quant.models.placement import word_of
+from swin_quant.backends.onnx.swin.int8_operators import QUICK, OperatorMlp, find_fault, is_fast_mlp
+from swin_quant.models.placement import name_operation
 
 
 def activation(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """One of `ACTIVATIONS`, by its name."""
-    word, value = word_of(node, walk.root), node.args[0]
+    word, value = name_operation(node, walk.root), node.args[0]
     if word in ("relu", "silu", "gelu") and isinstance(value, fx.Node):
         part = walk.root.get_submodule(str(node.target)) if node.op == "call_module" else None
         given: list[Any] = [*node.args[1:], *node.kwargs.values(), "none"]
@@ -40,10 +40,14 @@ _SIGMOIDS = {QUICK: "quick_gelu", 1: "silu"}
 def _sigmoid_form(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """x sigmoid(a x)."""
     for value, sigmoid in (node.args, node.args[::-1]):
-        if not isinstance(sigmoid, fx.Node) or word_of(sigmoid, walk.root) != "sigmoid" or not walk.enter(sigmoid):
+        if (
+            not isinstance(sigmoid, fx.Node)
+            or name_operation(sigmoid, walk.root) != "sigmoid"
+            or not walk.enter(sigmoid)
+        ):
             continue
         inner, factor = sigmoid.args[0], 1.0
-        if isinstance(inner, fx.Node) and word_of(inner, walk.root) == "mul" and walk.enter(inner):
+        if isinstance(inner, fx.Node) and name_operation(inner, walk.root) == "mul" and walk.enter(inner):
             inner, factor = sorted(inner.args, key=lambda one: not isinstance(one, fx.Node))  # type: ignore[assignment]
         if inner is value and isinstance(value, fx.Node) and factor in _SIGMOIDS:
             return BranchStep(_SIGMOIDS[factor], value)
@@ -79,7 +83,7 @@ class MlpBranch:
     @property
     def fault(self) -> str | None:
         """The reason why the operator cannot compute it; None if it can."""
-        return fault_of(self.fc1) or fault_of(self.fc2) or _fault_of_shapes(self)
+        return find_fault(self.fc1) or find_fault(self.fc2) or _find_shape_fault(self)
 
     @property
     def is_fast(self) -> bool:
@@ -106,7 +110,7 @@ def mlp_branch(root: nn.Module, addition: fx.Node) -> MlpBranch | None:
             scale, *parts = made[0]
             *others, own = parts[1:] + parts[:1] if norm_last else parts
             fc2, name, fc1 = others
-            return MlpBranch(addition, made[1], owner_of(fc2, root), own, norm_last, fc1, fc2, name, scale)
+            return MlpBranch(addition, made[1], find_owner(fc2, root), own, norm_last, fc1, fc2, name, scale)
     return None
 
 
@@ -120,16 +124,16 @@ def mlps(root: nn.Module, graph: fx.Graph) -> int:
     )
 
 
-def _fault_of_shapes(branch: MlpBranch) -> str | None:
+def _find_shape_fault(branch: MlpBranch) -> str | None:
     width = branch.norm.normalized_shape[0]
     shapes = [tuple(one._weight_quantizer.values.shape) for one in (branch.fc1, branch.fc2)]
     is_one = shapes[0][0] == width and shapes[1] == shapes[0][::-1]
     if not is_one or (branch.scale is not None and len(branch.scale) != width):
         return "changes its width"
-    return None if branch.norm_last else fault_of_scale(branch.fc2, branch.scale)
+    return None if branch.norm_last else find_scale_fault(branch.fc2, branch.scale)
 
 
-def fault_of_scale(layer: Linear, factors: Tensor | None) -> str | None:
+def find_scale_fault(layer: Linear, factors: Tensor | None) -> str | None:
     """The reason why int8 weights cannot hold a layer scale; None if they can."""
     if factors is None or not ((layer._weight_quantizer.values == _LOWEST) & (factors < 0)).any():
         return None

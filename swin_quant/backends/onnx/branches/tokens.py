@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm
 
-from swin_quant.backends.onnx.branches.mlp import fault_of_scale, scale_outputs, scaled_norm
-from swin_quant.backends.onnx.branches.walk import BranchWalk, layer_scale, linear, norm, owner_of, sides
+from swin_quant.backends.onnx.branches.mlp import find_scale_fault, scale_outputs, scaled_norm
+from swin_quant.backends.onnx.branches.walk import BranchWalk, find_owner, layer_scale, linear, norm, sides
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.swin.attention_operator import inside_windows
-from swin_quant.backends.onnx.swin.int8_operators import NormAndLinears, fault_of, plugged
-from swin_quant.models.placement import MATMULS, SIZES, word_of
+from swin_quant.backends.onnx.swin.int8_operators import NormAndLinears, find_fault, plugged
+from swin_quant.models.placement import MATMULS, SIZES, name_operation
 from swin_quant.operators.plugins import FAST_HEADS
 
 _VIEWS = frozenset(
@@ -77,8 +77,8 @@ class Operand:
 class TokenBranch:
     """An attention branch: the addition that ends it, the stream that it reads, and its parts.
 
-    `rows`: which channel of proj's input each channel of a head is. `of_logits`: the factor of q k^T. `tokens`: their
-    number, no integer if any number will do; None: they are no [B, T, C].
+    `rows`: which channel of proj's input each channel of a head is. `logit_factor`: the factor of q k^T. `tokens`:
+    their number, no integer if any number will do; None: they are no [B, T, C].
     """
 
     addition: fx.Node
@@ -90,7 +90,7 @@ class TokenBranch:
     softmax: nn.Module | None
     proj: Linear
     rows: Tensor
-    of_logits: float
+    logit_factor: float
     tokens: Any
     scale: Tensor | None
 
@@ -107,7 +107,7 @@ class TokenBranch:
         if not all(map(_is_int8, pairs)):
             return "has a float node or a zero point: choose ‹policy› cpu-operators"
         layers: set[Any] = {one.layer for one in self.operands}
-        if fault := next(filter(None, map(fault_of, (*layers, self.proj))), None):
+        if fault := next(filter(None, map(find_fault, (*layers, self.proj))), None):
             return fault
         inputs = {(float(one._input_quantizer.scale), one._input_quantizer.zero_point) for one in layers}
         if len(inputs) > 1:
@@ -115,9 +115,9 @@ class TokenBranch:
         width = self.norm.normalized_shape[0]
         if self.rows.numel() != width or any(one.columns.shape != self.rows.shape for one in self.operands):
             return "changes its width"
-        if any(one.factor <= 0 for one in self.operands) or self.of_logits <= 0 or self.tokens is None:
+        if any(one.factor <= 0 for one in self.operands) or self.logit_factor <= 0 or self.tokens is None:
             return "has a factor below zero, or no tokens [B, T, C]"
-        return None if self.norm_last else fault_of_scale(self.proj, self.scale)
+        return None if self.norm_last else find_scale_fault(self.proj, self.scale)
 
     @property
     def is_fast(self) -> bool:
@@ -128,10 +128,10 @@ class TokenBranch:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
         q, k, v = self.operands
         scales = [float(one.pair.scale) for one in self.operands]  # type: ignore[arg-type]  # pairs have one
-        scales[0] *= self.of_logits
+        scales[0] *= self.logit_factor
         if isinstance(self.softmax, Pair):
             scales.append(float(self.softmax.scale))
-        factors = (q.factor * self.of_logits, k.factor, v.factor)
+        factors = (q.factor * self.logit_factor, k.factor, v.factor)
         qkv = _joined(self.operands, factors)
         weight = self.proj._weight_quantizer
         weight.values = weight.values[self.rows.flatten()].contiguous()
@@ -167,7 +167,7 @@ def _joined(operands: Sequence[Operand], factors: Sequence[float]) -> Linear:
 def attentions(root: nn.Module, graph: fx.Graph) -> int:
     """The number of softmaxes in a graph that a product reads: attentions of any kind."""
     return sum(
-        word_of(node, root) == "softmax" and any(_is_product(one, root) for one in _readers(node, root))
+        name_operation(node, root) == "softmax" and any(_is_product(one, root) for one in _readers(node, root))
         for node in graph.nodes
     )
 
@@ -176,7 +176,7 @@ def _readers(node: fx.Node, root: nn.Module) -> list[fx.Node]:
     """The operations that read a value, behind those that keep it."""
     found = []
     for user in node.users:
-        is_passed = word_of(user, root) in _VIEWS or isinstance(_quantizer(user, root), nn.Module)
+        is_passed = name_operation(user, root) in _VIEWS or isinstance(_quantizer(user, root), nn.Module)
         found += _readers(user, root) if is_passed else [user]
     return found
 
@@ -187,7 +187,7 @@ def _quantizer(node: fx.Node, root: nn.Module) -> nn.Module | None:
 
 
 def _is_product(node: fx.Node, root: nn.Module) -> bool:
-    return word_of(node, root) in MATMULS
+    return name_operation(node, root) in MATMULS
 
 
 def token_branch_at(root: nn.Module, addition: fx.Node) -> TokenBranch | None:
@@ -200,14 +200,14 @@ def token_branch_at(root: nn.Module, addition: fx.Node) -> TokenBranch | None:
             if made is None or found is None:
                 continue
             scale, *own, proj = made[0]
-            rows, of_logits, softmax, operands, source, tokens = found
+            rows, logit_factor, softmax, operands, source, tokens = found
             ahead = ([], source) if norm_last else walk.along((norm,), source)
             if ahead is None or not walk.is_same(ahead[1], stream):
                 continue
             (normed,) = own or ahead[0]
             return TokenBranch(
-                addition, ahead[1], owner_of(proj, root), normed, norm_last, operands, softmax, proj, rows, of_logits,
-                tokens, scale,
+                addition, ahead[1], find_owner(proj, root), normed, norm_last, operands, softmax, proj, rows,
+                logit_factor, tokens, scale,
             )  # fmt: skip
     return None
 
@@ -229,7 +229,7 @@ def _attention(walk: BranchWalk, node: fx.Node) -> _Found | None:
     rounded = _quantizer(softmax, walk.root) if softmax is not None else None
     if rounded is not None and softmax is not None:
         softmax = walk.up(softmax.args[0])  # type: ignore[arg-type]
-    if softmax is None or word_of(softmax, walk.root) != "softmax" or not _is_of_keys(softmax, walk.root):
+    if softmax is None or name_operation(softmax, walk.root) != "softmax" or not _is_over_keys(softmax, walk.root):
         return None
     logits = _Views(walk, softmax.args[0], _is_product)  # type: ignore[arg-type]
     if logits.source is None or logits.moves or isinstance(logits.pair, Pair):
@@ -254,7 +254,7 @@ def _attention(walk: BranchWalk, node: fx.Node) -> _Found | None:
     return rows, logits.factor, rounded, (q, k, v), steps[0].before, tokens
 
 
-def _is_of_keys(softmax: fx.Node, root: nn.Module) -> bool:
+def _is_over_keys(softmax: fx.Node, root: nn.Module) -> bool:
     """Whether a softmax is of the last dimension."""
     is_module = softmax.op == "call_module"
     dim: Any = getattr(root.get_submodule(str(softmax.target)), "dim", None) if is_module else softmax.args[1]
@@ -294,7 +294,7 @@ class _Views:
             walk.inside.add(node)
 
     def _passes(self, node: fx.Node) -> bool:
-        word = word_of(node, self.walk.root)
+        word = name_operation(node, self.walk.root)
         if (found := _quantizer(node, self.walk.root)) is not None and self.factor == 1 and self.pair is None:
             self.pair = found
         elif word in ("mul", "div") and len(node.args) == 2 and isinstance(node.args[1], int | float):
@@ -309,19 +309,19 @@ class _Views:
         """The value, where the source gives the numbers of its values in order."""
         known: dict[fx.Node, Any] = {}
 
-        def of(node: fx.Node) -> Any:
+        def compute(node: fx.Node) -> Any:
             if node is self.source:
                 return torch.arange(torch.Size(shape).numel()).view(shape)
             is_tensor = isinstance(node.meta.get("val", ()), Tensor | list | tuple)
-            if word_of(node, self.walk.root) in SIZES or not is_tensor:
+            if name_operation(node, self.walk.root) in SIZES or not is_tensor:
                 return _size(node.meta["val"])
             if node not in known:
-                is_view = node.op == "call_function" and word_of(node, self.walk.root) in _VIEWS
-                args: Any = fx.map_arg(node.args if is_view else node.args[:1], of)
+                is_view = node.op == "call_function" and name_operation(node, self.walk.root) in _VIEWS
+                args: Any = fx.map_arg(node.args if is_view else node.args[:1], compute)
                 known[node] = node.target(*args, **node.kwargs) if is_view else args[0]  # type: ignore[operator]
             return known[node]
 
-        return of(self.value)
+        return compute(self.value)
 
 
 def _columns(numbers: Tensor, layer: Any) -> Tensor | None:

@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.models.captured import STILL
-from swin_quant.models.placement import ADDS, SIZES, word_of
+from swin_quant.models.placement import ADDS, SIZES, name_operation
 
 LINEARS = frozenset({"linear", "quantlinear", "borrowedlinear"})
 _LAYER_NORM = frozenset({"layernorm", "layernormfp32"})  # others permute maps
@@ -41,7 +41,7 @@ class BranchWalk:
         """Pass a node; False if a node outside reads its values, unless it is the first one."""
         if node is self.start:
             return True
-        readers = (one for one in node.users if one not in self.inside and word_of(one, self.root) not in SIZES)
+        readers = (one for one in node.users if one not in self.inside and name_operation(one, self.root) not in SIZES)
         if next(readers, None) is not None:
             return False
         self.inside.add(node)
@@ -61,7 +61,7 @@ class BranchWalk:
 
     def keeps(self, node: fx.Node) -> bool:
         """Whether a node gives its input unchanged."""
-        return word_of(node, self.root) in STILL
+        return name_operation(node, self.root) in STILL
 
     def along(self, steps: Sequence["Find"], node: fx.Node) -> tuple[list[Any], fx.Node] | None:
         """What each step finds from `node` up, and the value before them; None where one finds nothing."""
@@ -90,7 +90,7 @@ Find = Callable[[BranchWalk, fx.Node], BranchStep | None]
 
 def sides(addition: fx.Node, root: nn.Module) -> list[tuple[fx.Node, fx.Node]]:
     """A branch and the stream that it is added to, in both orders; none for another node than an addition."""
-    if word_of(addition, root) not in ADDS or addition.kwargs or len(addition.args) != 2:
+    if name_operation(addition, root) not in ADDS or addition.kwargs or len(addition.args) != 2:
         return []
     left, right = addition.args
     if not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
@@ -98,7 +98,7 @@ def sides(addition: fx.Node, root: nn.Module) -> list[tuple[fx.Node, fx.Node]]:
     return [(right, left), (left, right)]
 
 
-def owner_of(last: nn.Module, root: nn.Module) -> str:
+def find_owner(last: nn.Module, root: nn.Module) -> str:
     """The module that holds the last part of a branch."""
     return next(name for name, part in root.named_modules() if part is last).rpartition(".")[0]
 
@@ -111,13 +111,13 @@ def linear(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
 
 def any_linear(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """A linear, lowered or not, also one that is called several times."""
-    return BranchStep(None, node.args[0]) if word_of(node, walk.root) in LINEARS else None  # type: ignore[arg-type]
+    return BranchStep(None, node.args[0]) if name_operation(node, walk.root) in LINEARS else None  # type: ignore[arg-type]
 
 
 def norm(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """A layer norm of channels with weight and bias."""
     part = walk.part(node)
-    if not isinstance(part, nn.LayerNorm) or word_of(node, walk.root) not in _LAYER_NORM:
+    if not isinstance(part, nn.LayerNorm) or name_operation(node, walk.root) not in _LAYER_NORM:
         return None
     is_affine = len(part.normalized_shape) == 1 and part.weight is not None and part.bias is not None
     return BranchStep(part, node.args[0]) if is_affine else None  # type: ignore[arg-type]  # its only input
@@ -125,7 +125,7 @@ def norm(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
 
 def layer_scale(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """A factor [C] for each channel, if there is one."""
-    if word_of(node, walk.root) != "mul" or len(node.args) != 2:
+    if name_operation(node, walk.root) != "mul" or len(node.args) != 2:
         return BranchStep(None, node)
     for factor, value in (node.args, node.args[::-1]):
         if isinstance(factor, fx.Node) and isinstance(value, fx.Node) and factor.op == "get_attr":

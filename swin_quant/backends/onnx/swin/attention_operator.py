@@ -16,7 +16,7 @@ from swin_quant.backends.onnx.swin.int8_operators import (
     CONSTANTS,
     NormAndLinears,
     fault_around,
-    fault_of,
+    find_fault,
     holders,
     int8_linear,
     plugged,
@@ -35,16 +35,16 @@ def attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[flo
     levels: int8 [B, T, 3C], q, k and v side by side, tokens window by window. constant: float32 [nW * heads, L, L];
     window i adds that of i modulo nW. scales: of q, k, v, of the softmax if it is rounded to int8, and of the result.
     """
-    of_q, of_k, of_v, *of_softmax, of_result = scales
+    q_scale, k_scale, v_scale, *softmax_scales, result_scale = scales
     batch, tokens, channels = levels.shape
     windows, length, depth = constant.shape[0] // heads, constant.shape[-1], channels // (3 * heads)
     x = levels.float().view(-1, windows, length, 3, heads, depth).permute(3, 0, 1, 4, 2, 5).flatten(2, 3)
-    logits = (x[0] * of_q) @ (x[1] * of_k).transpose(-2, -1) + constant
+    logits = (x[0] * q_scale) @ (x[1] * k_scale).transpose(-2, -1) + constant
     shares = logits.softmax(dim=-1)
-    for scale in of_softmax:
+    for scale in softmax_scales:
         shares = _rounded(shares, scale) * scale
-    x = (shares @ (x[2] * of_v)).view(-1, windows, heads, length, depth).transpose(2, 3)
-    return _rounded(x.reshape(batch, tokens, heads * depth), of_result).to(torch.int8)
+    x = (shares @ (x[2] * v_scale)).view(-1, windows, heads, length, depth).transpose(2, 3)
+    return _rounded(x.reshape(batch, tokens, heads * depth), result_scale).to(torch.int8)
 
 
 def _rounded(x: Tensor, scale: float) -> Tensor:
@@ -66,14 +66,14 @@ class OperatorAttention(nn.Module):
         self.qkv: Linear = attn.qkv
         self.proj: Linear = attn.proj
         scales = [node.scale for node in _nodes(attn) if isinstance(node, Pair)]
-        self.scales = _scales_of(attn)
+        self.scales = _get_scales(attn)
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
             self.register_buffer(name, getattr(attn, name))
-        of_q = attn.head_scale[: self.heads].view(-1, 1) if isinstance(attn, CosineAttention) else None
+        q_scale = attn.head_scale[: self.heads].view(-1, 1) if isinstance(attn, CosineAttention) else None
         ones = torch.ones(self.heads, 1)
         self.gain: Tensor | None
-        self.register_buffer("gain", None if of_q is None else torch.cat([of_q, ones, ones]))
+        self.register_buffer("gain", None if q_scale is None else torch.cat([q_scale, ones, ones]))
         self.register_buffer("of_values", torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
         channels = attn.proj._weight_quantizer.values.shape[0]
         self.of_values: Tensor
@@ -97,7 +97,7 @@ class OperatorAttention(nn.Module):
         return (x * torch.where(self.of_values, 1.0, gain / norm(x))).flatten(2)
 
 
-def _scales_of(attn: QuantizedAttention) -> list[float]:
+def _get_scales(attn: QuantizedAttention) -> list[float]:
     """The scales of q, k, v, of the softmax if it is rounded, and of the result."""
     return [float(node.scale) for node in _nodes(attn) if isinstance(node, Pair)]
 
@@ -118,10 +118,10 @@ def _nodes(attn: QuantizedAttention) -> list[Any]:
     return [*(getattr(attn, name) for name in names), attn.proj._input_quantizer]
 
 
-def _fault_of_attention(attn: QuantizedAttention) -> str | None:
+def _find_attention_fault(attn: QuantizedAttention) -> str | None:
     """The reason why the operator cannot compute `attn`; None if it can."""
-    *of_qkv, of_softmax, of_result = _nodes(attn)
-    pairs = [*of_qkv, of_result, *([of_softmax] if isinstance(of_softmax, Pair) else [])]
+    *qkv, softmax, result = _nodes(attn)
+    pairs = [*qkv, result, *([softmax] if isinstance(softmax, Pair) else [])]
     if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):
         return "has a float node or a zero point: choose ‹policy› qdq or cuda"
     others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
@@ -151,7 +151,7 @@ def attention_branch(
     table, index, regions, *lengths = constants[3 + 2 * CONSTANTS :]
     x = x[:, places]
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    y = inside_windows(y, linears, table[:, index] + mask_of(regions), lengths, heads, scales)
+    y = inside_windows(y, linears, table[:, index] + make_mask(regions), lengths, heads, scales)
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
@@ -184,14 +184,14 @@ class WindowConstants(NormAndLinears):
     def __init__(self, block: OrderedBlock) -> None:
         attn: Any = block.attn
         super().__init__(block.norm1, block.norm_last, qkv=attn.qkv, proj=attn.proj)
-        self.heads, self.scales = attn.heads, _scales_of(attn)[:-1]
+        self.heads, self.scales = attn.heads, _get_scales(attn)[:-1]
         self.table: Tensor
         self.index: Tensor
         self.register_buffer("table", attn.table)
         self.register_buffer("index", attn.index)
-        of_q = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
+        q_scale = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
         self.lengths: Tensor | None
-        self.register_buffer("lengths", of_q)
+        self.register_buffer("lengths", q_scale)
 
     def constants(self, *own: Tensor | None) -> list[Tensor]:
         """All of them, with the operator's `own` before the lengths of V2's q."""
@@ -214,19 +214,19 @@ class OperatorAttentionBranch(WindowConstants):
         self.regions: Tensor
         order = block.to_windows.places if isinstance(block.to_windows, Reorder) else torch.arange(len(block.order))
         self.register_buffer("places", order.int())
-        self.register_buffer("regions", regions_of(attn.mask, attn.length))
+        self.register_buffer("regions", find_regions(attn.mask, attn.length))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream in the order of the block before."""
         return attention_branch(x, self.places, *self.constants(self.regions), **self.attributes)
 
 
-def mask_of(regions: Tensor) -> Tensor:
+def make_mask(regions: Tensor) -> Tensor:
     """The mask, float32 [nW, 1, L, L], of regions [nW, L]."""
     return torch.where(regions[:, None, :, None] == regions[:, None, None], 0.0, MASKED)
 
 
-def regions_of(mask: Tensor | None, length: int) -> Tensor:
+def find_regions(mask: Tensor | None, length: int) -> Tensor:
     """Numbers uint8 [nW, L] that are equal where a mask [nW, 1, L, L] is 0: of windows without mask all are."""
     if mask is None:
         return torch.zeros(1, length, dtype=torch.uint8)
@@ -234,16 +234,18 @@ def regions_of(mask: Tensor | None, length: int) -> Tensor:
     return torch.stack([row.unique(return_inverse=True)[1] for row in first]).to(torch.uint8)
 
 
-def fault_of_branch(block: Any) -> str | None:
+def find_branch_fault(block: Any) -> str | None:
     """The reason why the operator cannot compute the branch of a block; None if it can."""
     around = (block.layernorm_input1_quantizer, block.add1_local_input_quantizer, block.add1_residual_input_quantizer)
     attn: QuantizedAttention = block.attn
-    parts = (_fault_of_attention(attn), fault_of(attn.qkv), fault_of(attn.proj))
+    parts = (_find_attention_fault(attn), find_fault(attn.qkv), find_fault(attn.proj))
     if fault := fault_around(around) or next(filter(None, parts), None):
         return fault
     if attn.index is None:
         return "has its position bias and mask in one constant: export it without ‹rewrites› of your own"
-    is_other = attn.mask is not None and not torch.equal(mask_of(regions_of(attn.mask, attn.length)), attn.mask.float())
+    is_other = attn.mask is not None and not torch.equal(
+        make_mask(find_regions(attn.mask, attn.length)), attn.mask.float()
+    )
     return "has a mask that is not one of regions" if is_other else None
 
 
@@ -258,8 +260,8 @@ def _call_branch(block: Any) -> None:
 
 ATTENTION = OperatorRewrite(
     holders("attn", kind=QuantizedAttention),
-    lambda block: _fault_of_attention(block.attn),
+    lambda block: _find_attention_fault(block.attn),
     lambda block: _is_fast(block.attn, FAST_TOKENS["attention"]),
     _call_attention,
 )
-ATTENTION_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), fault_of_branch, is_fast_branch, _call_branch)
+ATTENTION_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), find_branch_fault, is_fast_branch, _call_branch)

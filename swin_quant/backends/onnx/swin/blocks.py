@@ -45,7 +45,7 @@ class OrderedBlock(nn.Module):
 
     def __init__(self, block: WindowBlock, present: Tensor) -> None:
         super().__init__()
-        self.order = order_of(block)
+        self.order = get_token_order(block)
         self.to_windows = reorder(present, self.order)
         self.norm_last = isinstance(block, SwinV2Block)
         for name, child in block.named_children():
@@ -158,7 +158,7 @@ def windows(side: int, window: int, shift: int) -> Tensor:
     return window_partition(numbers, window).flatten()
 
 
-def order_of(block: WindowBlock) -> Tensor:
+def get_token_order(block: WindowBlock) -> Tensor:
     """The order of the tokens that leave a block."""
     return windows(block.resolution, block.window, block.shift)
 

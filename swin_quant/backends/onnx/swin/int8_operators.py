@@ -14,7 +14,7 @@ from torch.overrides import wrap_torch_function
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
 from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging
-from swin_quant.models.maps import neighbours as of_map
+from swin_quant.models.maps import neighbours as map_neighbours
 
 CONSTANTS = 5
 # Between the linears of an MLP (plugins/openvino/activation.hpp)
@@ -57,7 +57,7 @@ def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float
     """
     gain, offset, *rest = constants
     linear, places = rest[:CONSTANTS], rest[CONSTANTS:]
-    y = x[:, places[0]].reshape(len(x), len(places[0]) // 4, -1) if places else of_map(x)
+    y = x[:, places[0]].reshape(len(x), len(places[0]) // 4, -1) if places else map_neighbours(x)
     y = y if norm_last else layer_norm(y, gain.shape, gain, offset, epsilon)
     y = int8_linear(y, *linear)
     return layer_norm(y, gain.shape, gain, offset, epsilon) if norm_last else y
@@ -130,7 +130,7 @@ class OperatorMerging(NormAndLinears):
         return patch_merging(x, *self.constants(self.places), **self.attributes)
 
 
-def fault_of(linear: Linear) -> str | None:
+def find_fault(linear: Linear) -> str | None:
     """The reason why a linear cannot have these constants; None if it can."""
     node, weight = linear._input_quantizer, linear._weight_quantizer
     if fault := fault_around([linear._aftergemm_quantizer]):
@@ -149,9 +149,9 @@ def fault_around(nodes: Iterable[Any]) -> str | None:
     return "rounds more than the inputs of its linears: choose ‹policy› qdq or cuda" if rounds else None
 
 
-def _fault_of_mlp(block: Any) -> str | None:
+def _find_mlp_fault(block: Any) -> str | None:
     around = (block.layernorm_input2_quantizer, block.add2_local_input_quantizer, block.add2_residual_input_quantizer)
-    return fault_around(around) or fault_of(block.mlp.fc1) or fault_of(block.mlp.fc2)
+    return fault_around(around) or find_fault(block.mlp.fc1) or find_fault(block.mlp.fc2)
 
 
 def is_fast_mlp(fc1: Linear) -> bool:
@@ -179,10 +179,12 @@ def holders(part: str, holder: type = nn.Module, kind: type = nn.Module) -> Call
     return find
 
 
-MLP = OperatorRewrite(holders("mlp", OrderedBlock), _fault_of_mlp, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp)
+MLP = OperatorRewrite(
+    holders("mlp", OrderedBlock), _find_mlp_fault, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp
+)
 PATCH_MERGING = OperatorRewrite(
     holders("downsample", kind=OrderedMerging),
-    lambda stage: fault_of(stage.downsample.reduction),
+    lambda stage: find_fault(stage.downsample.reduction),
     lambda stage: stage.downsample.reduction._weight_quantizer.values.shape[0] % (4 * _MERGING_WIDTH) == 0,
     _call_merging,
 )

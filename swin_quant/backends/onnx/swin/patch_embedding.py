@@ -53,7 +53,7 @@ class OperatorEmbedding(nn.Module):
         return patch_embedding(images, *constants, epsilon=self.norm.eps)
 
 
-def _fault_of(model: Any) -> str | None:
+def _find_fault(model: Any) -> str | None:
     if not isinstance(model.patch_embed, OrderedPatchEmbed):
         return "has tokens row by row: leave the rewrite window-order in"
     return "has no norm: leave it out" if isinstance(model.patch_embed.norm, nn.Identity) else None
@@ -69,4 +69,4 @@ def _call(model: Any) -> None:
     model.patch_embed = OperatorEmbedding(model.patch_embed)
 
 
-PATCH_EMBEDDING = OperatorRewrite(lambda model: {"patch_embed": model}, _fault_of, _is_fast, _call)
+PATCH_EMBEDDING = OperatorRewrite(lambda model: {"patch_embed": model}, _find_fault, _is_fast, _call)

@@ -19,7 +19,7 @@ from swin_quant.backends.onnx.swin.blocks import (
     OrderedBlock,
     OrderedMerging,
     OrderedPatchEmbed,
-    order_of,
+    get_token_order,
     windows,
 )
 from swin_quant.models.layers import Swin, WindowBlock
@@ -78,7 +78,7 @@ def window_order(model: Lowered) -> None:
             layer.blocks[index] = OrderedBlock(block, present)
             present = layer.blocks[index].order
         if then is not None:
-            merged = order_of(then)
+            merged = get_token_order(then)
             layer.downsample = OrderedMerging(layer.downsample, present, merged)
             present = merged
 
@@ -139,12 +139,12 @@ def _orders(model: Swin) -> dict[str, Restore | None]:
     first = stages[0].blocks[0]
     found = _everywhere("patch_embed", model.patch_embed, windows(first.resolution, first.window, 0))
     for name, block in _restored_blocks(model):
-        found |= _everywhere(name, block, order_of(block))
+        found |= _everywhere(name, block, get_token_order(block))
     for number, stage in enumerate(stages[:-1]):
-        downsample, order = f"layers.{number}.downsample", order_of(stages[number + 1].blocks[0])
+        downsample, order = f"layers.{number}.downsample", get_token_order(stages[number + 1].blocks[0])
         found |= _everywhere(downsample, stage.downsample, order)
         found[f"layers.{number}"] = found[downsample]
-    last = partial(_in_rows, torch.argsort(order_of(stages[-1].blocks[-1])))
+    last = partial(_in_rows, torch.argsort(get_token_order(stages[-1].blocks[-1])))
     return found | {f"layers.{len(stages) - 1}": last, "norm": last}
 
 

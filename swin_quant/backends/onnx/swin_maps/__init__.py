@@ -137,7 +137,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return op.Concat(op.Slice(x, by, end, along), op.Slice(x, begin, by, along), axis=axis)
 
     def shifts(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool) -> list[Any]:
-        """`Cut.shift_of`, each [1]; None without a shift."""
+        """`Cut.choose_shift`, each [1]; None without a shift."""
         found = [ints(by) if by else None for by in shift]
         if not rests:
             return found
@@ -159,18 +159,20 @@ def translations() -> dict[Any, Callable[..., Any]]:
         apart = op.Transpose(blocks(x, *window), perm=[0, 1, 3, 2, 4, 5])
         return op.Reshape(apart, op.Concat(size(x, 0), ints(-1, math.prod(window)), size(x, 3), axis=0))
 
-    def of_patches(images: Any, patch: int) -> Any:
+    def export_patches(images: Any, patch: int) -> Any:
         x = blocks(padded(op.Transpose(images, perm=[0, 2, 3, 1]), (patch, patch)), patch, patch)
         x = op.Transpose(x, perm=[0, 1, 3, 5, 2, 4])
         channels = op.Mul(size(images, 1), ints(patch * patch))
         return op.Reshape(x, op.Concat(size(x, 0), size(x, 1), size(x, 2), channels, axis=0))
 
-    def of_neighbours(x: Any) -> Any:
+    def export_neighbours(x: Any) -> Any:
         four = op.Transpose(blocks(padded(x, (2, 2)), 2, 2), perm=[0, 1, 3, 4, 2, 5])
         channels = op.Mul(size(x, 3), ints(4))
         return op.Reshape(four, op.Concat(size(four, 0), size(four, 1), size(four, 2), channels, axis=0))
 
-    def of_windows(x: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False) -> Any:
+    def export_windows(
+        x: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False
+    ) -> Any:
         by = shifts(x, window, shift, rests)
         x = shifted(padded(x, window) if pad_first else x, by)
         return cut(x if pad_first else padded(x, window), window)
@@ -180,7 +182,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         high, wide = (op.Add(size(like, at), missing(size(like, at), window[at - 1])) for at in (1, 2))
         return high, wide
 
-    def of_join(
+    def export_join(
         windows: Any, like: Any, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False
     ) -> Any:
         (high, wide), channels, by = whole(like, window), size(like, 3), shifts(like, window, shift, rests)
@@ -201,7 +203,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         parts = [op.GreaterOrEqual(places, op.Sub(length, end)) for end in (ints(window), shift)]
         return op.Add(*(op.Cast(part, to=1) for part in parts))
 
-    def of_mask(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Any:
+    def export_mask(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Any:
         high, wide = whole(like, window)
         down_by, right_by = (ints(0) if by is None else by for by in shifts(like, window, shift, rests))
         three = op.Constant(value=from_array(np.array(3, np.float32)))
@@ -214,11 +216,11 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
     ops = torch.ops.swin_quant
     return {
-        ops.map_patches.default: of_patches,
-        ops.map_neighbours.default: of_neighbours,
-        ops.map_windows.default: of_windows,
-        ops.map_join.default: of_join,
-        ops.map_mask.default: of_mask,
+        ops.map_patches.default: export_patches,
+        ops.map_neighbours.default: export_neighbours,
+        ops.map_windows.default: export_windows,
+        ops.map_join.default: export_join,
+        ops.map_mask.default: export_mask,
     }
 
 
@@ -355,7 +357,7 @@ class ClassifierNetwork(MapNetwork):
         return self.head(self.norm(last).mean(dim=(1, 2))).to(self.io_type)
 
 
-def network_of(model: Any, io_type: torch.dtype) -> MapNetwork:
+def make_network(model: Any, io_type: torch.dtype) -> MapNetwork:
     """The network to export, for what the model gives."""
     return (BackboneNetwork if model.output_kind == FEATURES else ClassifierNetwork)(model, io_type)
 
@@ -372,7 +374,7 @@ def any_size(model: Any) -> None:
 
 REWRITER = Rewriter(
     {"any-size": any_size, "scale-in-weights": scale_in_weights},
-    network_of,
+    make_network,
     builds_on="any-size",
     plugins={
         "map_branch": MAP_BRANCH,

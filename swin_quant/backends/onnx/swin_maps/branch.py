@@ -9,7 +9,7 @@ from torch.nn.functional import layer_norm
 from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
 from swin_quant.backends.onnx.swin.attention_operator import (
     WindowConstants,
-    fault_of_branch,
+    find_branch_fault,
     inside_windows,
     is_fast_branch,
 )
@@ -72,7 +72,7 @@ def _call(block: Any) -> None:
 def _fault(block: Any) -> str | None:
     if block.attn.cut.rests and any(block.attn.cut.shift):
         return "shifts by the size of its map (MODEL.FEATURES.WINDOWS mmpretrain)"
-    return fault_of_branch(block)
+    return find_branch_fault(block)
 
 
 MAP_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), _fault, is_fast_branch, _call)

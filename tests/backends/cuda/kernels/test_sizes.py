@@ -13,11 +13,11 @@ from fusions import with_fusions
 from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, attention_moves, both, poisoned
 
 from swin_quant.backends.cuda.fusions import FUSIONS
-from swin_quant.backends.cuda.launches import program_of
-from swin_quant.backends.cuda.program import ScalarRef, TensorRef, kernel_of
-from swin_quant.backends.cuda.spec import spec_of_config
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.program import ScalarRef, TensorRef, make_kernel
+from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
-from swin_quant.backends.cuda.tuning import shape_of
+from swin_quant.backends.cuda.tuning import format_shape
 from tests.backends.conftest import MICRO, MORE
 from tests.backends.cuda.conftest import spec_of_model
 
@@ -33,13 +33,13 @@ MOVED_LEVELS = 100  # times NEAR: how far they move an int8 result
 
 
 def distinct(spec, batch):
-    return list({shape_of(one): one for one in with_fusions(program_of(spec, batch).launches)}.values())
+    return list({format_shape(one): one for one in with_fusions(build_program(spec, batch).launches)}.values())
 
 
 def operands(launch, draw):
     """Arguments whose sums and norms are about one and levels some tens, so that nothing saturates."""
     words = {ref: word for word, ref in reversed(launch.operands.items()) if word not in OUTPUTS}
-    made = vars(kernel_of(launch, lambda ref: tensor(draw, launch, words.get(ref, "out"), ref))).copy()
+    made = vars(make_kernel(launch, lambda ref: tensor(draw, launch, words.get(ref, "out"), ref))).copy()
     kind = next((ref.dtype for word, ref in launch.operands.items() if word in ("qkv", "a")), None)
     for word, value in launch.arguments.items():
         if isinstance(value, ScalarRef):
@@ -101,7 +101,7 @@ def check(run, launch, seed=1):
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_launches_of_small_networks(run, tiny_config, kind, precision):
-    for launch in distinct(spec_of_config(tiny_config(kind, **MICRO, **MORE[kind]), precision), 2):
+    for launch in distinct(make_spec_from_config(tiny_config(kind, **MICRO, **MORE[kind]), precision), 2):
         check(run, launch)
 
 
@@ -111,7 +111,7 @@ def test_launches_of_small_networks(run, tiny_config, kind, precision):
 @pytest.mark.parametrize("channels", [64, LARGEST_HEAD_DIM])
 def test_launches_of_small_networks_with_wide_heads(run, tiny_config, kind, precision, channels):
     config = tiny_config(kind, **MICRO, **MORE[kind], EMBED_DIM=channels)
-    for launch in distinct(spec_of_config(config, precision), 2):
+    for launch in distinct(make_spec_from_config(config, precision), 2):
         check(run, launch)
 
 

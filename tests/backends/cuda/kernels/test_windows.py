@@ -20,7 +20,7 @@ def test_rows_are_those_of_the_model(m):
     side, window, shift = m
     x = torch.arange(2 * side * side).view(2, side, side, 1)
     expected = window_partition(torch.roll(x, (-shift, -shift), dims=(1, 2)), window).flatten()
-    assert torch.equal(Windows(*m).token_of(torch.arange(2 * side * side)), expected)
+    assert torch.equal(Windows(*m).find_token(torch.arange(2 * side * side)), expected)
 
 
 @pytest.mark.parametrize("m", MAPS)

@@ -137,7 +137,7 @@ def normed(x, c, weight, bias, eps, C: tl.constexpr):
 
 
 @triton.jit
-def place_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr):
+def find_place(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr):
     """Line and column on the shifted map, for rows in window order."""
     ACROSS: tl.constexpr = SIDE // WINDOW
     window = rows // (WINDOW * WINDOW) % (ACROSS * ACROSS)
@@ -146,11 +146,11 @@ def place_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def token_of(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
+def find_token(rows, SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
     """The row in map order, for rows in window order."""
     if SIDE == WINDOW and SHIFT == 0:
         return rows
     else:
-        y, x = place_of(rows, SIDE, WINDOW)
+        y, x = find_place(rows, SIDE, WINDOW)
         y, x = (y + SHIFT) % SIDE, (x + SHIFT) % SIDE
         return (rows // (SIDE * SIDE) * SIDE + y) * SIDE + x

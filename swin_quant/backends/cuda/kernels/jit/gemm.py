@@ -4,7 +4,7 @@ requires."""
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, rounded, token_of
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, find_token, rounded
 from swin_quant.backends.cuda.kernels.jit.epilogue import finished
 
 
@@ -53,7 +53,7 @@ def gemm(
             y = y * tl.load(scale + columns, mask=in_columns, other=0.0)[None, :]
         places = rows[:, None] * N + columns[None, :]
         if KIND == "residual":
-            places = token_of(rows, SIDE, WINDOW, SHIFT)[:, None] * N + columns[None, :]
+            places = find_token(rows, SIDE, WINDOW, SHIFT)[:, None] * N + columns[None, :]
         if HALF_STEPS:
             y = y.to(TYPE)
             if KIND == "residual":

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, token_of
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, find_token
 from swin_quant.backends.cuda.kernels.jit.epilogue import finished
 from swin_quant.backends.cuda.kernels.jit.parts import product, read_normed
 
@@ -23,7 +23,7 @@ def norm_gemm(
     rows = tl.program_id(0) // GROUPS * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     # Rows past the end read the last one, and are not stored.
-    tokens = token_of(tl.minimum(rows, rows_in_all - 1), SIDE, WINDOW, SHIFT)
+    tokens = find_token(tl.minimum(rows, rows_in_all - 1), SIDE, WINDOW, SHIFT)
     if K > PIECE:  # the first of four neighbours: even line and column on the larger map
         tokens = (tokens // SIDE * (2 * SIDE) + tokens % SIDE) * 2
     a = read_normed(

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, token_of
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, find_token
 
 
 @triton.jit
@@ -125,7 +125,7 @@ def finish_rows(
     TYPE: tl.constexpr = out.dtype.element_ty
     c = tl.arange(0, BN)
     valid = (rows < rows_in_all)[:, None]
-    places = token_of(rows, SIDE, WINDOW, SHIFT)[:, None] * N + c[None, :]
+    places = find_token(rows, SIDE, WINDOW, SHIFT)[:, None] * N + c[None, :]
     parts = ()
     for i in tl.static_range(len(sums)):
         y = sums[i].to(tl.float32)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, normed, token_of
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, find_token, normed
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def norm_quantize(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.arange(0, BLOCK)
     valid = (rows < rows_in_all)[:, None] & (c < C)[None, :]
-    tokens = token_of(rows, SIDE, WINDOW, SHIFT)
+    tokens = find_token(rows, SIDE, WINDOW, SHIFT)
     y = tl.load(x + tokens[:, None] * C + c[None, :], mask=valid, other=0.0).to(tl.float32)
     if weight is not None:
         y = normed(y, c, weight, bias, eps, C)
@@ -55,7 +55,7 @@ def norm_residual(
     valid = (rows < rows_in_all)[:, None] & (c < C)[None, :]
     total = tl.load(y + rows[:, None] * C + c[None, :], mask=valid, other=0.0).to(tl.float32)
     total = normed(total, c, weight, bias, eps, C)
-    places = token_of(rows, SIDE, WINDOW, SHIFT)[:, None] * C + c[None, :]
+    places = find_token(rows, SIDE, WINDOW, SHIFT)[:, None] * C + c[None, :]
     if residual is not None:
         total = total + tl.load(residual + places, mask=valid, other=0.0).to(tl.float32)
     tl.store(out + places, as_type(total, out.dtype.element_ty), mask=valid)
