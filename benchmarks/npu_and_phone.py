@@ -206,6 +206,7 @@ def with_rounded_inputs(model: Classifier, policy: str, layers: list[str], image
 
 def pt2e(model: Classifier, images: Tensor) -> tuple[bytes, str]:
     """The program of ExecuTorch's documentation: XNNPACKQuantizer, static, per channel, calibrated on `images`."""
+    import executorch.kernels.quantized  # noqa: F401  # what XNNPACK leaves of SwinV2's position tables
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,

@@ -30,6 +30,7 @@ from swin_quant.quant.quantizer import Quantizer
 
 _EXAMPLES = 2  # pictures to capture with: a batch of one may be taken for a constant
 _BATCH_NORMS = {"batch_norm": 7, "_native_batch_norm_legit_no_training": 6}  # the place of eps
+_REPEATS = ("expand", "unsqueeze", "view", "reshape")  # give the values of a mask again
 _NORM_PARTS = ("weight", "bias", "running_mean", "running_var")
 # Modules and functions that give k y for k x, channel by channel, for every k above zero.
 HOMOGENEOUS = frozenset(
@@ -291,6 +292,8 @@ def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> No
             mask.meta.update({"depends": False, "val": table})
         scale = query.meta["val"].shape[-1] ** -0.5 if arguments.get("scale") is None else arguments["scale"]
         scores = call(aten.matmul.default, call(aten.mul.Tensor, query, scale), call(aten.transpose.int, key, -2, -1))
+        if mask is not None and _selects_all(mask, root):
+            mask = None
         if mask is not None and mask.meta["val"].dtype is torch.bool:  # it selects
             scores = call(aten.masked_fill.Scalar, scores, call(aten.logical_not.default, mask), -torch.inf)
         elif mask is not None:
@@ -299,6 +302,14 @@ def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> No
     result.meta["val"] = node.meta["val"]
     node.replace_all_uses_with(result)
     graph.erase_node(node)
+
+
+def _selects_all(mask: fx.Node, root: nn.Module) -> bool:
+    """Whether a mask is a constant that keeps every score: transformers gives one where nothing is masked."""
+    while packet(mask) in _REPEATS:
+        mask = cast(fx.Node, mask.args[0])
+    value = _value(mask, root) if str(mask.target).startswith(CONSTANT) else None
+    return isinstance(value, Tensor) and value.dtype is torch.bool and bool(value.all())
 
 
 def _add(graph: fx.Graph, root: nn.Module, place: Place) -> None:
