@@ -10,8 +10,7 @@ that depend on no parameter become buffers. A node's `meta["val"]` is its value 
 import operator
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -23,6 +22,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import silence
 from swin_quant.models.obstacles import find_last_user_frame, fixed_at, reason
 from swin_quant.models.symbolic_int import symbolic_int
+from swin_quant.models.while_captured import NOISE, attention_opened, is_torchs, noise_kept
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
 _WHOLE = (nn.LayerNorm,)  # modules that stay one call, with their subclasses
@@ -30,7 +30,6 @@ _CHECKS = re.compile(r"_assert|sym_constrain|_check|guard")
 _UNCHANGED = frozenset("alias detach detach_ lift lift_fresh lift_fresh_copy lift_fresh_".split())
 _SAME_TYPE = frozenset("to _to_copy type_as".split())
 _RANDOM = re.compile(r"rand|bernoulli|dropout|multinomial|normal|uniform|exponential")
-_NOISE = re.compile("drop|stochasticdepth", re.IGNORECASE)  # classes that act only in training
 _FILLED = re.compile(r"(new_)?(zeros|ones|full|empty)(_like)?")  # new tensors whose size an input may give
 _BIGGEST_CONSTANT = 1 << 26  # elements
 
@@ -54,7 +53,7 @@ def capture(
     shapes: Any = torch.export.ShapesCollection()
     for tensor in given:
         shapes[tensor] = {dim: torch.export.Dim.AUTO for dim in ((0, 2, 3) if any_size else (0,))}
-    with _noise_kept(module), _attention_opened(), symbolic_int(module), silence(), torch.no_grad():
+    with noise_kept(module), attention_opened(module), symbolic_int(module), silence(), torch.no_grad():
         try:
             program = torch.export.export(
                 module, () if named else given, dict(named), dynamic_shapes=shapes, strict=False
@@ -100,43 +99,6 @@ def stack(node: fx.Node) -> tuple[str, str]:
     found = list((node.meta.get("nn_module_stack") or {}).items())
     key, (path, _) = found[-1] if found else ("", ("", ""))
     return (key, path) if not path.startswith("_empty") else ("", "")
-
-
-@contextmanager
-def _noise_kept(module: nn.Module) -> Iterator[None]:
-    """Inside the context, a module that acts only in training leaves an operation behind: a dropout that drops
-    nothing."""
-    changed = [
-        part
-        for part in module.modules()
-        if _NOISE.search(type(part).__name__) and not _is_torchs(part) and not list(part.children())
-    ]
-
-    def nothing(x: Any, *others: Any, **options: Any) -> Any:
-        return torch.ops.aten.dropout.default(x, 0.0, False) if isinstance(x, Tensor) else x
-
-    for part in changed:
-        part.forward = nothing
-    try:
-        yield
-    finally:
-        for part in changed:
-            del part.forward
-
-
-@contextmanager
-def _attention_opened() -> Iterator[None]:
-    """Inside the context, torch's attention modules compute their products by plain operations, not by a fused one, and
-    add a mask without a look at its values, which are not known: whether it is causal is a hint for the fused one."""
-    fast, transformer = torch.backends.mha.get_fastpath_enabled(), nn.modules.transformer
-    looks = transformer._detect_is_causal_mask
-    torch.backends.mha.set_fastpath_enabled(False)
-    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
-        yield
-    finally:
-        transformer._detect_is_causal_mask = looks
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _on_attributes(
@@ -348,16 +310,12 @@ def _gives_its_size(module: Any, node: fx.Node) -> bool:
     return tuple(told) == module.output_padding
 
 
-def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.nn.") and not type(module).__module__.startswith("torch.nn.utils")
-
-
 def _is_whole(module: nn.Module) -> bool:
     """Whether a module stays one call: it is torch's, a layer norm, or acts only in training, without children, and
     without hooks: those of `nn.utils.weight_norm`, `spectral_norm` and `prune` compute a weight, others an output."""
     if "forward" in vars(module):  # another one than its class has
         return False
-    known = isinstance(module, _WHOLE) or _NOISE.search(type(module).__name__) or _is_torchs(module)
+    known = isinstance(module, _WHOLE) or NOISE.search(type(module).__name__) or is_torchs(module)
     return bool(known) and not list(module.children()) and not (module._forward_pre_hooks or module._forward_hooks)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from nightly import share
 from operator_nodes import (
     assert_near,
     attended,
@@ -20,11 +21,13 @@ from operator_nodes import (
 from torch import nn
 from torch.nn import functional
 
+import swin_quant as sq
 from swin_quant.backends.onnx.branches import BRANCHES, call_operator
 from swin_quant.backends.onnx.branches.tokens import token_branch
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network as lowered
 from swin_quant.backends.openvino import engine, operators
+from swin_quant.base.compat import import_torchvision
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.config.load import portable_config
@@ -353,3 +356,42 @@ def test_every_branch_of_a_published_deit_is_compiled(with_operators, tmp_path):
         for plugin, file in files.items()
     }
     assert noise[BOTH] < max(2 * noise[()], 2e-3 * float(wanted.square().sum()))
+
+
+SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
+
+
+class FirstToken(nn.Module):
+    """The class token of a model of transformers."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        return self.model(images).last_hidden_state[:, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", share(["ViT", "DeiT", "Dinov2", "Dinov2WithRegisters", "CLIPVision", "SiglipVision", "torchvision"], 3)
+)
+def test_the_branches_of_other_publishers_vits_are_compiled(name, with_operators, tmp_path):
+    """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention."""
+    torchvision = import_torchvision()
+    torch.manual_seed(0)
+    if name == "torchvision":
+        given = torchvision.models.vision_transformer.VisionTransformer(64, 16, 2, 2, 128, 256)
+        nn.init.normal_(given.heads.head.weight)
+    else:
+        transformers = pytest.importorskip("transformers")
+        more = {} if name.startswith("Dinov2") else {"intermediate_size": 256}
+        config = getattr(transformers, f"{name}Config")(**SMALL, **more)
+        given = FirstToken(getattr(transformers, f"{name}Model")(config))
+    images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    model = sq.calibrate(sq.wrap(given.eval(), 64), [images], "cpu-operators", passes=[])
+    artifact = sq.export(model, "openvino", tmp_path)
+    assert artifact.card.artifact["options"]["compiled"] == dict.fromkeys(("token_branch", "mlp"), "2 of 2")
+    with torch.no_grad():
+        assert sqnr(torch.as_tensor(artifact.load()(images)), model(images)) > 30
+        assert sqnr(torch.as_tensor(artifact.load()(images)), given(images)) > 25
