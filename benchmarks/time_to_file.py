@@ -25,12 +25,12 @@ CALIBRATED = 80
 ABOUT = """From timm's float checkpoint to an int8 file for OpenVINO: `quantize` on 80 ImageNet pictures, scored on 128,
 beside `nncf.quantize` on as many. Times until the end of each of our steps; NNCF's end with its saved file. The goals
 of wall time are 1.0 of NNCF's until `export`, 1.3 until `verify` and 2.2 until `evaluate`, and 2 GB of memory.
-`python benchmarks/time_to_file.py --data-path DIR` writes this page."""
+`python benchmarks/time_to_file.py --data-path DIR --model NAME` writes a model's rows."""
 STEPS = ("calibrate", "export", "verify", "evaluate")
 
 
 def main() -> None:
-    from pages import RESULTS, cpu, line_of, save, script_parser, versions_here
+    from pages import RESULTS, cpu, line_of, read_table, save, script_parser, versions_here
 
     parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
@@ -43,7 +43,9 @@ def main() -> None:
     if args.run:
         run = run_nncf if args.run == "nncf" else run_ours
         return print(json.dumps(run(args.model[0], args.checkpoint, args.data_path, args.work)))
-    rows = []
+    head = ["model", "until", "wall s", "CPU s", "GB", "NNCF wall s", "NNCF CPU s", "wall ratio", "CPU ratio", "rounds"]
+    before = read_table(RESULTS / "time_to_file.csv")  # rows of other models stay
+    rows = [[row[key] for key in head] for row in before if row["model"] not in args.model]
     for name in args.model:
         found = {"nncf": [], "ours": []}
         with tempfile.TemporaryDirectory() as work:
@@ -56,10 +58,9 @@ def main() -> None:
                     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                     found[who].append(json.loads(output.splitlines()[-1]))
                     print(name, who, found[who][-1], flush=True)
-        rows += rows_of(name, found)
-    head = ["model", "until", "wall s", "CPU s", "GB", "NNCF wall s", "NNCF CPU s", "wall ratio", "CPU ratio"]
+        rows += [[*row, str(args.rounds)] for row in rows_of(name, found)]
     lines = [line_of(head), line_of("---" for _ in head), *map(line_of, rows)]
-    text = f"# Time to a file\n\n{ABOUT}\n\n{cpu()}, {args.rounds} rounds; {versions_here()}.\n\n" + "\n".join(lines)
+    text = f"# Time to a file\n\n{ABOUT}\n\n{cpu()}; {versions_here()}.\n\n" + "\n".join(lines)
     text += "\n"
     save(RESULTS / "time_to_file.md", text)
 
