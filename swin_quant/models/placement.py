@@ -133,9 +133,8 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
         names = str(node.target), str(layer.target)
         alone = layer.op == "call_module" and len(layer.users) == 1 and all(calls.count(name) == 1 for name in names)
         alone = alone and read.isdisjoint(names)
-        last = (
-            name_operation(layer, root).endswith("linear") and layer.meta["val"].dim() > 2
-        )  # its channels are no norm's
+        # Channels of a linear's last dimension are no norm's.
+        last = name_operation(layer, root).endswith("linear") and layer.meta["val"].dim() > 2
         tracked = getattr(root.get_submodule(names[0]), "running_var", None) is not None
         if alone and tracked and not last and name_operation(layer, root) in LAYERS:
             found[names[0]] = names[1]
