@@ -5,6 +5,7 @@ import inspect
 import io
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -18,7 +19,7 @@ from cyclopts import App, Group, Parameter
 from rich.console import Console
 
 from swin_quant.base.arguments import command_arguments
-from swin_quant.base.errors import UsageError, memory_errors_named, speaking
+from swin_quant.base.errors import UsageError, listed, memory_errors_named, speaking
 from swin_quant.cli.commands import FUNCTIONS
 
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
@@ -103,6 +104,8 @@ class Command:
             called, bound, *_ = self.app.parse_args(_with_json(arguments), exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
             told = re.sub(r"\. Did you mean", "; did you mean", " ".join(str(error).split()).rstrip("."))
+            if isinstance(error, cyclopts.UnusedCliTokensError):
+                told = self._surplus(error.unused_tokens or [], arguments)
             if isinstance(error, cyclopts.MissingArgumentError) and (asked := error.argument):
                 given = {word.partition("=")[0] for word in arguments}
                 name = asked.name if asked.index is None else asked.field_info.name.upper()
@@ -112,6 +115,14 @@ class Command:
             called(*bound.args, **bound.kwargs)
             return None
         return {name: _checked(name, value) for name, value in bound.arguments.items()}
+
+    def _surplus(self, surplus: Sequence[str], arguments: Sequence[str]) -> str:
+        """The message about words that no argument takes; a folder among the words is likely that of the pictures."""
+        places = [one.name.upper() for one in self.arguments.values() if one.is_placed]
+        taken = f"{listed(surplus)}: too many words: {self.name} takes {' and '.join(places) or 'flags'} alone"
+        folder = next((word for word in arguments if os.path.isdir(word)), None)
+        forgotten = folder and "--data-path" in self.flags.difference(arguments)
+        return f"{taken}; pictures are given by --data-path {shlex.quote(folder)}" if forgotten else taken
 
     def call(self, given: Mapping[str, Any]) -> Any:
         """The function's result for the flags that were given."""
