@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -19,7 +20,7 @@ from cyclopts import App, Group, Parameter
 from rich.console import Console
 
 from swin_quant.base.arguments import command_arguments
-from swin_quant.base.errors import UsageError, listed, memory_errors_named, speaking
+from swin_quant.base.errors import UsageError, command_lines, listed, memory_errors_named, speaking
 from swin_quant.cli.commands import FUNCTIONS
 
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
@@ -44,7 +45,6 @@ class Command:
         self.app = App(
             name=f"swin-quant {name}",
             help=_summary(self.function),
-            help_epilogue=f"```\n{self.examples}\n```" if self.examples else None,
             help_format="markdown",
             version_flags=[],
             default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True, json_list=False),
@@ -96,7 +96,12 @@ class Command:
         """The text of `--help`, in lines of at most `width` characters."""
         with (console := Console(width=width, file=io.StringIO(), force_terminal=False)).capture() as shown:
             self.app.help_print([], console=console)
-        return shown.get()
+        return shown.get() + self._examples(width)
+
+    def _examples(self, width: int) -> str:
+        """The examples in lines that a shell joins, so that they can be copied."""
+        lines = (line for one in self.examples.splitlines() for line in command_lines(one, width))
+        return "".join(f"{line}\n" for line in lines)
 
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
@@ -113,6 +118,7 @@ class Command:
             raise UsageError(f"{told}; see swin-quant {self.name} --help") from error
         if getattr(called, "__name__", "") != "flat":
             called(*bound.args, **bound.kwargs)
+            sys.stdout.write(self._examples(shutil.get_terminal_size().columns))
             return None
         return {name: _checked(name, value) for name, value in bound.arguments.items()}
 
