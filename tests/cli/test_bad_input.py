@@ -292,7 +292,7 @@ def test_a_missing_argument_is_named_with_what_it_is(run, words, says):
         (["finetune", "--data-path", "pictures"], "checkpoint"),
         (["verify", "--data-path", "pictures"], "checkpoint or artifact"),
         (["serve"], "artifact"),
-        (["package", "--output", "out"], "artifact"),
+        (["package", "--output", "out"], "checkpoint or artifact"),
     ],
 )
 @pytest.mark.parametrize("is_there", [True, False])
@@ -323,3 +323,11 @@ def test_a_home_folder_behind_an_equals_sign_is_found(run, micro, tmp_path, monk
     monkeypatch.setenv("HOME", str(tmp_path))
     line = run("evaluate", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path=~/pictures").error(1)
     has(line, f"{tmp_path}/pictures: no such folder")
+
+
+def test_other_files_in_the_place_of_run_cards_and_artifacts(run, micro, pictures, tmp_path):
+    weights, picture = shutil.copy(micro / "swin.pth", tmp_path), next((pictures / "val").rglob("*.png"))
+    for file in (weights, picture):
+        has(run("report", file).error(2), f"{file}: is no run card: give one (*.json), or a folder of them")
+    line = run("serve", weights).error(1)
+    has(line, "has no run card swin.json: it is no artifact, or its export did not finish: name what `export` wrote")
