@@ -237,10 +237,11 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
         else:
             other.append(both)
     if other:
-        log.warning("%s: the configuration overrides what its publisher says: %s", file, listed(other, len(other)))
+        told = f"{file}: the configuration overrides what its publisher says: {listed(other, len(other))}"
+        _tell(told, logging.WARNING)
     if taken:
         shown = listed((f"{place} {value} ({description.where[place]})" for place, value in taken.items()), len(taken))
-        log.info("%s: taken from its publisher, since the configuration leaves them open: %s", file, shown)
+        _tell(f"{file}: taken from its publisher, since the configuration leaves them open: {shown}")
     return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
 
 

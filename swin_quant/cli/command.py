@@ -20,7 +20,7 @@ from cyclopts import App, Group, Parameter
 from rich.console import Console
 
 from swin_quant.base.arguments import command_arguments
-from swin_quant.base.errors import UsageError, command_lines, listed, memory_errors_named, speaking
+from swin_quant.base.errors import UsageError, command_lines, did_you_mean, listed, memory_errors_named, speaking
 from swin_quant.cli.commands import FUNCTIONS
 
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
@@ -111,6 +111,9 @@ class Command:
             told = re.sub(r"\. Did you mean", "; did you mean", " ".join(str(error).split()).rstrip("."))
             if isinstance(error, cyclopts.UnusedCliTokensError):
                 told = self._surplus(error.unused_tokens or [], arguments)
+            if isinstance(error, cyclopts.UnknownOptionError):
+                flag = (error.token.keyword or error.token.value).partition("=")[0]
+                told = f"Unknown option: {flag}{did_you_mean(flag, {*self.flags, '--help'})}"
             if isinstance(error, cyclopts.MissingArgumentError) and (asked := error.argument):
                 given = {word.partition("=")[0] for word in arguments}
                 name = asked.name if asked.index is None else asked.field_info.name.upper()
