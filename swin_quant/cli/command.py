@@ -130,8 +130,9 @@ class Command:
         places = [one.name.upper() for one in self.arguments.values() if one.is_placed]
         taken = f"{listed(surplus)}: too many words: {self.name} takes {' and '.join(places) or 'flags'} alone"
         folder = next((word for word in arguments if os.path.isdir(word)), None)
-        forgotten = folder and "--data-path" in self.flags.difference(arguments)
-        return f"{taken}; pictures are given by --data-path {shlex.quote(folder)}" if forgotten else taken
+        if folder is None or "--data-path" not in self.flags.difference(arguments):
+            return taken
+        return f"{taken}; pictures are given by --data-path {shlex.quote(folder)}"
 
     def call(self, given: Mapping[str, Any]) -> Any:
         """The function's result for the flags that were given."""
