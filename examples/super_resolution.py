@@ -82,13 +82,18 @@ def enlarged(picture, details):
     return whole.clamp(0, 1)
 
 
-def read(file):
+def to_pixels(picture):
     """The pixels of a picture, from 0 to 1, [3, H, W] with even sides; a small one is enlarged to a crop's size."""
-    picture = Image.open(file).convert("RGB")
     scale = max(1, 2 * TILE / min(picture.size))
     width, height = (2 * round(scale * side / 2) for side in picture.size)
     picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     return torch.tensor(np.asarray(picture), dtype=torch.float32).permute(2, 0, 1) / 255
+
+
+def draw(split, count):
+    """The pixels of so many pictures of a split, or of all where there are fewer."""
+    found = sq.pictures(data, split).open()
+    return [to_pixels(found.read(index)) for index in torch.randperm(len(found))[:count].tolist()]
 
 
 def crops(pictures, count):
@@ -104,11 +109,10 @@ def psnr(found, wanted):
     return -10 * torch.log10((found - wanted).square().mean()).item()
 
 
-train, val = (sorted(file for file in (data / split).rglob("*") if file.is_file())[:64] for split in ("train", "val"))
-pictures, module = [read(file) for file in train], Details()
+pictures, held_out, module = draw("train", 64), draw("val", 16), Details()
 optimizer = torch.optim.AdamW(module.parameters(), 2e-3)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
-for _ in range(steps):
+for step in range(steps):
     large = crops(pictures, 16)
     small = shrunk(large)
     loss = F.l1_loss(bicubic(small) + module(small), large)
@@ -116,18 +120,20 @@ for _ in range(steps):
     loss.backward()
     optimizer.step()
     schedule.step()
+    if step % 100 == 99:
+        print(f"step {step + 1} of {steps}: mean distance {loss.item():.4f}", flush=True)
 module.eval()
 
-pixels = sq.Preprocess(TILE, True, "bicubic", mean=(0, 0, 0), std=(1, 1, 1), crop_ratio=1.0)
-model = sq.wrap(module, TILE, name="details", preprocess=pixels)
+from_0_to_1 = sq.Preprocess(TILE, True, "bicubic", mean=(0, 0, 0), std=(1, 1, 1), crop_ratio=1.0)
+model = sq.wrap(module, TILE, name="details", preprocess=from_0_to_1)
 sq.calibrate(model, sq.pictures(data, "train", 32))
 networks = {"float32, torch": module, "int8, simulated": model}
 for engine in ("openvino", "onnxruntime"):
+    networks[f"float32, {engine}"] = sq.export(model, engine, folder, precision="float").load(threads=1)
     networks[f"int8, {engine}"] = sq.export(model, engine, folder).load(threads=1)
 ways = {"bicubic": lambda small: bicubic(small[None])[0].clamp(0, 1)}
 ways |= {name: partial(enlarged, details=network) for name, network in networks.items()}
 
-held_out = [read(file) for file in val[:16]]
 smaller = [shrunk(large[None])[0] for large in held_out]
 print(f"{'':20}PSNR       ms a picture")
 for name, enlarge in ways.items():

@@ -27,7 +27,6 @@ from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.sides import shortest, sides
 from swin_quant.config.values import merge
 from swin_quant.data.inputs import Inputs
-from swin_quant.data.pictures import is_picture
 from swin_quant.data.prepared import Prepared
 from swin_quant.loading import ModelFile, load, load_for_scoring
 from swin_quant.model import Model
@@ -189,8 +188,6 @@ def is_checkpoint(path: str) -> bool:
     """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError for neither."""
     if path.startswith(HUBS) or os.path.isdir(path):
         return True
-    if is_picture(path):
-        raise UsageError(f"{path}: is a picture: name the checkpoint or artifact first, then the pictures")
     require_file(path, "checkpoint or artifact")
     card = card_path(path)
     return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)

@@ -194,7 +194,7 @@ class Model:
     def need_calibrated(self) -> None:
         """UsageError for a float model."""
         if not self.is_calibrated:
-            raise UsageError(f"{self.name}: is a float model: sq.calibrate it first")
+            raise UsageError(f"{self.name}: is a float model: calibrate it first")
 
     @property
     def preprocess(self) -> Preprocess:

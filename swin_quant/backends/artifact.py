@@ -110,7 +110,8 @@ def read_artifact(path: str | Path) -> Artifact:
     file = Path(path)
     require_file(file, "artifact")
     if not card_path(file).is_file():
-        raise SwinQuantError(f"{file}: has no run card {card_path(file).name}: the export did not finish; export again")
+        why = f"has no run card {card_path(file).name}: it is no artifact, or its export did not finish"
+        raise SwinQuantError(f"{file}: {why}: name what `export` wrote, or export again")
     artifact = Artifact(file, RunCard.read(card_path(file)))
     for record in (artifact.record, *artifact.record["others"]):
         part = file.with_name(record["file"])

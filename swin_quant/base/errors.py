@@ -82,6 +82,11 @@ def is_command() -> bool:
     return bool(_words)
 
 
+def is_offered(field: str) -> bool:
+    """Whether the caller can set a field: in Python any, on the command line those of the command."""
+    return not _words or field in _words
+
+
 @contextmanager
 def called_in_python(**words: str) -> Iterator[None]:
     """Rename these fields for a caller in Python; a command's flags keep their names."""

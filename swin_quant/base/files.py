@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import math
+import mimetypes
 import os
 import re
 import secrets
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import SwinQuantError, did_you_mean, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean, listed
 
 MAX_JSON_BYTES = 32 * 1024 * 1024
 _MAX_LINES_BYTES = 4 * 1024 * 1024  # three times ImageNet-22k's descriptions
@@ -66,7 +67,10 @@ def open_plain(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 
 def require_file(path: str | os.PathLike[str], what: str) -> None:
-    """SwinQuantError unless `path` is a regular file; `what` names its kind, e.g. "checkpoint"."""
+    """SwinQuantError unless `path` is a regular file; `what` names its kind, e.g. "checkpoint". UsageError for the name
+    of a picture, which was given in the place of that file."""
+    if (mimetypes.guess_type(str(path))[0] or "").startswith("image/"):
+        raise UsageError(f"{path}: is a picture: name the {what} first")
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, ValueError) as error:  # ValueError: no file can have this name

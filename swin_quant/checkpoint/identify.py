@@ -237,10 +237,11 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
         else:
             other.append(both)
     if other:
-        log.warning("%s: the configuration overrides what its publisher says: %s", file, listed(other, len(other)))
+        told = f"{file}: the configuration overrides what its publisher says: {listed(other, len(other))}"
+        _tell(told, logging.WARNING)
     if taken:
         shown = listed((f"{place} {value} ({description.where[place]})" for place, value in taken.items()), len(taken))
-        log.info("%s: taken from its publisher, since the configuration leaves them open: %s", file, shown)
+        _tell(f"{file}: taken from its publisher, since the configuration leaves them open: {shown}")
     return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
 
 
@@ -303,9 +304,8 @@ def _from_shipped(chosen: Candidate, known: Geometry, settings: Mapping[str, Any
     shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
     unlike = f"; pictures are prepared differently, as its publisher or the user says: {shown}" if other else ""
     assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
-    rest = f" ({listed(assumed)} as there: no tensor tells)" if assumed else ""
-    what = f"{chosen.name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}"
-    _tell(f"{file}: is of the configuration {what}")
+    rest = f" ({listed(assumed)} from there, since no tensor shows it)" if assumed else ""
+    _tell(f"{file}: fits the configuration {chosen.name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}")
     return cfg
 
 

@@ -5,6 +5,8 @@ import inspect
 import io
 import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -18,7 +20,7 @@ from cyclopts import App, Group, Parameter
 from rich.console import Console
 
 from swin_quant.base.arguments import command_arguments
-from swin_quant.base.errors import UsageError, memory_errors_named, speaking
+from swin_quant.base.errors import UsageError, command_lines, did_you_mean, listed, memory_errors_named, speaking
 from swin_quant.cli.commands import FUNCTIONS
 
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
@@ -43,7 +45,6 @@ class Command:
         self.app = App(
             name=f"swin-quant {name}",
             help=_summary(self.function),
-            help_epilogue=f"```\n{self.examples}\n```" if self.examples else None,
             help_format="markdown",
             version_flags=[],
             default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True, json_list=False),
@@ -95,7 +96,12 @@ class Command:
         """The text of `--help`, in lines of at most `width` characters."""
         with (console := Console(width=width, file=io.StringIO(), force_terminal=False)).capture() as shown:
             self.app.help_print([], console=console)
-        return shown.get()
+        return shown.get() + self._examples(width)
+
+    def _examples(self, width: int) -> str:
+        """The examples in lines that a shell joins, so that they can be copied."""
+        lines = (line for one in self.examples.splitlines() for line in command_lines(one, width))
+        return "".join(f"{line}\n" for line in lines)
 
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
@@ -103,6 +109,11 @@ class Command:
             called, bound, *_ = self.app.parse_args(_with_json(arguments), exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
             told = re.sub(r"\. Did you mean", "; did you mean", " ".join(str(error).split()).rstrip("."))
+            if isinstance(error, cyclopts.UnusedCliTokensError):
+                told = self._surplus(error.unused_tokens or [], arguments)
+            if isinstance(error, cyclopts.UnknownOptionError):
+                flag = (error.token.keyword or error.token.value).partition("=")[0]
+                told = f"Unknown option: {flag}{did_you_mean(flag, {*self.flags, '--help'})}"
             if isinstance(error, cyclopts.MissingArgumentError) and (asked := error.argument):
                 given = {word.partition("=")[0] for word in arguments}
                 name = asked.name if asked.index is None else asked.field_info.name.upper()
@@ -110,8 +121,18 @@ class Command:
             raise UsageError(f"{told}; see swin-quant {self.name} --help") from error
         if getattr(called, "__name__", "") != "flat":
             called(*bound.args, **bound.kwargs)
+            sys.stdout.write(self._examples(shutil.get_terminal_size().columns))
             return None
         return {name: _checked(name, value) for name, value in bound.arguments.items()}
+
+    def _surplus(self, surplus: Sequence[str], arguments: Sequence[str]) -> str:
+        """The message about words that no argument takes; a folder among the words is likely that of the pictures."""
+        places = [one.name.upper() for one in self.arguments.values() if one.is_placed]
+        taken = f"{listed(surplus)}: too many words: {self.name} takes {' and '.join(places) or 'flags'} alone"
+        folder = next((word for word in arguments if os.path.isdir(word)), None)
+        if folder is None or "--data-path" not in self.flags.difference(arguments):
+            return taken
+        return f"{taken}; pictures are given by --data-path {shlex.quote(folder)}"
 
     def call(self, given: Mapping[str, Any]) -> Any:
         """The function's result for the flags that were given."""

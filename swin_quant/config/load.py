@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.files import configs_dir
+from swin_quant.base.files import configs_dir, near
 from swin_quant.base.schema import Must, checked, one_of, plain, within
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config import outputs, timm
@@ -138,12 +138,13 @@ def find_config(name_or_path: str | Path) -> Path:
     shipped = shipped_configs()
     if str(name_or_path) in shipped:
         return shipped[str(name_or_path)]
-    name = Path(name_or_path).name.removesuffix(".yaml")
+    name, is_file = Path(name_or_path).name.removesuffix(".yaml"), str(name_or_path).endswith((".yaml", ".yml"))
     families = {known.split("_patch")[0] for known in shipped}
-    near = difflib.get_close_matches(name.split("_patch")[0], families, n=1)
-    alike = [known for known in shipped if known.split("_patch")[0] in near]
+    family = difflib.get_close_matches(name.split("_patch")[0], families, n=1)
+    alike = [known for known in shipped if known.split("_patch")[0] in family]
     close = difflib.get_close_matches(name, alike, n=3) or alike or list(shipped)
-    raise UsageError(f"no such file or shipped configuration: {name_or_path}; there is {listed(close)}")
+    meant = (near(name_or_path) if is_file else "") or f"; there is {listed(close)}"
+    raise UsageError(f"no such file or shipped configuration: {name_or_path}{meant}")
 
 
 def shipped_configs() -> dict[str, Path]:

@@ -116,7 +116,8 @@ class Walk:
         reasons = []
         if self._kinds:
             kinds = listed(f"{count} {kind}" for kind, count in self._kinds.most_common())
-            reasons.append(f"{sum(self._kinds.values())} files are not taken for pictures: {kinds}")
+            count = sum(self._kinds.values())
+            reasons.append(f"{count} file{'s are' if count > 1 else ' is'} not taken for pictures: {kinds}")
         if self._links:
             names = listed((printable(os.path.relpath(link, place)) for link in sorted(self._links.values())), 3)
             reasons.append(

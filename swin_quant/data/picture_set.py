@@ -13,7 +13,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, is_offered
 from swin_quant.base.files import near
 from swin_quant.base.progress import track
 from swin_quant.config.load import check_channels
@@ -127,7 +127,8 @@ class PictureSet:
                 raise UsageError("‹data_path› and ‹images› both name the pictures: give one of them")
             return NamedPictures(list(self.images))
         if not self.path:
-            raise UsageError("no pictures: give ‹data_path› DIR or ‹images› PLACE ...")
+            either = " or ‹images› PLACE ..." if is_offered("images") else ""
+            raise UsageError(f"no pictures: give ‹data_path› DIR{either}")
         if self.split is None and not is_data_set(self.path):
             if not os.path.exists(self.path) and not glob.has_magic(self.path):
                 raise SwinQuantError(

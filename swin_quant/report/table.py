@@ -29,13 +29,13 @@ NARROW, WIDE = 80, 140  # columns of text for a file or a pipe, which have no wi
 _NARROWEST = 10  # no word is broken into less
 _CONSOLE = Console(file=None, width=80)
 _RIGHT, _LEFT = "text-align: right", "text-align: left"
-# The styles of cells and rows: ANSI code, CSS.
+# The styles of cells and rows: ANSI code, CSS. A browser without one of its functions shows the usual colour.
 STYLES = {
     "bold": (1, "font-weight: bold"),
-    "dim": (2, "opacity: 0.6"),
-    "red": (31, "color: #b00"),
-    "green": (32, "color: #080"),
-    "yellow": (33, "color: #850"),
+    "dim": (2, "color: color-mix(in srgb, currentColor 65%, transparent)"),
+    "red": (31, "color: light-dark(#b00, #ff7b72)"),
+    "green": (32, "color: light-dark(#080, #56d364)"),
+    "yellow": (33, "color: light-dark(#850, #e3b341)"),
 }
 
 

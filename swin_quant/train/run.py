@@ -184,7 +184,7 @@ def _validation(
 def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
     """Run the loop: the trained model, whole on every rank, and the position reached."""
     batches, memory = job.batches, job.recipe.memory
-    log.info("%d epochs of %d steps of %d pictures", job.recipe.epochs, batches.steps, batches.step_pictures)
+    log.info("epochs: %d, each of %d steps of %d pictures", job.recipe.epochs, batches.steps, batches.step_pictures)
     whole = without_values(job.model).eval() if memory.fsdp else job.model
     with resumable(folder):
         position, weights = fit(job)

@@ -1,5 +1,6 @@
 """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines. Offline, under 90 s."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -21,6 +22,8 @@ from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.quant.policy import load_policy
 from swin_quant.report.accuracy import AccuracyTable
+from swin_quant.report.table import NARROW, print_text, screen_width
+from swin_quant.report.verdict import DeployVerdict, card_verdict
 from swin_quant.train.training import Training
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
@@ -37,17 +40,21 @@ FOUR_BITS, FOUR_BIT_EPOCHS, BATCH = "w4a4", 2, 64
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The run cards with the results; printed, the accuracy-delta table."""
+    """The run cards with the results, and the verdict on the fastest artifact; printed, the table and the verdict."""
 
     cards: Sequence[RunCard]
+    verdict: DeployVerdict | None
 
     def show(self) -> None:
-        """Print the table as wide as the terminal."""
+        """Print the table as wide as the terminal, and the verdict."""
         AccuracyTable.from_cards(self.cards).show()
+        if self.verdict:
+            print_text("\n" + self.verdict.text(screen_width(NARROW)))
 
     def to_json(self) -> Any:
-        """The table as data."""
-        return AccuracyTable.from_cards(self.cards).as_data()
+        """The table as data, with the verdict."""
+        told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
+        return AccuracyTable.from_cards(self.cards).as_data() | told
 
 
 def demo(
@@ -64,7 +71,7 @@ def demo(
         folder: folder of everything
 
     Returns:
-        The cards with the results.
+        The cards with the results, and the verdict on the fastest artifact.
 
     Raises:
         UsageError: scikit-learn, which has the digits, is not installed.
@@ -87,7 +94,8 @@ def demo(
     installed = [name for name in engines if targets()[name].is_installed and not targets()[name].emulates]
     none = "none (pip extras onnx, openvino)"
     log.info("3. export for the engines that are installed: %s", ", ".join(installed) or none)
-    artifacts = [export(int8, name, output / name).file for name in installed]
+    best = {name: targets()[name].exporting.policies_for(int8.card.config)[0] for name in installed}
+    artifacts = [export(int8, name, output / name, policy).file for name, policy in best.items()]
 
     log.info("4. four bits: calibrate, then train with the grid in place")
     policy = replace(load_policy("qdq").bits("*", 4), name=FOUR_BITS)
@@ -110,7 +118,11 @@ def demo(
         write_page(output / "report.html", cards, replace(val, count=ON_PAGE))
     except UsageError as error:
         log.info("no page: %s", error)
-    return DemoResult(list(cards.values()))
+    verdicts = [
+        verdict for one in artifacts if (verdict := card_verdict(cards[card_path(one)], card_path(one), Path()))
+    ]
+    fastest = min(verdicts, key=lambda verdict: verdict.ms or math.inf, default=None)
+    return DemoResult(list(cards.values()), fastest)
 
 
 def _write_digit(wanted: int, file: Path) -> None:

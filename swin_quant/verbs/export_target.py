@@ -10,7 +10,7 @@ from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
-from swin_quant.backends.registry import takers, target_named
+from swin_quant.backends.registry import takers, target_named, targets
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import compute_sha256, ensure_writable_dir, resolve_path
@@ -115,10 +115,18 @@ class ExportTarget:
 
 
 def check_policy(target: Backend, policy: Policy) -> None:
-    """UsageError for a built-in policy of other targets where `target` runs its own alone."""
-    names = target.exporting.policies
+    """UsageError for a built-in policy of other targets where `target` runs its own alone, and for activations of bits
+    that no file of `target` holds."""
+    names, held = target.exporting.policies, target.exporting.activation_bits
     if target.exporting.only and is_builtin(policy) and policy.name not in names:
         raise UsageError(f"‹policy› {policy.name}: {target.name} runs {' and '.join(names)} alone")
+    if held and policy.activation_bits.isdisjoint(held) and not policy.has_float8:
+        wide, able = sorted(policy.activation_bits), [name for name, one in targets().items() if one.takes(policy)]
+        remedy = f"; ‹backend› {' or '.join(able)} takes them" if able else ""
+        raise UsageError(
+            f"‹policy› {policy.name}: its activations have {' or '.join(map(str, wide))} bits, those in files for "
+            f"{target.name} {' or '.join(map(str, held))}{remedy}"
+        )
 
 
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None, plain: bool = False) -> Policy:

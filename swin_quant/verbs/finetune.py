@@ -36,8 +36,7 @@ from swin_quant.verbs.export import ensure_saved
 from swin_quant.verbs.train import TrainedFile
 
 EXAMPLES = """swin-quant finetune out/my_calib.pth --data-path imagenet --recipe qat_tiny --distill
-swin-quant finetune out/my_calib.pth --data-path data --recipe micro_w4a4 --policy ft-mode1 \\
-    --wprec 4 --aprec 4 --teacher my.pth
+swin-quant finetune out/my_calib.pth --data-path data --recipe micro_w4a4 --policy qdq --wprec 4 --aprec 4
 torchrun --nproc_per_node 4 qat_finetune.py out/my_calib.pth --data-path imagenet --continue"""
 DEFAULT_RECIPE = "qat_tiny"
 # Maps and embeddings have no labels: they are learned from the float model's.

@@ -203,8 +203,8 @@ def _same_model(card: RunCard, cfg: CfgNode) -> bool:
 
 def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
     """Whether the same pictures calibrated; the data are opened only if nothing else tells."""
-    given = job.pictures.with_default_split(TRAIN)
-    asked = (given.split or "", given.seed or 0, False)
+    given = replace(job.pictures, split=job.pictures.split or TRAIN)  # as `calibrate` takes those of a checkpoint
+    asked = (given.split, given.seed or 0, False)
     if (record["split"], record["seed"], record["augment"]) != asked or record.get("place") != place_named(given):
         return False
     try:

@@ -89,7 +89,7 @@ def quantize(
         policy: Default: the backend's best; auto: `search` finds one within the budget.
         scored_on: Pictures that score, in place of the place's val.
         method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
-        percentile: of the percentile calibrator, which it means (default 99.99)
+        percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
         passes: what recovers accuracy afterwards: a recipe (fast, best, ...) or its file; none (default: channels that
             stand out are evened out)

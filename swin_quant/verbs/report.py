@@ -112,8 +112,10 @@ def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     """The cards by file, as they are named. Beside a card, JSON of another kind, as `*.json` finds it, is left out."""
     files = list(dict.fromkeys(file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))))
     for file in files:
-        if file.suffix != ".json" and card_path(file).is_file() and not is_card(file):
-            raise UsageError(f"{file}: is no run card: give {card_path(file)}, or its folder")
+        if file.suffix != ".json" and file.is_file() and not is_card(file):
+            beside = card_path(file)
+            remedy = f"{beside}, or its folder" if beside.is_file() else "one (*.json), or a folder of them"
+            raise UsageError(f"{file}: is no run card: give {remedy}")
     others = [file for file in files if schema_in(file) == ""]
     if 0 < len(others) < len(files):
         log.warning("left out: %s: no run card", listed(map(str, others)))

@@ -11,7 +11,7 @@ from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.registry import engines_for
 from swin_quant.base.arguments import Fields, Parameter
-from swin_quant.base.errors import SwinQuantError, UsageError, offered
+from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean, offered
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
 from swin_quant.loading import ModelFile, model_or_shapes
@@ -74,6 +74,10 @@ def show(
         raise UsageError(f"{'‹engine›' if engine else '‹npu›'}: is for ONNX files")
     if (tuned or write) and gemms is None:
         raise UsageError("‹tuned› and ‹write›: are for ‹gemms›")
+    if (meant := did_you_mean(str(file.checkpoint), [POLICIES])) and not (
+        is_list or Path(str(file.checkpoint)).exists()
+    ):
+        raise UsageError(f"{file.checkpoint}: no such checkpoint{meant}")
     if is_list:
         return PolicyList([load_policy(name) for name in builtin_policies()])
     if is_graph:

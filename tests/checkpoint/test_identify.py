@@ -97,7 +97,7 @@ def test_timms_cache_tells_the_window_by_its_name_and_the_preparation(weights, t
     found = config_for(weights(bare(state), name))
     assert same_model(found, cfg) and found.MODEL.NAME == cfg.MODEL.NAME
     assert (found.TEST.CROP, found.TEST.CROP_RATIO, found.DATA.INTERPOLATION) == (True, 0.9, "bicubic")
-    assert "WINDOW_SIZE 16, PRETRAINED_WINDOW_SIZES [0, 0, 0, 0] as there: no tensor tells" in caplog.text
+    assert "WINDOW_SIZE 16, PRETRAINED_WINDOW_SIZES [0, 0, 0, 0] from there, since no tensor shows it" in caplog.text
     assert "TEST.CROP_RATIO 0.9 (0.875)" in caplog.text
 
 

@@ -238,6 +238,8 @@ def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snap
         (["quantize", "x.pth", "--for", "openvin"], "openvino"),
         (["main.py", "--cailb"], "--calib"),
         (["evalute", "x.pth"], "evaluate"),
+        (["calibrate", "--halp"], "--help"),
+        (["show", "polices"], "policies"),
         (["show", "--cfg", "EXAMPLE", "--policy", "onnxruntme"], "onnxruntime"),
     ],
 )
@@ -252,6 +254,7 @@ def test_a_typo_gets_a_hint_though_something_else_is_missing(run, micro, words, 
         (["show", "swin.pht"], "swin.pth"),
         (["evaluate", "swim.pth", "--cfg", "swin.yaml", "--data-path", "train"], "swin.pth"),
         (["show", "swin.pth", "--cfg", "swin.pth", "--policy", "./swn.yaml"], "swin.yaml"),
+        (["evaluate", "swin.pth", "--cfg", "swin.yml", "--data-path", "train"], "swin.yaml"),
         (["show", "swin.onx"], "swin.onnx"),
         (["predict", "swin.pth", "--cfg", "swin.yaml", "seven.pn"], "seven.png"),
         (["predict", "swin.pth", "--cfg", "swin.yaml", "--data-path", "pictues"], "pictures"),
@@ -282,12 +285,52 @@ def test_a_missing_argument_is_named_with_what_it_is(run, words, says):
     has(run(*words).error(2), says, f"see swin-quant {words[0]} --help")
 
 
-def test_a_picture_in_the_place_of_the_model_is_told_so(run, micro, tmp_path):
-    line = run("predict", tmp_path / "seven.png", micro / "swin.pth").error(2)
-    has(line, "seven.png: is a picture: name the checkpoint or artifact first")
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["predict", "swin.pth"], "checkpoint or artifact"),
+        (["evaluate", "--data-path", "pictures"], "checkpoint or artifact"),
+        (["quantize", "--for", "openvino", "--data-path", "pictures"], "checkpoint"),
+        (["export", "--for", "openvino", "--output", "out"], "checkpoint"),
+        (["finetune", "--data-path", "pictures"], "checkpoint"),
+        (["verify", "--data-path", "pictures"], "checkpoint or artifact"),
+        (["serve"], "artifact"),
+        (["package", "--output", "out"], "checkpoint or artifact"),
+    ],
+)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_picture_in_the_place_of_the_model_is_told_so(run, pictures, tmp_path, words, what, is_there):
+    picture = next((pictures / "val").rglob("*.png")) if is_there else tmp_path / "seven.png"
+    line = run(words[0], picture, *words[1:]).error(2)
+    has(line, f"{picture}: is a picture: name the {what} first")
+
+
+def test_words_that_nothing_takes_are_told_with_the_flag_of_a_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my pictures").mkdir()
+    too_many = "too many words: quantize takes CHECKPOINT alone; pictures are given by --data-path 'my pictures'"
+    for words in (["my pictures", "swin.pth"], ["swin.pth", "my pictures"]):
+        line = run("quantize", *words, "--for", "openvino").error(2)
+        has(line, words[1], too_many)
+    line = run("quantize", "swin.pth", "more", "--for", "openvino", "--data-path", "my pictures").error(2)
+    assert "more: too many words: quantize takes CHECKPOINT alone; see" in line
+
+
+def test_missing_pictures_are_asked_for_by_flags_that_the_command_has(run, micro):
+    model = [micro / "swin.pth", "--cfg", micro / "swin.yaml"]
+    assert "give --data-path DIR\n" in run("quantize", *model, "--for", "onnxruntime").err
+    assert "give --data-path DIR or --images PLACE ...\n" in run("calibrate", *model).err
 
 
 def test_a_home_folder_behind_an_equals_sign_is_found(run, micro, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     line = run("evaluate", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path=~/pictures").error(1)
     has(line, f"{tmp_path}/pictures: no such folder")
+
+
+def test_other_files_in_the_place_of_run_cards_and_artifacts(run, micro, pictures, tmp_path):
+    weights, picture = shutil.copy(micro / "swin.pth", tmp_path), next((pictures / "val").rglob("*.png"))
+    for file in (weights, picture):
+        has(run("report", file).error(2), f"{file}: is no run card: give one (*.json), or a folder of them")
+    line = run("serve", weights).error(1)
+    has(line, "has no run card swin.json: it is no artifact, or its export did not finish: name what `export` wrote")

@@ -108,4 +108,4 @@ def test_a_model_at_chance_accuracy_is_warned_about(run, micro, pictures, float_
     assert run("calibrate", *float_flags, *flags, "--policy", "qdq").code == 0
     training = ["--epochs", 1, "--batch", 4, "--set", "augment.crop=padded", "--no-eval"]
     told = run("finetune", tmp_path / "out" / "swin_micro_calib.pth", *scoring_flags, *flags, *training).err
-    assert GUESSING in told and told.index(GUESSING) < told.index("1 epochs of")
+    assert GUESSING in told and told.index(GUESSING) < told.index("epochs: 1, each of")

@@ -137,6 +137,24 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quic
     assert run("quantize", *quick, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_train", [False, True], ids=["flat", "train alone"])
+def test_a_folder_without_a_split_to_score_ends_with_a_verified_file(run, quick, pictures, tmp_path, has_train):
+    """Pictures that lie in the folder itself, without classes; and training pictures alone."""
+    place = tmp_path / "photos"
+    if has_train:
+        shutil.copytree(pictures / "train", place / "train")
+    else:
+        place.mkdir()
+        for number, picture in enumerate((pictures / "train").rglob("*.png")):
+            shutil.copy(picture, place / f"{number}.png")
+    quick[quick.index(pictures)] = place
+    for done in (0, 3):
+        ended = run("quantize", *quick).ok()
+        assert ended.err.count("done before") == done
+        assert f"verified; not scored: {place} has no val split" in " ".join(ended.out.split())
+
+
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
                                     ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
                                     ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip
@@ -200,4 +218,10 @@ def test_a_policy_of_other_targets_is_refused_before_any_work(run, words, tmp_pa
     words[words.index("onnxruntime")] = "fastertransformer"
     refused = run("quantize", *words, "--policy", "cpu").error(2)
     assert "--policy cpu: fastertransformer runs ft-mode1 and ft-mode2 alone" in refused
+    assert not (tmp_path / "out").exists()
+
+
+def test_activations_of_bits_that_no_file_holds_are_refused_before_any_work(run, words, tmp_path):
+    refused = run("quantize", *words, "--policy", "qdq", "--aprec", 4).error(2)
+    assert "its activations have 4 bits, those in files for onnxruntime 8 or 16; --for torchscript takes" in refused
     assert not (tmp_path / "out").exists()

@@ -117,7 +117,7 @@ def test_invalid_arguments_are_refused_before_any_work(model, file, train, tenso
         ("dry_run prints commands", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, dry_run=True)),
         ("config is for a checkpoint", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, config=config)),
         ("onnxruntim.*onnxruntime", lambda: sq.quantize(model, train, "onnxruntim", tmp_path)),
-        ("is a float model: sq.calibrate it first", lambda: sq.finetune(model, place, tmp_path)),
+        ("is a float model: calibrate it first", lambda: sq.finetune(model, place, tmp_path)),
         ("train and val of a place on disk", lambda: sq.finetune(model, train, tmp_path)),
         ("your own loop", lambda: sq.finetune(own, place, tmp_path)),
         ("changes: .*optimizer.rl.*optimizer.lr", lambda: sq.finetune(checkpoint, place, tmp_path, **changed)),

@@ -124,7 +124,10 @@ def export(
     atomic_write_bytes(file, content)
     plain = [name for name, type_ in products.items() if type_ != "int8"]
     said = f"; in float: {listed(plain, 4)}" if plain else ""
-    log.info("XNNPACK: %d of %d linears and convolutions in int8%s", len(products) - len(plain), len(products), said)
+    if precision == "int8":
+        log.info(
+            "XNNPACK: %d of %d linears and convolutions in int8%s", len(products) - len(plain), len(products), said
+        )
     return finish_artifact(file, card, "executorch", precision, recorded | {"products": products})
 
 

@@ -121,6 +121,39 @@ def test_on_a_phone_each_row_is_a_card_and_nothing_that_decides_is_scrolled_for(
     )
 
 
+CONTRASTS = """() => {
+    const paint = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+    const pixel = (...colors) => {
+        for (const color of colors) { paint.fillStyle = color; paint.fillRect(0, 0, 1, 1); }
+        return [...paint.getImageData(0, 0, 1, 1).data];
+    };
+    const light = rgb => rgb.slice(0, 3).map(v => v / 255)
+        .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+    const paper = getComputedStyle(document.body).backgroundColor, behind = light(pixel(paper));
+    const found = [];
+    for (const cell of [...document.querySelectorAll(".cards td")].filter(one => one.innerText.trim())) {
+        let shown = 1;
+        for (let at = cell; at instanceof Element; at = at.parentElement) shown *= getComputedStyle(at).opacity;
+        for (const part of [undefined, "::before"]) {
+            const front = light(pixel(paper, getComputedStyle(cell, part).color)) * shown + behind * (1 - shown);
+            found.push([cell.innerText, (Math.max(front, behind) + 0.05) / (Math.min(front, behind) + 0.05)]);
+        }
+    }
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_figures_and_titles_of_cards_have_the_contrast_that_wcag_asks_for(phone, scheme):
+    """A ratio of 4.5 (WCAG 2.2, 1.4.3); figures that the pictures cannot tell from zero are paler than others."""
+    phone.emulate_media(color_scheme=scheme)
+    found = phone.evaluate(CONTRASTS)
+    phone.emulate_media(color_scheme="light")
+    assert found and [(text, round(ratio, 1)) for text, ratio in found if ratio < 4.5] == []
+    assert any("~" in text for text, _ in found)
+
+
 def test_the_keyboard_s_focus_is_seen_wherever_it_goes(phone):
     stops = set()
     for _ in range(60):
