@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +46,10 @@ def wrap(
     example [B, ...] of each by the name of its argument. Linears, convolutions (batch norms are folded into them),
     products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that reads the
     pictures float. `output`: the tensors or groups of tensors, by their names in the module's output, that are compared
-    and exported; by default `logits` if there are some, else every one. `class_names`: in the order of the logits;
-    without them, those of the pictures that calibrate it. SwinQuantError where the module cannot be captured, with the
-    line and the reason, gives NaN, or computes something else when captured, since its control flow depends on its
-    input.
+    and exported; by default `logits` if there are some, else every one of float numbers. `class_names`: in the order of
+    the logits; without them, those of the pictures that calibrate it. SwinQuantError where the module cannot be
+    captured, with the line and the reason, gives NaN, or computes something else when captured, since its control flow
+    depends on its input.
     """
     if isinstance(module, Model | Classifier):
         raise UsageError(f"{name}: is a model already: give it to sq.calibrate")
@@ -71,6 +72,7 @@ def wrap(
         except Exception as error:
             shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
+        _open_dataclasses(result)
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
         _check_outputs(wanted, tensors, name)
@@ -242,6 +244,13 @@ def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | No
                 f"{name}: gives another {key} when it is called again: it keeps a state, or draws random numbers, as "
                 "dropout does: neither is supported"
             )
+
+
+def _open_dataclasses(output: object) -> None:
+    """Register the dataclasses in a module's output with torch, which would take one for a value."""
+    while kinds := {type(leaf) for leaf in _pytree.tree_leaves(output) if is_dataclass(type(leaf))}:
+        for kind in kinds:
+            torch.export.register_dataclass(kind)
 
 
 def _named(output: object) -> dict[str, Tensor | None]:

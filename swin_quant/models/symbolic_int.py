@@ -1,13 +1,14 @@
-"""Keep a batch symbolic through `int(size / number)`, as in Microsoft's `window_reverse`, `int(size)` and `len(x)`.
+"""Keep a batch symbolic through `int(size / number)`, as in Microsoft's `window_reverse`, `int(size)`, `float(size)`
+and `len(x)`.
 
-`B = int(windows.shape[0] / (H * W / window / window))` asks for a number, so torch.export would fix the batch at that
-of the example. While a module is captured, `int` in its source files gives the exact quotient of a symbolic size, and
-`len` a symbolic size.
+`B = int(windows.shape[0] / (H * W / window / window))` asks for a number, so torch.export fixes the batch at that of
+the example. Such a module is exported again, while `int` in its source files gives the exact quotient of a symbolic
+size, and `float` and `len` a symbolic number. Any other module keeps Python's own, which it may give as a dtype.
 """
 
 import builtins
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
@@ -15,21 +16,29 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
 
 
 class _Kind(type):
-    """`isinstance` and `issubclass` in the module's files mean Python's own `int`."""
+    """`isinstance` and `issubclass` in the module's files mean Python's own class, and so do its methods."""
+
+    own: type
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, builtins.int)
+        return isinstance(instance, cls.own)
 
     def __subclasscheck__(cls, subclass: Any) -> bool:
-        return issubclass(subclass, builtins.int)
+        return issubclass(subclass, cls.own)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.own, name)
 
 
 class _Int(metaclass=_Kind):
     """`int`, which keeps a symbolic quotient without a remainder."""
+
+    own = builtins.int
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], torch.SymInt):
@@ -37,6 +46,17 @@ class _Int(metaclass=_Kind):
         if len(args) == 1 and isinstance(args[0], torch.SymFloat) and (exact := _exact(args[0])) is not None:
             return exact
         return builtins.int(*args, **options)
+
+
+class _Float(metaclass=_Kind):
+    """`float`, which keeps a symbolic number."""
+
+    own = builtins.float
+
+    def __new__(cls, *args: Any) -> Any:
+        if args and isinstance(args[0], torch.SymInt | torch.SymFloat):
+            return torch.sym_float(args[0])
+        return builtins.float(*args)
 
 
 def _len(given: Any) -> Any:
@@ -60,12 +80,34 @@ def _exact(number: torch.SymFloat) -> Any:
     return node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
 
 
-_SYMBOLIC = {"int": _Int, "len": _len}
+_SYMBOLIC: dict[str, Any] = {"int": _Int, "float": _Float, "len": _len}
+
+
+def exported(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], dims: Sequence[int]) -> Any:
+    """torch.export's program of `module(*args, **options)`, whose tensors may have any extent in `dims`, if it can."""
+    tensors = [*args, *options.values()]
+    shapes: Any = torch.export.ShapesCollection()
+    for tensor in tensors:
+        shapes[tensor] = dict.fromkeys(dims, torch.export.Dim.AUTO)
+
+    def program() -> Any:
+        return torch.export.export(module, args, options, dynamic_shapes=shapes, strict=False)
+
+    first = program()
+    pictures = [node.meta["val"] for node in first.graph.nodes if node.name in first.graph_signature.user_inputs]
+    if not any(is_concrete_int(one.shape[dim]) for one in pictures for dim in dims):
+        return first
+    with _symbolic_numbers(module):
+        try:
+            return program()
+        except Exception:  # a forward pass may raise anything on symbolic numbers
+            return first
 
 
 @contextmanager
-def symbolic_int(module: nn.Module) -> Iterator[None]:
-    """Inside the context, `int` and `len` are symbolic in the files of `module`'s parts and functions they import."""
+def _symbolic_numbers(module: nn.Module) -> Iterator[None]:
+    """Inside the context, `int`, `float` and `len` are symbolic in the files of `module`'s parts and functions they
+    import."""
     files = {type(part).__module__ for part in module.modules()}
     scopes = [vars(sys.modules[name]) for name in files if name in sys.modules and not name.startswith("torch.")]
     functions = [value for scope in scopes for value in scope.values() if isinstance(value, FunctionType)]

@@ -21,6 +21,20 @@ class Found:
     scores: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Pair:
+    """An output that nobody registered with torch, with another one in it."""
+
+    first: "Inner"
+    second: torch.Tensor
+
+
+@dataclass
+class Inner:
+    values: list[torch.Tensor]
+    name: str = "a"
+
+
 _pytree.register_dataclass(Found)
 
 
@@ -43,6 +57,7 @@ STRUCTURES = {
     "dict": (lambda x, m, t, v, n: {"maps": m, "tokens": t, "vector": v, "number": n}, "maps tokens vector number"),
     "tuple": (lambda x, m, t, v, n: (m, (t, v)), "0 1.0 1.1"),
     "dataclass": (lambda x, m, t, v, n: Found(t, v), "boxes scores"),
+    "dataclasses": (lambda x, m, t, v, n: [Pair(Inner([t, m]), v)], "0.first.values.0 0.first.values.1 0.second"),
     "twice": (lambda x, m, t, v, n: {"one": v, "other": v}, "one other"),
     "names of others": (
         lambda x, m, t, v, n: {"images": v, "head.weight": t, "linear": m},
