@@ -1,7 +1,7 @@
 """Wrap a network of your own as a model: captured, with nodes at products and additions."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 
 import torch
@@ -20,6 +20,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.captured import captured
 from swin_quant.models.classifier import Classifier
+from swin_quant.models.obstacles import selection
 from swin_quant.quant.fold import is_fold_exact
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 
@@ -65,17 +66,21 @@ def wrap(
     seeded = torch.Generator().manual_seed(0)
     images = inputs.noise(_EXAMPLES) if inputs else torch.randn(_EXAMPLES, *input_shape, generator=seeded)
     images = images.to(device)
+
+    def run(images: Tensor) -> object:
+        return original(**inputs.unpack(images)) if inputs else original(images)
+
     with torch.no_grad():
         try:
             given = [images.clone() for _ in range(2)]  # it may write into its input
-            result, again = (original(**inputs.unpack(one)) if inputs else original(one) for one in given)
+            result, again = (run(one) for one in given)
         except Exception as error:
             shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
         _open_dataclasses(result)
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
-        _check_outputs(wanted, tensors, name)
+        _check_outputs(wanted, tensors, name, lambda: selection(original, lambda: run(images.clone())))
         _check_repeats(wanted, _named(again), name)
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))
@@ -128,6 +133,8 @@ def _check_captured(name: str, network: nn.Module, reference: nn.Module, images:
         raise SwinQuantError(f"{name}: does not take a batch of {len(images)}: {first_line(error)[:200]}") from error
     found, expected = ([one] if isinstance(one, Tensor) else one for one in results)
     for ours, theirs in zip(found, expected, strict=True):
+        if len(theirs) != len(images):
+            raise SwinQuantError(f"{name}: gives {list(theirs.shape)} for a batch of {len(images)}, not one each")
         if ours.shape != theirs.shape or (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             flow = "its control flow depends on its input, or on the number of pictures"
             raise SwinQuantError(f"{name}: computes something else when captured, for a batch of {len(images)}: {flow}")
@@ -224,15 +231,18 @@ def _check_parts(name: str, module: nn.Module) -> None:
             raise SwinQuantError(f"{name}: {key} holds complex numbers, which no checkpoint does: {remedy}")
 
 
-def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str) -> None:
-    """SwinQuantError where an output is not finite, or has not one part for each example."""
+def _check_outputs(
+    wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str, remedy: Callable[[], str]
+) -> None:
+    """SwinQuantError where an output is not finite or has not one part for each example; `remedy` says more."""
     for key, tensor in wanted.items():
         if not tensor.isfinite().all():
             raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
         if tensor.dim() < 1 or len(tensor) != _EXAMPLES:
-            remedy = f": choose others by ‹output›: {listed(_by_picture(tensors), 8)}" if len(wanted) > 1 else ""
-            shown = list(tensor.shape)
-            raise SwinQuantError(f"{name}: gives {key} {shown} for {_EXAMPLES} inputs, not one each{remedy}")
+            others = listed(_by_picture(tensors), 8)
+            mended = remedy() or (f"choose others by ‹output›: {others}" if others else "")
+            what = f"gives {key} {list(tensor.shape)} for {_EXAMPLES} inputs, not one each"
+            raise SwinQuantError(f"{name}: {what}{f': {mended}' if mended else ''}")
 
 
 def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | None], name: str) -> None:

@@ -10,6 +10,7 @@ import builtins
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +18,15 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
-from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorToInt,
+    IntTrueDiv,
+    RoundToInt,
+    ToFloat,
+    TruncToInt,
+)
 
 
 class _Kind(type):
@@ -66,20 +75,44 @@ def _len(given: Any) -> Any:
 
 def _exact(number: torch.SymFloat) -> Any:
     """The integer that `number` is for all values of its symbols; None where that cannot be told."""
-    node = number.node
-    quotients = {FloatTrueDiv: lambda a, b: a / b, IntTrueDiv: lambda a, b: a / b, ToFloat: lambda a: a}
-    found = node.expr
-    for function, plain in quotients.items():
-        found = found.replace(function, plain)
-    found = sympy.nsimplify(sympy.simplify(found), rational=True)
+    node, found = number.node, _polynomial(_without_quotients(number.node.expr))
+    return None if found is None else node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
+
+
+def unrounded(number: torch.SymInt) -> Any:
+    """The expression of `number`, without roundings of quotients that have no remainder, as `math.floor` makes them."""
+    found = number.node.expr
+    if not found.has(*_ROUNDINGS):
+        return found
+    found = _without_quotients(found)
+    for rounding in _ROUNDINGS:
+        found = found.replace(rounding, partial(_inner, rounding))
+    return found
+
+
+def _inner(rounding: Any, given: Any) -> Any:
+    found = _polynomial(given)
+    return rounding(given) if found is None else found
+
+
+def _without_quotients(expression: Any) -> Any:
+    """An expression with divisions in the place of torch's functions."""
+    for function, plain in _QUOTIENTS.items():
+        expression = expression.replace(function, plain)
+    return expression
+
+
+def _polynomial(expression: Any) -> Any:
+    """An expression as a polynomial of whole coefficients; None if it is none."""
+    found = sympy.nsimplify(sympy.simplify(expression), rational=True)
     symbols = sorted(found.free_symbols, key=str)
     if not symbols or not found.is_polynomial(*symbols):
         return None
-    if not all(factor.is_Integer for factor in sympy.Poly(found, *symbols).coeffs()):
-        return None
-    return node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
+    return found if all(factor.is_Integer for factor in sympy.Poly(found, *symbols).coeffs()) else None
 
 
+_ROUNDINGS = (FloorToInt, CeilToInt, TruncToInt, RoundToInt)
+_QUOTIENTS = {FloatTrueDiv: lambda a, b: a / b, IntTrueDiv: lambda a, b: a / b, ToFloat: lambda a: a}
 _SYMBOLIC: dict[str, Any] = {"int": _Int, "float": _Float, "len": _len}
 
 

@@ -112,6 +112,19 @@ def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, t
         ),
         (lambda x, m, t, v, n: t.transpose(0, 1), None, sq.SwinQuantError, r"gives output \[24, 2, 4\] for 2 inputs"),
         (lambda x, m, t, v, n: v / 0, None, sq.SwinQuantError, "gives NaN or infinity"),
+        (
+            lambda x, m, t, v, n: [{"boxes": one[one[:, 0] > 0]} for one in t],
+            None,
+            sq.SwinQuantError,
+            r"not one each: aten.index gives as many as its values say: wrap the part before it, such as `.again`",
+        ),
+        (
+            lambda x, m, t, v, n: {"a": v, "b": (t > 0).nonzero().float()},
+            None,
+            sq.SwinQuantError,
+            "for 2 inputs, not one each: aten.nonzero gives as many as its values say: wrap the part before it",
+        ),
+        (lambda x, m, t, v, n: v.sum(0)[:2], None, sq.SwinQuantError, r"gives \[2\] for a batch of 3, not one each"),
     ],
 )
 def test_what_is_no_output_is_one_line(give, output, error, says):
