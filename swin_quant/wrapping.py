@@ -61,6 +61,7 @@ def wrap(
     input_shape = named.shape if isinstance(named, Inputs) else _shape_of(named, channels)
     _check_prepared(name, preprocess, input_shape)
     _check_parts(name, module)
+    given = _copied(module).eval()  # before a hook of the module keeps what capturing gives it
     original = _uncompiled(_copied(module)).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
     seeded = torch.Generator().manual_seed(0)
@@ -72,8 +73,7 @@ def wrap(
 
     with torch.no_grad():
         try:
-            given = [images.clone() for _ in range(2)]  # it may write into its input
-            result, again = (run(one) for one in given)
+            result, again = (run(images.clone()) for _ in range(2))  # it may write into its input
         except Exception as error:
             shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
@@ -94,7 +94,7 @@ def wrap(
         network.eval()
         if not is_fold_exact(network, images):
             network.foldable, network.own_exchanges = {}, ()
-        reference = GivenModule(_copied(module).eval(), places, [one.dim() for one in wanted.values()], inputs)
+        reference = GivenModule(given, places, [one.dim() for one in wanted.values()], inputs)
         for rows in ([0, 1], [0, 1, 0], [0]):  # as many as were captured, and other numbers
             _check_captured(name, network, reference, images[rows])
     asked = output if isinstance(output, str) else None

@@ -127,6 +127,14 @@ def _hooked_norm():
     return net
 
 
+def _collecting():
+    """A hook that keeps an output in the module."""
+    net = _two(lambda net, x: net.b(net.a(x)))()
+    net.kept = {}
+    net.a.register_forward_hook(lambda layer, inputs, output: net.kept.update(a=output))
+    return net
+
+
 def _tied_decoder():
     """A transposed convolution with the weight of a convolution, whose last name is the decoder's."""
     parts = {"a": _conv(bias=False), "n": _norm(), "d": lambda: nn.ConvTranspose2d(8, 3, 3, bias=False)}
@@ -151,6 +159,7 @@ def _listed():
 
 MODULES = {
     "hooked norm": _hooked_norm,
+    "collecting hook": _collecting,
     "tied decoder": _tied_decoder,
     "embedding as a head": lambda: _embedded(lambda net, t: F.linear(t + net.p(net.places), net.p.weight)),
     "product with one vector": lambda: _embedded(lambda net, t: F.linear(net.p(net.places) + t, net.a.bias)),
