@@ -1,7 +1,8 @@
 """Wrap a network of your own as a model: captured, with nodes at products and additions."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.captured import captured
 from swin_quant.models.classifier import Classifier
+from swin_quant.models.obstacles import selection
 from swin_quant.quant.fold import is_fold_exact
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 
@@ -45,10 +47,10 @@ def wrap(
     example [B, ...] of each by the name of its argument. Linears, convolutions (batch norms are folded into them),
     products of attention and additions get nodes (docs/any_model.md); `stem` False leaves the layer that reads the
     pictures float. `output`: the tensors or groups of tensors, by their names in the module's output, that are compared
-    and exported; by default `logits` if there are some, else every one. `class_names`: in the order of the logits;
-    without them, those of the pictures that calibrate it. SwinQuantError where the module cannot be captured, with the
-    line and the reason, gives NaN, or computes something else when captured, since its control flow depends on its
-    input.
+    and exported; by default `logits` if there are some, else every one of float numbers. `class_names`: in the order of
+    the logits; without them, those of the pictures that calibrate it. SwinQuantError where the module cannot be
+    captured, with the line and the reason, gives NaN, or computes something else when captured, since its control flow
+    depends on its input.
     """
     if isinstance(module, Model | Classifier):
         raise UsageError(f"{name}: is a model already: give it to sq.calibrate")
@@ -59,21 +61,26 @@ def wrap(
     input_shape = named.shape if isinstance(named, Inputs) else _make_shape(named, channels)
     _check_prepared(name, preprocess, input_shape)
     _check_parts(name, module)
+    given = _copied(module).eval()  # before a hook of the module keeps what capturing gives it
     original = _uncompiled(_copied(module)).eval()
     device = next((parameter.device for parameter in original.parameters()), torch.device("cpu"))
     seeded = torch.Generator().manual_seed(0)
     images = inputs.noise(_EXAMPLES) if inputs else torch.randn(_EXAMPLES, *input_shape, generator=seeded)
     images = images.to(device)
+
+    def run(images: Tensor) -> object:
+        return original(**inputs.unpack(images)) if inputs else original(images)
+
     with torch.no_grad():
         try:
-            given = [images.clone() for _ in range(2)]  # it may write into its input
-            result, again = (original(**inputs.unpack(one)) if inputs else original(one) for one in given)
+            result, again = (run(images.clone()) for _ in range(2))  # it may write into its input
         except Exception as error:
             shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
+        _open_dataclasses(result)
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
-        _check_outputs(wanted, tensors, name)
+        _check_outputs(wanted, tensors, name, lambda: selection(original, lambda: run(images.clone())))
         _check_repeats(wanted, _named(again), name)
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))
@@ -87,7 +94,7 @@ def wrap(
         network.eval()
         if not is_fold_exact(network, images):
             network.foldable, network.own_exchanges = {}, ()
-        reference = GivenModule(_copied(module).eval(), places, [one.dim() for one in wanted.values()], inputs)
+        reference = GivenModule(given, places, [one.dim() for one in wanted.values()], inputs)
         for rows in ([0, 1], [0, 1, 0], [0]):  # as many as were captured, and other numbers
             _check_captured(name, network, reference, images[rows])
     asked = output if isinstance(output, str) else None
@@ -126,6 +133,8 @@ def _check_captured(name: str, network: nn.Module, reference: nn.Module, images:
         raise SwinQuantError(f"{name}: does not take a batch of {len(images)}: {first_line(error)[:200]}") from error
     found, expected = ([one] if isinstance(one, Tensor) else one for one in results)
     for ours, theirs in zip(found, expected, strict=True):
+        if len(theirs) != len(images):
+            raise SwinQuantError(f"{name}: gives {list(theirs.shape)} for a batch of {len(images)}, not one each")
         if ours.shape != theirs.shape or (ours - theirs).abs().max() > _CLOSE * theirs.abs().max():
             flow = "its control flow depends on its input, or on the number of pictures"
             raise SwinQuantError(f"{name}: computes something else when captured, for a batch of {len(images)}: {flow}")
@@ -222,15 +231,18 @@ def _check_parts(name: str, module: nn.Module) -> None:
             raise SwinQuantError(f"{name}: {key} holds complex numbers, which no checkpoint does: {remedy}")
 
 
-def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str) -> None:
-    """SwinQuantError where an output is not finite, or has not one part for each example."""
+def _check_outputs(
+    wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str, remedy: Callable[[], str]
+) -> None:
+    """SwinQuantError where an output is not finite or has not one part for each example; `remedy` says more."""
     for key, tensor in wanted.items():
         if not tensor.isfinite().all():
             raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
         if tensor.dim() < 1 or len(tensor) != _EXAMPLES:
-            remedy = f": choose others by ‹output›: {listed(_by_picture(tensors), 8)}" if len(wanted) > 1 else ""
-            shown = list(tensor.shape)
-            raise SwinQuantError(f"{name}: gives {key} {shown} for {_EXAMPLES} inputs, not one each{remedy}")
+            others = listed(_by_picture(tensors), 8)
+            mended = remedy() or (f"choose others by ‹output›: {others}" if others else "")
+            what = f"gives {key} {list(tensor.shape)} for {_EXAMPLES} inputs, not one each"
+            raise SwinQuantError(f"{name}: {what}{f': {mended}' if mended else ''}")
 
 
 def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | None], name: str) -> None:
@@ -242,6 +254,13 @@ def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | No
                 f"{name}: gives another {key} when it is called again: it keeps a state, or draws random numbers, as "
                 "dropout does: neither is supported"
             )
+
+
+def _open_dataclasses(output: object) -> None:
+    """Register the dataclasses in a module's output with torch, which would take one for a value."""
+    while kinds := {type(leaf) for leaf in _pytree.tree_leaves(output) if is_dataclass(type(leaf))}:
+        for kind in kinds:
+            torch.export.register_dataclass(kind)
 
 
 def _named(output: object) -> dict[str, Tensor | None]:

@@ -17,7 +17,7 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import read_ckpt
 from swin_quant.checkpoint.roots import choose_set, is_tensor, sets_in
-from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Compressed, Foreign, Script, read_torch
+from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Bulky, Compressed, Foreign, Script, read_torch
 
 _SNIFFED = 512  # bytes
 _LONGEST_KEY = 512  # characters
@@ -151,6 +151,8 @@ def read_pickled(path: Path) -> Any:
         problem = "is a TorchScript archive, which is code: save the model's state_dict instead"
     except Compressed:
         problem = "is a compressed zip file, not a checkpoint: unpack it first"
+    except Bulky:
+        problem = "holds its numbers in its pickle, as NumPy arrays do: save tensors instead (torch.from_numpy)"
     except ValueError as error:
         what = f"is cut short or damaged, or torch.save did not write it ({error!s:.120})"
         problem = f"{what}: download or copy it again"

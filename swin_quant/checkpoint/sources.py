@@ -106,6 +106,7 @@ def _quietly() -> Iterator[None]:
 _KINDS = ("timm", "hf")
 _CACHED = re.compile(r"models--(?:(?P<owner>[^/]+?)--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
 _PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # of peft, which reading them refuses by name
 _MODULES = ("swin_transformer", "swin_transformer_v2")
 
 
@@ -166,7 +167,9 @@ def _weights_in(path: Path) -> Path:
     if (part := _PART.fullmatch(path.name)) and path.is_file():
         index = path.with_name(f"{part['stem']}{part['end']}{INDEX}")
         return index if index.is_file() else path
-    return next((path / name for name in WEIGHTS if (path / name).is_file()), path) if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    return next((path / name for name in (*WEIGHTS, *_ADAPTERS) if (path / name).is_file()), path)
 
 
 def _similar_names(name: str, known: Sequence[str]) -> Sequence[str]:

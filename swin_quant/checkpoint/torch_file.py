@@ -77,6 +77,10 @@ class Compressed(Exception):
     """A zip with a member that is packed or encrypted."""
 
 
+class Bulky(Exception):
+    """A pickle of many megabytes, as one with the numbers of NumPy's arrays is."""
+
+
 @dataclass(frozen=True)
 class _Storage:
     """Bytes, as a tensor [n] uint8, and the name of their type."""
@@ -90,7 +94,8 @@ class _Storage:
 
 
 def read_torch(file: io.BufferedReader) -> Any:
-    """The content of a file of torch.save, tensors on the CPU. Raises a ValueError, Foreign, Script or Compressed."""
+    """The content of a file of torch.save, tensors on the CPU. Raises a ValueError, Foreign, Script,
+    Compressed or Bulky."""
     head = file.read(len(_ZIP))
     file.seek(0)
     find = _Names()
@@ -111,7 +116,7 @@ def _read_zip(file: io.BufferedReader, find: "_Names") -> Any:
     if root is None:
         raise Malformed("no data.pkl")
     if members[f"{root}data.pkl"].file_size > _MAX_PICKLE:
-        raise Malformed("its pickle is too large")
+        raise Bulky
     unread = dict.fromkeys(members)
 
     def content(name: str) -> bytes:

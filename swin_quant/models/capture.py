@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import silence
 from swin_quant.models.obstacles import find_last_user_frame, fixed_at, reason
-from swin_quant.models.symbolic_int import symbolic_int
+from swin_quant.models.symbolic_int import exported
 from swin_quant.models.while_captured import NOISE, attention_opened, is_torchs, noise_kept
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
@@ -49,15 +49,9 @@ def capture(
     tree of its output. SwinQuantError names `what`, the obstacle, and the line of the user's code.
     """
     named = pictures if isinstance(pictures, Mapping) else {}
-    given = tuple(named.values()) or (pictures,)
-    shapes: Any = torch.export.ShapesCollection()
-    for tensor in given:
-        shapes[tensor] = {dim: torch.export.Dim.AUTO for dim in ((0, 2, 3) if any_size else (0,))}
-    with noise_kept(module), attention_opened(module), symbolic_int(module), silence(), torch.no_grad():
+    with noise_kept(module), attention_opened(module), silence(), torch.no_grad():
         try:
-            program = torch.export.export(
-                module, () if named else given, dict(named), dynamic_shapes=shapes, strict=False
-            )
+            program = exported(module, () if named else (pictures,), dict(named), (0, 2, 3) if any_size else (0,))
             if decompose:
                 program = program.run_decompositions({})
         except Exception as error:  # a forward pass may raise anything on fake tensors
@@ -282,7 +276,7 @@ def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
         if not path:
             continue
         own, nodes = root.get_submodule(path), list(run)
-        if not _is_whole(own):
+        if not is_whole(own):
             continue
         prefix = f"{path}."
         inputs = dict.fromkeys(
@@ -310,7 +304,7 @@ def _gives_its_size(module: Any, node: fx.Node) -> bool:
     return tuple(told) == module.output_padding
 
 
-def _is_whole(module: nn.Module) -> bool:
+def is_whole(module: nn.Module) -> bool:
     """Whether a module stays one call: it is torch's, a layer norm, or acts only in training, without children, and
     without hooks: those of `nn.utils.weight_norm`, `spectral_norm` and `prune` compute a weight, others an output."""
     if "forward" in vars(module):  # another one than its class has

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.inputs import Inputs
-from swin_quant.models.capture import CONSTANT, capture, packet
+from swin_quant.models.capture import CONSTANT, capture, is_whole, packet
 from swin_quant.models.captured_layers import batch_dim, call_instead, mark_shared, quantized_layers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
@@ -240,8 +240,8 @@ def _value(argument: Any, root: nn.Module) -> Any:
 
 
 def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
-    """Call batch norms that hold dropout and activation as plain ones with the same name, followed by their
-    children."""
+    """Call batch norms that do more, by children (dropout, activation) or hooks, as plain ones with the same name,
+    followed by what they do besides."""
     for node in list(graph.nodes):
         mean = node.args[3] if packet(node) in _BATCH_NORMS else None
         if not isinstance(mean, fx.Node) or mean.op != "get_attr":
@@ -253,7 +253,7 @@ def _call_norms(graph: fx.Graph, root: nn.Module) -> None:
         given = [_value(one, root) for one in node.args[1:5]]
         if any(one is not getattr(norm, key) for one, key in zip(given, _NORM_PARTS, strict=True)):  # of another norm
             continue
-        if type(norm) is not nn.BatchNorm2d:
+        if type(norm) is not nn.BatchNorm2d or not is_whole(norm):
             plain = nn.BatchNorm2d(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
             plain.train(norm.training)
             for key, value in {**norm._parameters, **norm._buffers}.items():

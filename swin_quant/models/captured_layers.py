@@ -3,7 +3,7 @@
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -110,7 +110,8 @@ def call_instead(graph: fx.Graph, node: fx.Node, name: str) -> None:
 def _kind(node: fx.Node, root: nn.Module, found: Mapping[str, QuantizedLayer]) -> str:
     """The kind of a layer that a node calls or computes, also of one that is `found`; "" for any other node."""
     if node.op != "call_module":
-        return packet(node) if packet(node) in _OURS else ""
+        is_vector = packet(node) == "linear" and cast(fx.Node, node.args[1]).meta["val"].dim() < 2
+        return packet(node) if packet(node) in _OURS and not is_vector else ""
     layer = root.get_submodule(str(node.target))
     if isinstance(layer, nn.Linear) and type(layer).__name__ == "Linear":  # also a subclass that only casts
         return "linear"
@@ -135,6 +136,9 @@ def _own_name(node: fx.Node, root: nn.Module) -> str:
         return ""
     if isinstance(module, QuantizedLayer):
         return name
+    calls = [one for one in node.graph.nodes if one.op == "call_module" and one.target == name]
+    if any(_kind(one, root, {}) != packet(node) for one in calls):  # another product: an embedding, a decoder
+        return ""
     alone = not list(module.children()) and {*module._parameters} <= {"weight", "bias"}
     return name if alone and all(_same_product(node, user) for user in weight.users) else ""
 

@@ -5,6 +5,7 @@ that their factors get nodes. An average with a window larger than its map, whic
 mean. A squeeze leaves the batch, also of one picture. Sizes and devices come from a nearby tensor.
 """
 
+import operator
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import packet
+from swin_quant.models.symbolic_int import unrounded
 
 _ATEN = torch.ops.aten
 
@@ -240,17 +242,22 @@ def take_from_nearby(graph: fx.Graph) -> None:
 
 
 def _nearby_size(graph: fx.Graph, size: fx.Node, reader: fx.Node) -> fx.Node:
-    """The integer `size` for `reader`: an extent of a nearby tensor, or computed from such; else `size` itself."""
+    """The integer `size` for `reader`: an extent of a nearby tensor, a multiple of it where `size` is a rounded
+    quotient, which exporters do not take, or computed from such; else `size` itself."""
     inputs = [one for one in size.all_input_nodes if isinstance(one.meta.get("val"), torch.SymInt)]
     near = {one: _nearby_size(graph, one, reader) for one in inputs}
     if inputs and len(inputs) == len(size.all_input_nodes) and not any(one is own for one, own in near.items()):
         args = fx.map_arg(size.args, lambda one: near.get(one, one))
         return _inserted(graph, reader, size.meta["val"], size.target, *args)
-    wanted = str(size.meta["val"])
+    exact = unrounded(size.meta["val"])
     for tensor in _nearest(reader):
         for dim, extent in enumerate(tensor.meta["val"].shape):
-            if isinstance(extent, torch.SymInt) and str(extent) == wanted:
+            factor = exact / extent.node.expr if isinstance(extent, torch.SymInt) else None
+            if factor == 1:
                 return _inserted(graph, reader, size.meta["val"], torch.ops.aten.sym_size.int, tensor, dim)
+            if factor is not None and factor.is_Integer and exact is not size.meta["val"].node.expr:
+                extents = _inserted(graph, reader, extent, torch.ops.aten.sym_size.int, tensor, dim)
+                return _inserted(graph, reader, size.meta["val"], operator.mul, extents, int(factor))
     return size
 
 

@@ -1,35 +1,53 @@
-"""Keep a batch symbolic through `int(size / number)`, as in Microsoft's `window_reverse`, `int(size)` and `len(x)`.
+"""Keep a batch symbolic through `int(size / number)`, as in Microsoft's `window_reverse`, `int(size)`, `float(size)`
+and `len(x)`.
 
-`B = int(windows.shape[0] / (H * W / window / window))` asks for a number, so torch.export would fix the batch at that
-of the example. While a module is captured, `int` in its source files gives the exact quotient of a symbolic size, and
-`len` a symbolic size.
+`B = int(windows.shape[0] / (H * W / window / window))` asks for a number, so torch.export fixes the batch at that of
+the example. Such a module is exported again, while `int` in its source files gives the exact quotient of a symbolic
+size, and `float` and `len` a symbolic number. Any other module keeps Python's own, which it may give as a dtype.
 """
 
 import builtins
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor, nn
-from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, ToFloat
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
+from torch.utils._sympy.functions import (
+    CeilToInt,
+    FloatTrueDiv,
+    FloorToInt,
+    IntTrueDiv,
+    RoundToInt,
+    ToFloat,
+    TruncToInt,
+)
 
 
 class _Kind(type):
-    """`isinstance` and `issubclass` in the module's files mean Python's own `int`."""
+    """`isinstance` and `issubclass` in the module's files mean Python's own class, and so do its methods."""
+
+    own: type
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, builtins.int)
+        return isinstance(instance, cls.own)
 
     def __subclasscheck__(cls, subclass: Any) -> bool:
-        return issubclass(subclass, builtins.int)
+        return issubclass(subclass, cls.own)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.own, name)
 
 
 class _Int(metaclass=_Kind):
     """`int`, which keeps a symbolic quotient without a remainder."""
+
+    own = builtins.int
 
     def __new__(cls, *args: Any, **options: Any) -> Any:
         if len(args) == 1 and isinstance(args[0], torch.SymInt):
@@ -39,6 +57,17 @@ class _Int(metaclass=_Kind):
         return builtins.int(*args, **options)
 
 
+class _Float(metaclass=_Kind):
+    """`float`, which keeps a symbolic number."""
+
+    own = builtins.float
+
+    def __new__(cls, *args: Any) -> Any:
+        if args and isinstance(args[0], torch.SymInt | torch.SymFloat):
+            return torch.sym_float(args[0])
+        return builtins.float(*args)
+
+
 def _len(given: Any) -> Any:
     """`len`, which keeps the symbolic size of a tensor."""
     return given.shape[0] if isinstance(given, Tensor) and given.dim() else builtins.len(given)
@@ -46,26 +75,72 @@ def _len(given: Any) -> Any:
 
 def _exact(number: torch.SymFloat) -> Any:
     """The integer that `number` is for all values of its symbols; None where that cannot be told."""
-    node = number.node
-    quotients = {FloatTrueDiv: lambda a, b: a / b, IntTrueDiv: lambda a, b: a / b, ToFloat: lambda a: a}
-    found = node.expr
-    for function, plain in quotients.items():
-        found = found.replace(function, plain)
-    found = sympy.nsimplify(sympy.simplify(found), rational=True)
+    node, found = number.node, _polynomial(_without_quotients(number.node.expr))
+    return None if found is None else node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
+
+
+def unrounded(number: torch.SymInt) -> Any:
+    """The expression of `number`, without roundings of quotients that have no remainder, as `math.floor` makes them."""
+    found = number.node.expr
+    if not found.has(*_ROUNDINGS):
+        return found
+    found = _without_quotients(found)
+    for rounding in _ROUNDINGS:
+        found = found.replace(rounding, partial(_inner, rounding))
+    return found
+
+
+def _inner(rounding: Any, given: Any) -> Any:
+    found = _polynomial(given)
+    return rounding(given) if found is None else found
+
+
+def _without_quotients(expression: Any) -> Any:
+    """An expression with divisions in the place of torch's functions."""
+    for function, plain in _QUOTIENTS.items():
+        expression = expression.replace(function, plain)
+    return expression
+
+
+def _polynomial(expression: Any) -> Any:
+    """An expression as a polynomial of whole coefficients; None if it is none."""
+    found = sympy.nsimplify(sympy.simplify(expression), rational=True)
     symbols = sorted(found.free_symbols, key=str)
     if not symbols or not found.is_polynomial(*symbols):
         return None
-    if not all(factor.is_Integer for factor in sympy.Poly(found, *symbols).coeffs()):
-        return None
-    return node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
+    return found if all(factor.is_Integer for factor in sympy.Poly(found, *symbols).coeffs()) else None
 
 
-_SYMBOLIC = {"int": _Int, "len": _len}
+_ROUNDINGS = (FloorToInt, CeilToInt, TruncToInt, RoundToInt)
+_QUOTIENTS = {FloatTrueDiv: lambda a, b: a / b, IntTrueDiv: lambda a, b: a / b, ToFloat: lambda a: a}
+_SYMBOLIC: dict[str, Any] = {"int": _Int, "float": _Float, "len": _len}
+
+
+def exported(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], dims: Sequence[int]) -> Any:
+    """torch.export's program of `module(*args, **options)`, whose tensors may have any extent in `dims`, if it can."""
+    tensors = [*args, *options.values()]
+    shapes: Any = torch.export.ShapesCollection()
+    for tensor in tensors:
+        shapes[tensor] = dict.fromkeys(dims, torch.export.Dim.AUTO)
+
+    def program() -> Any:
+        return torch.export.export(module, args, options, dynamic_shapes=shapes, strict=False)
+
+    first = program()
+    pictures = [node.meta["val"] for node in first.graph.nodes if node.name in first.graph_signature.user_inputs]
+    if not any(is_concrete_int(one.shape[dim]) for one in pictures for dim in dims):
+        return first
+    with _symbolic_numbers(module):
+        try:
+            return program()
+        except Exception:  # a forward pass may raise anything on symbolic numbers
+            return first
 
 
 @contextmanager
-def symbolic_int(module: nn.Module) -> Iterator[None]:
-    """Inside the context, `int` and `len` are symbolic in the files of `module`'s parts and functions they import."""
+def _symbolic_numbers(module: nn.Module) -> Iterator[None]:
+    """Inside the context, `int`, `float` and `len` are symbolic in the files of `module`'s parts and functions they
+    import."""
     files = {type(part).__module__ for part in module.modules()}
     scopes = [vars(sys.modules[name]) for name in files if name in sys.modules and not name.startswith("torch.")]
     functions = [value for scope in scopes for value in scope.values() if isinstance(value, FunctionType)]

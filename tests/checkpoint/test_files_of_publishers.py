@@ -8,6 +8,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
@@ -123,6 +124,19 @@ def test_what_is_refused_names_its_kind_and_the_way(opened, name):
     with pytest.raises(sq.SwinQuantError, match=says) as refusal:
         opened(make())
     assert "damaged" not in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_a_folder_of_adapters_is_named_by_its_kind(tmp_path):
+    save_file(with_lora(swin(id), whole=False), tmp_path / "adapter_model.safetensors")
+    with pytest.raises(sq.SwinQuantError, match=r"adapters without their model: .*merge_and_unload\("):
+        sq.load(tmp_path)
+
+
+def test_arrays_in_the_place_of_tensors_are_not_called_damaged(tmp_path):
+    torch.save({key: value.numpy() for key, value in swin(id).items()}, tmp_path / "swin.pth")
+    with pytest.raises(sq.SwinQuantError, match="as NumPy arrays do: save tensors instead") as refusal:
+        sq.load(tmp_path / "swin.pth")
+    assert "damaged" not in str(refusal.value)
 
 
 @pytest.mark.parametrize("make", [detr, of_smp])

@@ -120,6 +120,36 @@ def _threes(x):
     return ((x * 0).long() + (x * 0 + 3).long()).sum((1, 2, 3), keepdim=True)
 
 
+def _hooked_norm():
+    """A norm whose output a hook changes."""
+    net = _with_norm(lambda net, x: net.n(net.a(x)))()
+    net.n.register_forward_hook(lambda layer, inputs, output: output * 2 + inputs[0])
+    return net
+
+
+def _collecting():
+    """A hook that keeps an output in the module."""
+    net = _two(lambda net, x: net.b(net.a(x)))()
+    net.kept = {}
+    net.a.register_forward_hook(lambda layer, inputs, output: net.kept.update(a=output))
+    return net
+
+
+def _tied_decoder():
+    """A transposed convolution with the weight of a convolution, whose last name is the decoder's."""
+    parts = {"a": _conv(bias=False), "n": _norm(), "d": lambda: nn.ConvTranspose2d(8, 3, 3, bias=False)}
+    net = _module(lambda net, x: net.d(net.n(net.a(x)).relu()), **parts)
+    net.d.weight = net.a.weight
+    return net
+
+
+def _embedded(run):
+    """`run` of tokens and `net.p`, an embedding that is called too."""
+    net = _module(lambda net, x: run(net, net.a(_tokens(x))), a=_tokens_linear, p=lambda: nn.Embedding(64, 8))
+    net.register_buffer("places", torch.arange(64), persistent=False)
+    return net
+
+
 def _listed():
     """A weight that the forward pass has from a list, too."""
     net = _two(lambda net, x: net.b(net.a(x)) + F.conv2d(x, net.listed[0])[:, :5])()
@@ -128,6 +158,11 @@ def _listed():
 
 
 MODULES = {
+    "hooked norm": _hooked_norm,
+    "collecting hook": _collecting,
+    "tied decoder": _tied_decoder,
+    "embedding as a head": lambda: _embedded(lambda net, t: F.linear(t + net.p(net.places), net.p.weight)),
+    "product with one vector": lambda: _embedded(lambda net, t: F.linear(net.p(net.places) + t, net.a.bias)),
     "listed": _listed,
     "sum of spectra": _of_spectra(torch.add),
     "product of spectra": _of_spectra(lambda a, b: a @ b.mT),

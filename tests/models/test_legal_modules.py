@@ -1,6 +1,7 @@
 """Plain PyTorch that is captured as it computes: writes in place, weights read twice, kernels from the input."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -141,6 +142,11 @@ MODULES = {
     "forward hook": _doubling,
     "int of the batch": _batch_first(lambda x: int(x.shape[0])),
     "len": _batch_first(lambda x: len(x)),
+    "float of the batch": lambda: _module(lambda net, x: net.a(x) * float(x.shape[0]), a=_conv()),
+    "int as a type": lambda: _module(lambda net, x: net.a(x) * torch.arange(1, 37, dtype=int).view(6, 6), a=_conv()),
+    "int is int": lambda: _module(lambda net, x: net.a(x) * (2 if type(len("ab")) is int else 1), a=_conv()),
+    "floor of a quotient": _batch_first(lambda x: math.floor(x.numel() / x[0].numel())),
+    "ceil of half a quotient": _batch_first(lambda x: math.ceil(2 * x.numel() / x[0].numel()) // 2),
     "conv1d twice": _of_conv1d(),
     "conv1d twice, weight norm": _of_conv1d(nn.utils.weight_norm),
     "transposed, groups": _before(lambda: nn.ConvTranspose2d(8, 8, 2, 2, groups=4)),

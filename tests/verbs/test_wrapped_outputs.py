@@ -21,6 +21,20 @@ class Found:
     scores: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Pair:
+    """An output that nobody registered with torch, with another one in it."""
+
+    first: "Inner"
+    second: torch.Tensor
+
+
+@dataclass
+class Inner:
+    values: list[torch.Tensor]
+    name: str = "a"
+
+
 _pytree.register_dataclass(Found)
 
 
@@ -43,6 +57,7 @@ STRUCTURES = {
     "dict": (lambda x, m, t, v, n: {"maps": m, "tokens": t, "vector": v, "number": n}, "maps tokens vector number"),
     "tuple": (lambda x, m, t, v, n: (m, (t, v)), "0 1.0 1.1"),
     "dataclass": (lambda x, m, t, v, n: Found(t, v), "boxes scores"),
+    "dataclasses": (lambda x, m, t, v, n: [Pair(Inner([t, m]), v)], "0.first.values.0 0.first.values.1 0.second"),
     "twice": (lambda x, m, t, v, n: {"one": v, "other": v}, "one other"),
     "names of others": (
         lambda x, m, t, v, n: {"images": v, "head.weight": t, "linear": m},
@@ -97,6 +112,19 @@ def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, t
         ),
         (lambda x, m, t, v, n: t.transpose(0, 1), None, sq.SwinQuantError, r"gives output \[24, 2, 4\] for 2 inputs"),
         (lambda x, m, t, v, n: v / 0, None, sq.SwinQuantError, "gives NaN or infinity"),
+        (
+            lambda x, m, t, v, n: [{"boxes": one[one[:, 0] > 0]} for one in t],
+            None,
+            sq.SwinQuantError,
+            r"not one each: aten.index gives as many as its values say: wrap the part before it, such as `.again`",
+        ),
+        (
+            lambda x, m, t, v, n: {"a": v, "b": (t > 0).nonzero().float()},
+            None,
+            sq.SwinQuantError,
+            "for 2 inputs, not one each: aten.nonzero gives as many as its values say: wrap the part before it",
+        ),
+        (lambda x, m, t, v, n: v.sum(0)[:2], None, sq.SwinQuantError, r"gives \[2\] for a batch of 3, not one each"),
     ],
 )
 def test_invalid_outputs_are_refused_in_one_line(give, output, error, says):

@@ -31,7 +31,7 @@ from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.releases import RUNS_ON, requirements
 from swin_quant.backends.saturation import SAFE_ON, safe_on
 from swin_quant.base import __version__
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, first_line, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
@@ -274,6 +274,13 @@ def list_output_names(model: Classifier) -> list[str]:
     return list(model.output_names) or [f"{FEATURES}{stage}" for stage in model.output_stages]
 
 
+def _first_cause(error: BaseException) -> str:
+    """The first line of the error that an error of the exporter came from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return first_line(error)[:300]
+
+
 def to_onnx(
     model: nn.Module,
     images: Mapping[str, Tensor],
@@ -304,19 +311,22 @@ def to_onnx(
     shapes = (open_sizes,) * len(images) if open_sizes else None
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        program: Any = torch.onnx.export(
-            model,
-            tuple(images.values()),
-            dynamo=True,
-            external_data=False,
-            verbose=False,
-            opset_version=max(options.version, 18),  # the exporter's lowest
-            optimize=False,
-            dynamic_shapes=shapes,
-            input_names=list(images),
-            output_names=list(outputs),
-            custom_translation_table=translations(options.version) | dict(own),
-        )
+        try:
+            program: Any = torch.onnx.export(
+                model,
+                tuple(images.values()),
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                opset_version=max(options.version, 18),  # the exporter's lowest
+                optimize=False,
+                dynamic_shapes=shapes,
+                input_names=list(images),
+                output_names=list(outputs),
+                custom_translation_table=translations(options.version) | dict(own),
+            )
+        except torch.onnx.OnnxExporterError as error:
+            raise SwinQuantError(f"torch's exporter to ONNX: {_first_cause(error)}") from error
     if program is None:
         raise SwinQuantError("torch's exporter wrote no graph")
     check_used(options.replace, replacing, plugging)
