@@ -90,7 +90,8 @@ def are_default(config: Mapping[str, Any]) -> bool:
     model = config.get("MODEL", {})
     family = model.get(str(model.get("TYPE")).upper(), {})
     if not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
-        return _fits_one_window(json.dumps(config)) and are_faster_here("vit", "token_branch")
+        fits = model.get("OUTPUT_KIND") != FEATURES and _fits_one_window(json.dumps(config))  # maps are of any size
+        return fits and are_faster_here("vit", "token_branch")
     has_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
     fast = {"map_branch": FAST_TOKENS["attention_branch"]} if has_maps else FAST_TOKENS
     tokens = family["WINDOW_SIZE"] ** 2

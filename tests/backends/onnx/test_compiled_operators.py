@@ -343,6 +343,7 @@ def test_plain_vits_of_timm_get_the_operators_of_one_window(name, side, expected
     monkeypatch.setattr(operators, "cpu_kind", lambda: "avx512-vnni")
     config = portable_config(load_config(f"timm:{name}", ["DATA.IMG_SIZE", str(side)]))
     assert operators.are_default(config) is expected
+    assert operators.are_default(config | {"MODEL": config["MODEL"] | {"OUTPUT_KIND": "features"}}) is False
 
 
 def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatch, tmp_path):
