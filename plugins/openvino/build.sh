@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds libswin_quant_plugins.so into FOLDER (default: build/ beside this), against the OpenVINO that PYTHON imports
 # (default: that of .venv, else python3):
-#     [PYTHON=FILE] [CXX=g++] [DOMAIN=swin_quant] [ISA=amx|avx512-vnni|avx-vnni|avx2] plugins/openvino/build.sh [FOLDER]
+#     [PYTHON=FILE] [CXX=g++] [CXXFLAGS=-fsanitize=address] [DOMAIN=swin_quant] [ISA=amx|avx512-vnni|avx-vnni|avx2]
+#         plugins/openvino/build.sh [FOLDER]
 # ISA: the instructions of its kernels (default: the best of them that this CPU has, else plain loops).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -32,6 +33,6 @@ if [ "$isa" = AMX ] && ! echo 'tilezero %tmm0' | ${CXX:-g++} -c -x assembler -o 
 fi
 # shellcheck disable=SC2086  # they are several words
 ${CXX:-g++} -std=c++17 -O2 -shared -fPIC ${tbb:+-DSWIN_QUANT_TBB} ${isa:+-DSWIN_QUANT_$isa} \
-    -DSWIN_QUANT_DOMAIN="\"${DOMAIN:-swin_quant}\"" \
+    -DSWIN_QUANT_DOMAIN="\"${DOMAIN:-swin_quant}\"" ${CXXFLAGS:-} \
     -I"$root/include" "$here/extension.cpp" -L"$root/libs" $libraries $tbb -Wl,-rpath,"$root/libs" \
     -o "$out/libswin_quant_plugins.so"

@@ -50,8 +50,8 @@ from swin_quant.verbs.timing import timed_in_turns
 _ALONE = 16  # pictures on which each layer is measured alone
 _CHOOSING = 4  # one picture in so many chooses, the others confirm
 _LEARNED_FROM = ("train", "")  # splits of training pictures; "": unknown, and perhaps one
-# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: on the hard
-# models of docs/results/hard.md under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
+# The factor from the drop on training pictures to that on unseen ones, of which a network is less sure: of micro
+# models under eight policies, 1.0 to 2.0 times as many val as training pictures changed class.
 _UNSEEN = 2.0
 _LEAST = 1e-6  # of all layers' milliseconds: counts as the saving of a layer that saves nothing
 
