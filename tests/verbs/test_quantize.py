@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import command
 
+import swin_quant as sq
 from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli.command import Command
@@ -120,6 +121,16 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
     assert calibrate["cfg"] and (calibrate["method"], calibrate["split"], calibrate["seed"]) == ("mse", "val", 3)
     assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == ("32", 4, "raw")
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
+
+
+def test_a_dry_run_of_pictures_that_are_turned_and_a_seed_of_zero_says_both(micro, pictures, tmp_path, capsys):
+    how = sq.pictures(pictures, upright=True, seed=0)
+    sq.quantize(micro / "swin.pth", how, "onnxruntime", tmp_path / "out", config=micro / "swin.yaml", dry_run=True)
+    told = map(shlex.split, capsys.readouterr().out.splitlines())
+    options = {name: Command(name).parse(rest) for _, name, *rest in told}
+    assert options["calibrate"]["seed"] == 0
+    assert all(" ".join(one["opts"]) == "DATA.UPRIGHT True" for name, one in options.items() if "opts" in one)
+    assert "opts" in options["calibrate"] and not (tmp_path / "out").exists()
 
 
 CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-range", "--off", "layers.0.*", "*.attn.*"]

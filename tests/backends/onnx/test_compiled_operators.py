@@ -386,3 +386,21 @@ def test_a_library_for_instructions_that_the_cpu_lacks_is_refused_in_a_line(file
     with pytest.raises(SwinQuantError, match="instructions that this CPU does not have") as caught:
         engine.load(file, EngineOptions(threads=1, extensions=(library,)))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sanitizer", ["address", "undefined"])
+def test_every_kernel_keeps_to_its_memory_and_to_defined_operations(sanitizer, tmp_path):
+    """A small shape of each, beside its plain loops, in a library with a sanitizer, which takes minutes to compile."""
+    pytest.importorskip("openvino")
+    flags = {"CXXFLAGS": f"-fsanitize={sanitizer} -fno-sanitize-recover=all -O1", "PYTHON": sys.executable}
+    sources, standin = operators.sources(), Path(__file__).parents[2] / "standin"
+    subprocess.run(["sh", sources / "build.sh", tmp_path], check=True, env=os.environ | flags)
+    shared = tmp_path / "shared_dlopen.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", shared, standin / "shared_dlopen.c"], check=True)
+    names = ("libasan.so", "libstdc++.so.6") if sanitizer == "address" else ("libubsan.so",)
+    runtimes = [subprocess.check_output(["gcc", f"-print-file-name={name}"], text=True).strip() for name in names]
+    more = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0", "LD_PRELOAD": " ".join([str(shared), *runtimes])}
+    words = [sys.executable, sources / "selftest.py", tmp_path / "libswin_quant_plugins.so"]
+    done = subprocess.run(words, env=os.environ | more, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
