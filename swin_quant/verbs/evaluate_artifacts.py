@@ -228,7 +228,7 @@ def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dic
     first, half = group[0], half_type(scoring.half, world.device)
     card, origin, policies = first.artifact.card, None, list[Policy]()
     if card.wrapped and scoring.origin is None:
-        log.warning("%s: scored without a baseline: %s", first.artifact.file, NEEDS_MODULE)
+        log.warning("%s: no float model stands beside it: %s", first.artifact.file, NEEDS_MODULE)
         return {}
     if first.checkpoint is not None or scoring.origin:
         quantized = next((p for p in group if p.artifact.card.policy), first)
@@ -243,7 +243,7 @@ def _baseline(group: Sequence[_Prepared], scoring: Scoring, world: World) -> dic
     if baseline is None and (file := find_original(card, first.folders, scoring.original)):
         baseline = Baseline(load_original(first.cfg, file, world)[0])
     if baseline is None:
-        log.warning("%s: scored without a baseline: %s", first.artifact.file, no_checkpoint(first.artifact))
+        log.warning("%s: no float model stands beside it: %s", first.artifact.file, no_checkpoint(first.artifact))
         return {}
     return load_original_engines(baseline, world.device, half)
 

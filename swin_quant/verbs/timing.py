@@ -14,17 +14,22 @@ ROUNDS, SECONDS = 5, 0.2  # for each engine
 
 @dataclass(frozen=True)
 class Latency:
-    """The median latency of a batch on an engine, in milliseconds, and how many times faster it is than the first."""
+    """The median latency of a batch on an engine, in milliseconds, and how many times as fast it is as the first.
+
+    `beside`: the first, which it was timed beside; empty for the first itself.
+    """
 
     subject: str
     batch: int
     ms: float
     speedup: float
+    beside: str = ""
 
     @property
     def figures(self) -> str:
         rate = 1000 * self.batch / self.ms
-        return f"{self.ms:.2f} ms a batch of {self.batch}, {rate:.1f} images/s, {self.speedup:.2f} times as fast"
+        ratio = f", {self.speedup:.2f} times as fast as {self.beside}" if self.beside else ""
+        return f"{self.ms:.2f} ms a batch of {self.batch}, {rate:.1f} images/s{ratio}"
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as data."""
@@ -45,8 +50,9 @@ def compare_latency(engines: Mapping[str, Engine], batch: int, shape: Sequence[i
     """The latency of each engine by its name; speedups are medians of the ratios within rounds."""
     if batch < 1:
         raise UsageError(f"‹batch› {batch}: must be at least 1")
-    rounds = timed_in_turns(list(engines.values()), batch, shape)
-    return tuple(
-        Latency(name, batch, median(row[place] for row in rounds), median(row[0] / row[place] for row in rounds))
-        for place, name in enumerate(engines)
-    )
+    rounds, first = timed_in_turns(list(engines.values()), batch, shape), next(iter(engines), "")
+    found = []
+    for place, name in enumerate(engines):
+        ms, speedup = median(row[place] for row in rounds), median(row[0] / row[place] for row in rounds)
+        found.append(Latency(name, batch, ms, speedup, first if place else ""))
+    return tuple(found)
