@@ -163,7 +163,8 @@ def test_a_folder_without_a_split_to_score_ends_with_a_verified_file(run, quick,
     for done in (0, 3):
         ended = run("quantize", *quick).ok()
         assert ended.err.count("done before") == done
-        assert f"verified; not scored: {place} has no val split" in " ".join(ended.out.split())
+        said = f"verified; not scored: {place} has no val split"  # a line may break at a hyphen of the path
+        assert "".join(said.split()) in "".join(ended.out.split())
 
 
 @pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
