@@ -127,3 +127,14 @@ def test_a_given_original_is_taken_by_its_hash(run, tmp_path):
         find_original(card(run), [], tmp_path / "none.pth")
     with pytest.raises(SwinQuantError, match="names no original"):
         find_original(dataclasses.replace(card(run), source=None), [], wrong)
+
+
+def test_a_calibrated_file_is_given_for_the_original_where_the_run_began_with_it(run):
+    """Another calibration of the same original is another file, whatever its card says."""
+    start = run / "ptq" / "x_calib.pth"
+    assert find_original(card(run), [], start) == start
+    other = run / "ptq" / "other_calib.pth"
+    other.write_bytes(b"another")
+    written(RunCard.read(start.with_suffix(".json")), other)
+    with pytest.raises(SwinQuantError, match="other_calib.pth: is not the float checkpoint that the run began with"):
+        find_original(card(run), [], other)
