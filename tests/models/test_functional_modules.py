@@ -291,6 +291,16 @@ def test_a_module_that_cannot_be_captured_is_one_true_line(kind):
     assert str(caught.value).startswith("x: ") and why in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
+def test_an_operation_without_a_form_in_onnx_is_named(tmp_path):
+    pytest.importorskip("onnxruntime")
+    module = _two(lambda net, x: net.b(torch.linalg.inv(net.a(x) + 3 * torch.eye(6))))().eval()
+    model = sq.calibrate(sq.wrap(module, 8), [torch.randn(4, 3, 8, 8)], "qdq", passes=[])
+    with pytest.raises(sq.SwinQuantError, match="No ONNX function found for .*linalg_inv") as caught:
+        sq.export(model, "onnxruntime", tmp_path)
+    assert "\n" not in str(caught.value) and not list(tmp_path.glob("*.onnx"))
+
+
 def test_a_weight_that_a_list_holds_is_the_file_s_after_loading(tmp_path):
     model, x = sq.wrap(_listed().eval(), 8), torch.randn(4, 3, 8, 8)
     sq.calibrate(model, [x], "qdq", passes=[])
