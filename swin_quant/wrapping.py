@@ -20,7 +20,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models.captured import captured
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.obstacles import selection
+from swin_quant.models.obstacles import find_selection
 from swin_quant.quant.fold import is_fold_exact
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 
@@ -80,7 +80,7 @@ def wrap(
         _open_dataclasses(result)
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
-        _check_outputs(wanted, tensors, name, lambda: selection(original, lambda: run(images.clone())))
+        _check_outputs(wanted, tensors, name, lambda: find_selection(original, lambda: run(images.clone())))
         _check_repeats(wanted, _named(again), name)
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))

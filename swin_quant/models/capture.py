@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import silence
 from swin_quant.models.obstacles import find_last_user_frame, fixed_at, reason
-from swin_quant.models.symbolic_int import exported
+from swin_quant.models.symbolic_int import export_program
 from swin_quant.models.while_captured import NOISE, attention_opened, is_torchs, noise_kept
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
@@ -51,7 +51,7 @@ def capture(
     named = pictures if isinstance(pictures, Mapping) else {}
     with noise_kept(module), attention_opened(module), silence(), torch.no_grad():
         try:
-            program = exported(module, () if named else (pictures,), dict(named), (0, 2, 3) if any_size else (0,))
+            program = export_program(module, () if named else (pictures,), dict(named), (0, 2, 3) if any_size else (0,))
             if decompose:
                 program = program.run_decompositions({})
         except Exception as error:  # a forward pass may raise anything on fake tensors

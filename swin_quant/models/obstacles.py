@@ -55,7 +55,7 @@ class _Selections(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def selection(module: nn.Module, call: Callable[[], object]) -> str:
+def find_selection(module: nn.Module, call: Callable[[], object]) -> str:
     """The remedy where `call`, which runs `module`, gives as many parts as its values say: the first operation that
     does, and the largest part of the module, which may stand before it; "" if there is no such operation."""
     with _Selections() as noted:

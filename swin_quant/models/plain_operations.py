@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import packet
-from swin_quant.models.symbolic_int import unrounded
+from swin_quant.models.symbolic_int import remove_roundings
 
 _ATEN = torch.ops.aten
 
@@ -249,7 +249,7 @@ def _nearby_size(graph: fx.Graph, size: fx.Node, reader: fx.Node) -> fx.Node:
     if inputs and len(inputs) == len(size.all_input_nodes) and not any(one is own for one, own in near.items()):
         args = fx.map_arg(size.args, lambda one: near.get(one, one))
         return _inserted(graph, reader, size.meta["val"], size.target, *args)
-    exact = unrounded(size.meta["val"])
+    exact = remove_roundings(size.meta["val"])
     for tensor in _nearest(reader):
         for dim, extent in enumerate(tensor.meta["val"].shape):
             factor = exact / extent.node.expr if isinstance(extent, torch.SymInt) else None

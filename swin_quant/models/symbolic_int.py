@@ -79,7 +79,7 @@ def _exact(number: torch.SymFloat) -> Any:
     return None if found is None else node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
 
 
-def unrounded(number: torch.SymInt) -> Any:
+def remove_roundings(number: torch.SymInt) -> Any:
     """The expression of `number`, without roundings of quotients that have no remainder, as `math.floor` makes them."""
     found = number.node.expr
     if not found.has(*_ROUNDINGS):
@@ -116,7 +116,7 @@ _QUOTIENTS = {FloatTrueDiv: lambda a, b: a / b, IntTrueDiv: lambda a, b: a / b, 
 _SYMBOLIC: dict[str, Any] = {"int": _Int, "float": _Float, "len": _len}
 
 
-def exported(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], dims: Sequence[int]) -> Any:
+def export_program(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any], dims: Sequence[int]) -> Any:
     """torch.export's program of `module(*args, **options)`, whose tensors may have any extent in `dims`, if it can."""
     tensors = [*args, *options.values()]
     shapes: Any = torch.export.ShapesCollection()
