@@ -86,7 +86,7 @@ def wrap(
             network.output_kind, network.any_size, network.output_names = FEATURES, False, tuple(wanted)
         network.eval()
         if not is_fold_exact(network, images):
-            network.foldable, network.own_exchanges, network.own_turns = {}, (), ()
+            network.foldable, network.own_exchanges = {}, ()
         reference = GivenModule(_copied(module).eval(), places, [one.dim() for one in wanted.values()], inputs)
         for rows in ([0, 1], [0, 1, 0], [0]):  # as many as were captured, and other numbers
             _check_captured(name, network, reference, images[rows])

@@ -22,7 +22,6 @@ from swin_quant.models.capture import CONSTANT, capture, packet
 from swin_quant.models.captured_layers import batch_dim, call_instead, mark_shared, quantized_layers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
-from swin_quant.models.heads import turns
 from swin_quant.models.placement import SIZES, Place, foldable, output_role, places, products, word_of
 from swin_quant.models.plain_operations import spell_out, take_from_nearby
 from swin_quant.quant.layer import Borrowed, QuantConv, QuantizedLayer, Reading
@@ -60,7 +59,6 @@ class CapturedNetwork(Classifier):
         self._used |= {key for part in root.modules() if isinstance(part, Borrowed) for key in part.lenders}
         mark_shared(graph, root)
         self.own_exchanges = tuple(exchanges(graph, root, foldable))
-        self.own_turns = tuple(turns(graph, root))
         self.own_units = _taken_apart(graph, root)
         _take_over(self, root)
         _give_constants(self, graph, root)

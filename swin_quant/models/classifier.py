@@ -11,7 +11,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.config.family import Family
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.inputs import Inputs
-from swin_quant.quant.passes.places import Exchange, Turn
+from swin_quant.quant.passes.places import Exchange
 
 
 class Classifier(nn.Module):
@@ -25,8 +25,8 @@ class Classifier(nn.Module):
     `convert_names`: gives the weights of another publisher the names of this network.
     `any_size`: whether it takes pictures of any height and width; None: if it gives maps.
     `weights_set`: the set of weights to take from a file that holds several (MODEL.WEIGHTS).
-    `own_units`, `own_exchanges`, `own_turns`, `own_stages`: found by tracing in a network of unknown structure; a known
-    architecture has its own (`registry`).
+    `own_units`, `own_exchanges`, `own_stages`: found by tracing in a network of unknown structure; a known architecture
+    has its own (`registry`).
     `parameters_read`: the keys of parameters that a captured forward pass reads without their module.
     `inputs`: several inputs by name, which it takes packed, [B, N]; None: it takes one.
     """
@@ -42,7 +42,6 @@ class Classifier(nn.Module):
     own_units: tuple[str, ...] = ()
     own_stages: tuple[str, ...] = ()
     own_exchanges: tuple[Exchange, ...] = ()
-    own_turns: tuple[Turn, ...] = ()
     parameters_read: frozenset[str] = frozenset()
     inputs: Inputs | None = None
 
@@ -78,13 +77,13 @@ class Architecture:
     the order of the forward pass; they are recomputed to save memory, sharded, and counted by layer decay. `stages`:
     the parts whose outputs are features. `pairs`: a norm and the linears that alone read its output, so that a factor
     can move from one to the others; stars stand for the same words in all. `exchanges`: other such places;
-    `streams(model)`: such places in residual streams, which depend on the depth. `turns`: heads that can be turned.
-    `padded`: parts that see zeros beside tokens where a map has no whole windows, so that no offset may move into them.
-    `no_decay`: parts of the names of parameters without weight decay, beside norms and biases. `rewrites`: the module
-    that rewrites the network for ONNX, or the name of one of the exporter's own; None: the generic export. `backbone`
-    names a function "module:function" from a config to the model that gives maps; None: there is none. With `pads` it
-    makes the classifiers and embeddings of pictures that are not square, too; else `build` does. `embedding` names one
-    to the model whose output is the head's input; None: the classifier without its `head`.
+    `streams(model)`: such places in residual streams, which depend on the depth. `padded`: parts that see zeros beside
+    tokens where a map has no whole windows, so that no offset may move into them. `no_decay`: parts of the names of
+    parameters without weight decay, beside norms and biases. `rewrites`: the module that rewrites the network for ONNX,
+    or the name of one of the exporter's own; None: the generic export. `backbone` names a function "module:function"
+    from a config to the model that gives maps; None: there is none. With `pads` it makes the classifiers and embeddings
+    of pictures that are not square, too; else `build` does. `embedding` names one to the model whose output is
+    the head's input; None: the classifier without its `head`.
     """
 
     family: Family
@@ -94,7 +93,6 @@ class Architecture:
     pairs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     streams: Callable[[nn.Module], Iterable[Exchange]] | None = None
-    turns: tuple[Turn, ...] = ()
     padded: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     no_decay: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from swin_quant.base.extras import announced
 from swin_quant.config.defaults import ENTRY_POINTS, register_family
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.models.classifier import Architecture, Classifier
-from swin_quant.quant.passes.places import Exchange, Turn, found, matched, of_norm, turns_in, without_weights
+from swin_quant.quant.passes.places import Exchange, found, matched, of_norm, without_weights
 from swin_quant.quant.passes.units import inside
 from swin_quant.quant.quantizer import named_nodes
 
@@ -66,13 +66,6 @@ def exchanges_of(model: nn.Module) -> list[Exchange]:
     if own := own_units(model):
         return [one for one in every if _within_one(one, own)]
     return [_fit_for_padding(one, padded_of(model)) for one in every] if _gives_maps(model) else list(every)
-
-
-def turns_of(model: nn.Module) -> list[Turn]:
-    """The places in a model where heads can be turned."""
-    if own_units(model):
-        return list(getattr(model, "own_turns", ()))
-    return list(turns_in(architecture_of(model).turns, model))
 
 
 def norms_without_weights(model: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ from swin_quant.models.geometry import Geometry, geometry_of
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
 from swin_quant.models.maps import offset_index, offsets_in
 from swin_quant.quant.layer import QuantLinear
-from swin_quant.quant.passes.places import Exchange, Part, Turn
+from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 
 
@@ -123,10 +123,6 @@ ARCHITECTURE = Architecture(
         ),
         Exchange(scaled=_K, offset=_parameters(_K)[1]),  # adds the same to all logits of a query, which softmax ignores
         Exchange(scaled=_Q, before=_parameters(_Q), after=_parameters(_K), partner=_K),
-    ),
-    turns=(
-        Turn((*_parameters(_V), Part(f"{_ATTN}.proj.weight", dim=1)), _ATTN),
-        Turn((*_parameters(_Q), *_parameters(_K)), _ATTN),
     ),
     padded=(_ATTN,),
     units=("layers.*.blocks.*", "layers.*.downsample"),

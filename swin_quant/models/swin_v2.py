@@ -19,7 +19,7 @@ from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
 from swin_quant.models.maps import offset_coordinates, offset_index
 from swin_quant.models.swin import add_bias_and_mask
 from swin_quant.quant.layer import QuantLinear
-from swin_quant.quant.passes.places import Exchange, Part, Turn
+from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 
 LARGEST_LOGIT_SCALE = math.log(100.0)
@@ -199,10 +199,6 @@ ARCHITECTURE = Architecture(
         Exchange(scaled=_K, before=(_WK,), partner=_V, heads=_ATTN),
     ),
     streams=streams,
-    turns=(
-        Turn((_WV, Part(f"{_ATTN}.v_bias"), Part(f"{_ATTN}.proj.weight", dim=1)), _ATTN),
-        Turn((_WQ, Part(f"{_ATTN}.q_bias"), _WK), _ATTN),  # a turned vector has its length
-    ),
     units=("layers.*.blocks.*", "layers.*.downsample"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
     rewrites="swin",

@@ -3,7 +3,7 @@
 CALIBRATORS = ("max", "percentile", "mse", "entropy")  # each a file in `range_methods`
 AUTO = "auto"  # each node gets the calibrator with the least error at its unit's output (`auto_calibrator`)
 # Each a file in `passes`.
-PASSES = ("equalize", "hadamard", "bias_correction", "gptq", "range_search", "reconstruct", "distill")
+PASSES = ("equalize", "bias_correction", "gptq", "range_search", "reconstruct", "distill")
 DEFAULT_PERCENTILE = 99.99
 # A node's default calibrator: that of the largest number here that its bits reach. Chosen on training pictures
 # (docs/results/accuracy.md): at 8 bits all but entropy are alike; with fewer bits the coarse steps of percentile's

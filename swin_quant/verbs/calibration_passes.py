@@ -13,7 +13,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.registry import exchanges_of, norms_without_weights, padded_of, turns_of, units_of
+from swin_quant.models.registry import exchanges_of, norms_without_weights, padded_of, units_of
 from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.fold import norms_of
@@ -50,7 +50,7 @@ def improve(
         )
     everyone = chunked(images)
     parts = units_of(model), exchanges_of(model), scratch, padded_of(model), norms_without_weights(model)
-    context = PassContext(model, everyone, method, *parts, turns_of(model))
+    context = PassContext(model, everyone, method, *parts)
     if not steps and not (context.units and (steps := _automatic(model, context))):
         return calibration, []
     again: list[Calibration] = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant import PASSES
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.passes.places import Exchange, Turn
+from swin_quant.quant.passes.places import Exchange
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.units import UnitRun, walk
 
@@ -20,10 +20,9 @@ class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
     `units`: the modules that a forward pass runs one after another, each on the previous one's output. `exchanges`:
-    places where factors and offsets are free; `fixed`: norms that would be such places if they had weights; `turns`:
-    heads that can be turned. `padded`: modules that get zeros beside their tokens [windows, tokens, channels] for maps
-    of other sizes. A pass changes the network and measures against `original`, a copy from before. `scratch`: where a
-    long pass stores finished parts.
+    places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
+    modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
+    network and measures against `original`, a copy from before. `scratch`: where a long pass stores finished parts.
     """
 
     model: nn.Module
@@ -34,7 +33,6 @@ class PassContext:
     scratch: Scratch = Scratch()
     padded: Sequence[str] = ()
     fixed: Sequence[str] = ()
-    turns: Sequence[Turn] = ()
     original: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:

@@ -60,25 +60,6 @@ class Exchange:
     exit: str | None = None
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Channels of attention heads of which only products within a head are used: every head may be turned alike.
-
-    `parts`: the parameters along whose channels one orthogonal matrix is multiplied; the first has each channel once.
-    `heads`: the number of heads, or the module that has it as `heads`.
-    """
-
-    parts: tuple[Part, ...]
-    heads: int | str
-
-    def depth(self, model: nn.Module) -> int:
-        """The number of channels of a head."""
-        part = self.parts[0]
-        channels = part.cut(model.get_parameter(part.name)).shape[part.dim]
-        heads: Any = model.get_submodule(self.heads).heads if isinstance(self.heads, str) else self.heads
-        return channels // int(heads)
-
-
 def of_norm(norm: str, linears: tuple[str, ...]) -> Exchange:
     """A norm, and the linears that alone read its output."""
     return Exchange(
@@ -109,17 +90,6 @@ def _takes_offset(layer: nn.Module | None) -> bool:
     return isinstance(layer, QuantizedLayer) and layer.bias is not None and "bias" not in layer.shared_parameters
 
 
-def turns_in(turns: tuple[Turn, ...], model: nn.Module) -> Iterator[Turn]:
-    """The turns of a model by full names, without parameters that it lacks."""
-    parameters = dict(model.named_parameters())
-    for one in turns:
-        for name, _ in model.named_modules():
-            words = matched(str(one.heads), name)
-            if words is not None:
-                named = _named(one, words)
-                yield replace(named, parts=tuple(part for part in named.parts if part.name in parameters))
-
-
 def without_weights(exchanges: tuple[Exchange, ...], model: nn.Module) -> list[str]:
     """Norms without weights, which could take a factor a channel if they had them."""
     parameters = dict(model.named_parameters())
@@ -137,7 +107,7 @@ def _by_name(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exch
 
 def _named(one: Any, words: tuple[str, ...]) -> Any:
     """An exchange, or a part of one, with the words in place of the stars of its names."""
-    if isinstance(one, Exchange | Part | Turn):
+    if isinstance(one, Exchange | Part):
         return replace(one, **{field.name: _named(getattr(one, field.name), words) for field in fields(one)})
     if isinstance(one, tuple):
         return tuple(_named(each, words) for each in one)
@@ -164,15 +134,6 @@ def take_back(model: nn.Module, exchange: Exchange) -> None:
         if leaving.weight is not None:
             rescale(model, exchange, 1 / leaving.weight.detach().double())
             leaving.give(None)
-
-
-@torch.no_grad()
-def turn(model: nn.Module, place: Turn, matrix: Tensor) -> None:
-    """Multiply each head's channels by the orthogonal `matrix` [depth, depth], in place."""
-    for part in place.parts:
-        values = part.cut(model.get_parameter(part.name)).transpose(part.dim, -1)
-        heads = values.double().unflatten(-1, (-1, len(matrix)))
-        values.copy_((heads @ matrix.to(values.device)).flatten(-2))
 
 
 @torch.no_grad()
