@@ -256,7 +256,7 @@ calibration and passes, on one shared core of an Intel Xeon or an AMD EPYC: good
 bits by the calibrator mse; FasterTransformer's kernels have 8 alone, and its modes fewer in fake-quant only. The epoch
 of the examples was chosen on these 5,000 pictures, which flatters float a little. `python benchmarks/passes.py` writes
 page and table, and goes on where it was cut off. Rows of passes that the product no longer has (`erq`, `ridge`,
-ranges by row) are kept.
+ranges by row, `hadamard`) are kept.
 """
 PLANTED_HEAD = """# Planted outliers
 
