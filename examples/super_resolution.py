@@ -135,13 +135,13 @@ ways = {"bicubic": lambda small: bicubic(small[None])[0].clamp(0, 1)}
 ways |= {name: partial(enlarged, details=network) for name, network in networks.items()}
 
 smaller = [shrunk(large[None])[0] for large in held_out]
-print(f"{'':20}PSNR       ms a picture")
+print(f"{'':22}PSNR       ms a picture")
 for name, enlarge in ways.items():
     enlarge(smaller[0])  # warm
     start = time.perf_counter()
     results = [enlarge(small) for small in smaller]
     took = (time.perf_counter() - start) / len(held_out)
-    print(f"{name:20}{np.mean(list(map(psnr, results, held_out))):5.2f} dB {1000 * took:8.0f}", flush=True)
+    print(f"{name:22}{np.mean(list(map(psnr, results, held_out))):5.2f} dB {1000 * took:8.0f}", flush=True)
 for name, picture in {"small": smaller[0], "large": results[0]}.items():
     levels = (255 * picture).round().byte().permute(1, 2, 0)
     Image.fromarray(levels.numpy()).save(folder / f"{name}.png")

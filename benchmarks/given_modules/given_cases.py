@@ -9,6 +9,7 @@ holds folders of classes, PICTURES/train and PICTURES/val. A refusal counts as a
 import hashlib
 import json
 import logging
+import math
 import os
 import resource
 import shutil
@@ -105,6 +106,37 @@ def pickled_windows(folder: Path, pictures: Path) -> str:
     torch.save({"model": state, "config": pickled}, folder / "swinv2.pth")
     reference = logits("swinv2", images, state, **{"MODEL.SWINV2.PRETRAINED_WINDOW_SIZES": sizes})
     return distance(folder / "swinv2.pth", reference, images)
+
+
+def published(folder: Path, kind: str, **options: Any) -> Any:
+    """A model of transformers with four stages and random weights, written to `folder`."""
+    from swin_quant.base.compat import import_torchvision
+
+    import_torchvision()
+    import transformers
+
+    torch.manual_seed(0)
+    model = getattr(transformers, kind)(transformers.SwinConfig(**options)).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@case("publisher", "a folder that `transformers` writes for a Swin of four stages")
+def four_stages(folder: Path, pictures: Path) -> str:
+    images = torch.randn(1, 3, 224, 224)
+    with torch.inference_mode():
+        wanted = published(folder, "SwinForImageClassification", num_labels=10)(images).logits
+    return distance(folder, wanted, images)
+
+
+@case("publisher", "`SwinForMaskedImageModeling` of `transformers`, as a backbone")
+def masked_modelling(folder: Path, pictures: Path) -> str:
+    import swin_quant as sq
+
+    published(folder, "SwinForMaskedImageModeling", encoder_stride=32)
+    with torch.inference_mode():
+        maps = sq.load(folder, output_kind="features").module(torch.randn(1, 3, 224, 224))
+    return f"maps of {', '.join(str(one.shape[1]) for one in maps)} channels"
 
 
 # Class names
@@ -366,6 +398,40 @@ def two_engines(folder: Path, pictures: Path) -> str:
     first = next(iter((folder / "out").glob("**/*_int8_onnxruntime.onnx")), folder / "none.onnx")
     done = command("verify", first, "--data-path", pictures)
     return "verified" if not done.returncode else answer(done)
+
+
+@case("results", "a run card whose mean was edited, beside an ONNX file that says another: `predict`")
+def edited_card(folder: Path, pictures: Path) -> str:
+    file = exported("onnxruntime", folder).file
+    card = json.loads(file.with_suffix(".json").read_text())
+    card["preprocess"]["mean"] = [0.9, 0.9, 0.9]
+    file.with_suffix(".json").write_text(json.dumps(card))
+    done = command("predict", file, next((pictures / "val").glob("*/*")), "--engine", "onnxruntime")
+    return "a class, nothing said" if not done.returncode else answer(done)
+
+
+@case(
+    "results",
+    "a file with compiled operators, saved by `ov.save_model` in float32: its logits beside the compiled ones",
+)
+def saved_by_openvino(folder: Path, pictures: Path) -> str:
+    import openvino as ov
+
+    import swin_quant as sq
+    from swin_quant.backends.openvino.operators import library
+
+    model = sq.load(EXAMPLES / "swin_micro_cifar10.safetensors")
+    sq.calibrate(model, [torch.randn(8, 3, 32, 32)], "cpu-operators")
+    core, images = ov.Core(), noise().numpy()
+    core.add_extension(str(library()))
+    graph = core.read_model(sq.export(model, "openvino", folder / "out").file)
+    ov.save_model(graph, folder / "saved.xml", compress_to_fp16=False)
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    both = [
+        core.compile_model(one, "CPU", exact)([images])[0] for one in (graph, core.read_model(folder / "saved.xml"))
+    ]
+    noisy, signal = ((both[0] - both[1]) ** 2).sum(), (both[0] ** 2).sum()
+    return "the same bits" if not noisy else f"{10 * math.log10(signal / noisy):.0f} dB between them"
 
 
 @case("results", '`sq.calibrate(model, data, "qdq")`, then `sq.export(model, "openvino")`: policy of the file')
