@@ -5,6 +5,9 @@ pixels from 0 to 1, calibrated on pictures, and exported for two engines. Large 
 overlap. PSNR and time of each stand beside bicubic's; the first picture of `val` is written in both sizes.
 
 python examples/super_resolution.py imagenet 2000 out
+
+400 steps on 96 pictures of ImageNet, 32 others held out: bicubic 27.95 dB; the network 28.21 dB, in int8 28.18 dB on
+OpenVINO and on ONNX Runtime.
 """
 
 import sys
