@@ -20,7 +20,7 @@ ours() { echo "== swin-quant ${*:1:2} ..." >&2; PYTHONPATH=. "$python" -m swin_q
 prepare() {
     rm -rf "$work"
     ours calibrate "examples/checkpoints/$name.safetensors" --cfg "examples/checkpoints/$name.yaml" "${data[@]}" \
-        --policy "$policy" --no-eval --output "$work/cpu"
+        --policy "$policy" --output "$work/cpu"
     ours sensitivity "$calibrated" "${data[@]}" --pictures "${FEW:-64}"
     for engine in openvino onnxruntime; do
         ours export "$calibrated" --for "$engine" --output "$work/$engine"
