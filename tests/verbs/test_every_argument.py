@@ -12,6 +12,7 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.data.picture_set import PictureSet
+from swin_quant.loading import ModelFile
 from swin_quant.train.training import Qat, Training
 
 VERBS = {
@@ -289,3 +290,76 @@ def test_arguments_for_pictures_on_disk_are_refused_for_batches(model, file, ten
         sq.calibrate(model, tensors("train"), augment=True)
     with pytest.raises(sq.UsageError, match="batch_size: .*batches"):
         sq.evaluate(sq.load(file), tensors("val"), batch_size=2)
+
+
+def test_search(model, pictures, tmp_path, heard, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    verb = importlib.import_module("swin_quant.verbs.search")
+    sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
+    timed, written = heard(verb.costs, "Timer"), heard(verb.costs, "write_found", ends=True)
+    read = heard(verb, "read_sample")
+    monkeypatch.setattr(verb.costs, "measure_layers", lambda *_: [])
+    budget, given = sq.Budget(min_sqnr=1.0), sq.pictures(pictures, "val", 5)
+    asked = {"budget": budget, "batch": 3, "threads": 2, "float_type": "float32"}
+    with pytest.raises(Reached):
+        sq.search(model, given, "onnxruntime", tmp_path / "found", "cpu", **asked)
+    (timer,), (found,) = timed, written
+    assert (timer["engine"], timer["policy"].name, timer["batch"]) == ("onnxruntime", "cpu", 3)
+    assert (timer["options"].threads, timer["options"].float_type) == (2, "float32")
+    assert (found["budget"], Path(found["folder"])) == (budget, tmp_path / "found") and read[0]["pictures"] == given
+    assert names_of("search") == {"model", "pictures", "engine", "folder", "policy", *asked}
+
+
+def test_sensitivity(model, pictures, heard):
+    verb = importlib.import_module("swin_quant.verbs.sensitivity")
+    sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
+    read, given = heard(verb, "read_sample"), sq.pictures(pictures, "val", 3)
+    found = sq.sensitivity(model, given, "ft-mode1", kind=("role", "profile"), top=2)
+    assert (found.record["policy"], found.kinds, found.top) == ("ft-mode1", ("role", "profile"), 2)
+    assert read[0]["pictures"] == given and found.record["pictures"] == 3
+    assert names_of("sensitivity") == {"model", "pictures", "policy", "kind", "top"}
+
+
+def test_predict(file, exported, pictures, tmp_path, heard):
+    verb = importlib.import_module("swin_quant.verbs.predict")
+    (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
+    by, ended = heard(verb, "_classifier"), heard(verb, "classify", ends=True)
+    asked = {"threads": 2, "float_type": "float32", "extension": (), "device": "cpu"}
+    given = PictureSet(images=(str(pictures / "val"),), batch=3, workers=1, max_unreadable=0.25)
+    with pytest.raises(Reached):
+        sq.predict(exported, given, 2, "onnxruntime", labels=tmp_path / "names.txt", **asked)
+    subject, policies, engine, options = by[0].values()
+    assert (subject.file, policies, engine) == (exported.file, [], "onnxruntime")
+    assert {name: getattr(options, f"{name}s" if name == "extension" else name) for name in asked} == asked
+    answers = list(ended[0].values())[-1]
+    assert (answers.top, answers.labels, answers.batch_size, answers.workers, answers.max_unreadable) == (
+        2, str(tmp_path / "names.txt"), 3, 1, 0.25,
+    )  # fmt: skip
+    with pytest.raises(Reached):
+        sq.predict(file, given, policy="ft-mode1")
+    assert [one.name for one in list(by[1].values())[1]] == ["ft-mode1"]
+    shards, logits = heard(verb, "classify_shards", ends=True), heard(verb, "write_logits", ends=True)
+    for more in ({"folder": tmp_path / "out", "shard": 2}, {"logits": tmp_path / "logits"}):
+        with pytest.raises(Reached):
+            sq.predict(exported, given, engine="onnxruntime", **more)
+    sharding = next(one for one in shards[0].values() if hasattr(one, "rows"))
+    assert (sharding.folder, sharding.rows) == (tmp_path / "out", 2)
+    assert tmp_path / "logits" in logits[0].values()
+    more = {"policy", "labels", "folder", "shard", "logits"}
+    assert names_of("predict") == {"model", "images", "top", "engine", *more, *asked}
+
+
+def test_train_trains_as_it_is_asked_to(micro, pictures, tmp_path, heard):
+    verb = importlib.import_module("swin_quant.verbs.train")
+    calls = heard(verb, "run_training", ends=True)
+    training = Training(tensorboard=True, plot="svg", **{name: value for name, (value, _) in RECIPE.items()})
+    model = ModelFile(str(micro / "swin.pth"), cfg=str(micro / "swin.yaml"))
+    asked = {"epochs": 3, "resume": True, "overwrite": True}
+    with pytest.raises(Reached):
+        verb.train(model, PictureSet(str(pictures), batch=2), tmp_path / "out", training, **asked)
+    cfg, recipe, request = (calls[0][name] for name in ("cfg", "recipe", "request"))
+    assert (recipe.optimizer.lr, recipe.epochs, recipe.batch_size, recipe.compile) == (2e-4, 3, 2, True)
+    assert (request.folder, request.resume, request.overwrite) == (tmp_path / "out", True, True)
+    assert (request.tensorboard, request.plot, cfg.DATA.DATA_PATH) == (True, "svg", str(pictures))
+    known = {"model", "pictures", "folder", "training", *asked, "half", "no_eval"}
+    assert {*inspect.signature(verb.train).parameters} == known
