@@ -1,5 +1,6 @@
 """Input for verbs: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
 
+import inspect
 import itertools
 import json
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from reached import Reached
 from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq
@@ -151,3 +153,22 @@ def float_run(micro, pictures, tmp_path):
     recipe.write_text("epochs: 2\nbatch_size: 2\naugment: {crop: padded, cutmix: 1.0}\nema: 0.9\n")
     flags = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none"]
     return ["train", *flags, "--recipe", recipe, "--no-eval"]
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """heard(owner, name, ends=False) -> the arguments by name of every call; `ends`: the first one ends the verb."""
+
+    def listen(owner, name, ends=False):
+        own, calls = getattr(owner, name), []
+
+        def call(*arguments, **options):
+            calls.append(inspect.signature(own).bind(*arguments, **options).arguments)
+            if ends:
+                raise Reached
+            return own(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, call)
+        return calls
+
+    return listen

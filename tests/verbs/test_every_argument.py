@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from reached import Reached
 from torch import nn
 
 import swin_quant as sq
@@ -19,29 +20,6 @@ VERBS = {
     name: importlib.import_module(f"swin_quant.verbs.{name}") for name in "calibrate evaluate finetune export".split()
 }
 VERBS["verify"] = importlib.import_module("swin_quant.verbs.verify")
-
-
-class Reached(Exception):
-    """The step that a test is about was reached; its work is another test's."""
-
-
-@pytest.fixture
-def heard(monkeypatch):
-    """heard(owner, name, ends=False) -> the arguments by name of every call; `ends`: the first one ends the verb."""
-
-    def listen(owner, name, ends=False):
-        own, calls = getattr(owner, name), []
-
-        def call(*arguments, **options):
-            calls.append(inspect.signature(own).bind(*arguments, **options).arguments)
-            if ends:
-                raise Reached
-            return own(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, call)
-        return calls
-
-    return listen
 
 
 @pytest.fixture
