@@ -384,6 +384,20 @@ def scale_in_body(folder: Path, pictures: Path) -> str:
     return answer(done)
 
 
+@case("doors", "the compiled operators in the cache, made writable for everyone: are they loaded?")
+def open_library(folder: Path, pictures: Path) -> str:
+    from swin_quant.backends.openvino import operators
+
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    library = operators.library()
+    library.chmod(0o777)
+    written = library.stat().st_mtime_ns
+    operators._library.cache_clear()
+    again = operators.library()
+    is_same = again.stat().st_mtime_ns == written
+    return "loaded as they are" if is_same else f"compiled anew, mode {again.stat().st_mode & 0o777:o}"
+
+
 # Result names
 
 
