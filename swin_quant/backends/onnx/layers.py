@@ -46,16 +46,6 @@ class Pair(nn.Module):
         return qdq(own - self.offset if self.offset else own, self.scale, self.zero_point, self.format).to(x.dtype)
 
 
-def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
-    """A weight [out, ...] on the grid of its node: levels of its shape, int8 or float8, and a scale, 0-dim or [out]."""
-    qmin, qmax = node.setting.levels
-    scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...]
-    values = round_to_grid_(weight / scale, qmin, qmax)
-    return values.to(
-        torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8
-    ), scale.flatten() if scale.dim() else scale
-
-
 class StoredWeight(nn.Module):
     """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8, and its scale.
 
@@ -64,13 +54,15 @@ class StoredWeight(nn.Module):
 
     def __init__(self, weight: Tensor, node: Quantizer, dim: int = 1) -> None:
         super().__init__()
-        values, scale = levels(weight, node)
-        if node.setting.block:
-            scale = (node.range_for(weight)[:, :: node.setting.block].detach() / node.setting.levels[1]).T.contiguous()
+        qmin, qmax = node.setting.levels
+        scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...], for blocks [out, in]
+        values = round_to_grid_(weight / scale, qmin, qmax)
+        values = values.to(torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8)
+        scale = scale[:, :: node.setting.block].T.contiguous() if node.setting.block else scale
         self.values: Tensor
         self.scale: Tensor
         self.register_buffer("values", values.movedim(0, dim).contiguous())
-        self.register_buffer("scale", scale)
+        self.register_buffer("scale", scale.flatten() if scale.dim() and not node.setting.block else scale)
         self.dim = 0 if node.setting.block else dim
 
     def forward(self) -> Tensor:
@@ -121,9 +113,8 @@ class Product(nn.Module):
         self.bias: Tensor | None
         if not node.setting.enabled:
             self.register_buffer("weight", weight.movedim(0, layer.stored_dim).contiguous())
-        self.inside = (
-            layer.output_has_bias or not layer._aftergemm_quantizer.setting.enabled
-        )  # engines fuse such a bias
+        # Engines fuse such a bias
+        self.inside = layer.output_has_bias or not layer._aftergemm_quantizer.setting.enabled
         if bias is not None:
             bias = (bias.detach() if self.inside else layer.aligned(bias.detach())).clone()
         self.register_buffer("bias", bias)
@@ -161,16 +152,10 @@ class Linear(nn.Module):
         if offset := getattr(self._input_quantizer, "offset", 0.0):
             given_back = offset * self._weight_quantizer().double().sum(0)
             self.bias = (given_back if self.bias is None else self.bias + given_back).to(weight.dtype)
-        if self.bias is None and self._is_integer:
+        has_int8 = isinstance(self._input_quantizer, Pair) and self._weight_quantizer.values.dtype == torch.int8
+        if self.bias is None and has_int8 and isinstance(self._aftergemm_quantizer, nn.Identity):
             self.bias = torch.full((len(weight),), TINY_BIAS)
         self.dtype = torch.float32
-
-    @property
-    def _is_integer(self) -> bool:
-        """Whether engines make an integer product of it, which only a bias may follow."""
-        pair, weight, behind = self._input_quantizer, self._weight_quantizer, self._aftergemm_quantizer
-        is_stored = isinstance(weight, StoredWeight) and weight.values.dtype == torch.int8
-        return isinstance(pair, Pair) and is_stored and isinstance(behind, nn.Identity)
 
     def scale_outputs(self, factors: Tensor) -> None:
         """Multiply output j by `factors[j]`, float [out]; the int8 levels of W stay."""
@@ -189,11 +174,8 @@ def lowered(node: Quantizer, centred: bool = False) -> nn.Module:
 
 def takes_offset(layer: nn.Module) -> bool:
     """Whether a layer's bias can add the offset subtracted from its input: it is a linear with a float result."""
-    return (
-        isinstance(layer, nn.Linear)
-        and isinstance(layer, QuantizedLayer)
-        and not layer._aftergemm_quantizer.setting.enabled
-    )
+    is_quantized = isinstance(layer, nn.Linear) and isinstance(layer, QuantizedLayer)
+    return is_quantized and not layer._aftergemm_quantizer.setting.enabled
 
 
 def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -> None:

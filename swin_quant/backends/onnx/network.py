@@ -27,7 +27,6 @@ from swin_quant.models.registry import build_model
 from swin_quant.operators.plugins import parse_plugins
 
 Restore = Callable[[Tensor], Tensor]
-_OURS = "swin_quant.backends.onnx"
 
 
 def network(
@@ -127,17 +126,12 @@ def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
     """Fold the normalisation into an unpadded convolution, in place: it then takes pixels, 0 to 255."""
     if not isinstance(convolution, nn.Conv2d) or any(convolution.padding):
         raise ValueError("only a convolution without padding can normalise: padded zeros are no pixels")
-    given = (preprocess.mean, preprocess.std)
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in given)
+    both = (preprocess.mean, preprocess.std)
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in both)
     weight = convolution.weight.detach().double()
     bias = 0 if convolution.bias is None else convolution.bias.detach().double()
     convolution.bias = nn.Parameter((bias - (weight * mean / std).sum((1, 2, 3))).float(), requires_grad=False)
     convolution.weight = nn.Parameter((weight / (255 * std)).float(), requires_grad=False)
-
-
-def list_added_output_names(options: OnnxOptions) -> list[str]:
-    """The names of the outputs behind the model's own."""
-    return ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)
 
 
 class Plugged(Protocol):
@@ -148,7 +142,7 @@ class Plugged(Protocol):
 
 @dataclass(frozen=True)
 class OperatorRewrite:
-    """Lets parts of a rewritten model call a plugin's operator (`operators/plugins`).
+    """Lets parts of a rewritten model call a plugin's operator.
 
     `find`: model -> the modules that have such a part, by the part's name.
     `fault`: the reason why the operator cannot compute a module's part; None if it can.
@@ -216,27 +210,21 @@ class Rewriter:
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:
         """The names of the rewrites that apply. UsageError for an unknown name, or one without those that it needs."""
-        everything = frozenset(self.table)
+        names = frozenset(self.table) if options.rewrites is None else options.rewrites
         if options.rewrites is None:
-            kept_out = self.unfused if options.npu or options.wants.fuses_attention else frozenset()
-            kept_out |= frozenset() if options.wants.constants else self.constants
-            names = everything - kept_out - (frozenset() if options.npu else self.for_npu)
-        else:
-            names = options.rewrites
-        if unknown := sorted(names - everything):
+            names -= self.unfused if options.npu or options.wants.fuses_attention else frozenset()
+            names -= frozenset() if options.wants.constants else self.constants
+            names -= frozenset() if options.npu else self.for_npu
+        if unknown := sorted(names - frozenset(self.table)):
             raise UsageError(f"no rewrite {unknown[0]!r}{offered(unknown[0], self.table)}")
         if names and self.builds_on and self.builds_on not in names:
             raise UsageError(f"rewrite {min(names)} builds on {self.builds_on}: give both")
-        if options.floats == "float16":
-            self._check_half(names)
-        return names
-
-    def _check_half(self, names: frozenset[str]) -> None:
-        if self.halve is None:
+        if options.floats == "float16" and self.halve is None:
             raise UsageError("float16: this architecture has no rewrites that set types of layers: choose float32")
-        if not self.for_half <= names:
+        if options.floats == "float16" and not self.for_half <= names:
             needed = " and ".join(name for name in self.table if name in self.for_half)
             raise UsageError(f"float16 needs the rewrites {needed}: they set types of layers")
+        return names
 
     def apply(
         self,
@@ -274,17 +262,14 @@ def as_it_is(model: Classifier, io_type: torch.dtype) -> nn.Module:
     return model if io_type is torch.float32 else Cast(model, io_type)
 
 
-NO_REWRITES = Rewriter({}, as_it_is)
-
-
 def get_rewriter(model: Classifier) -> Rewriter:
-    """The rewriter of the model's architecture, or that of captured networks; NO_REWRITES if it has none."""
+    """The rewriter of the model's architecture, or that of captured networks; one without rewrites if it has none."""
     name = model.architecture.rewrites if model.architecture else None
     if name is None and isinstance(model, CapturedNetwork):
         name = "branches"
     if name is None:
-        return NO_REWRITES
-    return importlib.import_module(name if "." in name else f"{_OURS}.{name}").REWRITER
+        return Rewriter({}, as_it_is)
+    return importlib.import_module(name if "." in name else f"swin_quant.backends.onnx.{name}").REWRITER
 
 
 def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
@@ -293,13 +278,8 @@ def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
     Modules that are not named have the same tensor in both.
     """
     model = build_model(from_dict(artifact.card.config, str(artifact.file)))
-    restore = get_rewriter(model).restore
-    if restore:
+    if restore := get_rewriter(model).restore:
         return restore(model, frozenset(artifact.record["options"].get("rewrites", ())))
-    return dict.fromkeys(holding_activations(model))
-
-
-def holding_activations(model: nn.Module) -> list[str]:
-    """timm's norms that hold their activation: in a file the activation's output is named as the norm's."""
+    # timm's norms that hold their activation: in a file the activation's output is named as the norm's
     norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
-    return [name for name, module in norms.items() if any(True for _ in module.children())]
+    return dict.fromkeys(name for name, module in norms.items() if [*module.children()])

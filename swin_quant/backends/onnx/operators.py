@@ -113,9 +113,6 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         zeros = constant(np.zeros(tuple(scale.shape), np.int8))
         return op.QuantizeLinear(x, scale, zeros, axis=-1)
 
-    def taken(x: Any, places: Any) -> Any:
-        return op.Gather(x, places, axis=1)
-
     def gelu(x: Any, approximate: str = "none") -> Any:
         root, one, half, slope, cube = (
             ir.tensor(number, dtype=x.dtype) for number in (2**0.5, 1.0, 0.5, (2 / math.pi) ** 0.5, 0.044715)
@@ -155,18 +152,15 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         found = most(spread, behind, keepdims=0), place(spread, axis=-1, keepdims=0, select_last_index=1)
         return tuple(op.Transpose(one, perm=np.argsort(last).tolist()) for one in found)
 
-    def running_min(x: Any, dim: int) -> Any:
-        return running(x, dim, least=True)
-
     ops = torch.ops.swin_quant
     older = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
     return older | {
         ops.qdq.default: pair,
         ops.dequantize.default: stored,
         ops.quantize.default: rounded,
-        ops.gather.default: taken,
+        ops.gather.default: lambda x, places: op.Gather(x, places, axis=1),
         torch.ops.aten.conv3d.default: conv3d,
         torch.ops.aten.searchsorted.Tensor: places,
         torch.ops.aten.cummax.default: running,
-        torch.ops.aten.cummin.default: running_min,
+        torch.ops.aten.cummin.default: lambda x, dim: running(x, dim, least=True),
     }

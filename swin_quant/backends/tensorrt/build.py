@@ -44,7 +44,21 @@ def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
     _keep_timing_cache(config, plan.options.timing_cache)
     data = bytes(serialized)
     layers = inspect_engine(trt, data, messages, plan)
-    return _write(trt, gpu, plan, output, data, layers), layers
+    report = output.with_name(f"{output.stem}{LAYERS}")
+    write_json(report, layers.to_dict())
+    atomic_write_bytes(output, data)
+    record, options = plan.artifact.record, plan.options
+    details = {
+        "tensorrt": trt.__version__,
+        "gpu": gpu.name,
+        "compute_capability": gpu.capability,
+        "profile": dict(zip(("min", "opt", "max"), map(list, plan.shapes), strict=True)),
+        "timing_cache": options.timing_cache.name if options.timing_cache else None,
+        "workspace_mib": options.workspace,
+        "gemms": layers.counts(),
+        "onnx": {"file": record["file"], "sha256": record["sha256"], "options": record["options"]},
+    }
+    return finish_artifact(output, plan.artifact.card, "tensorrt", record["precision"], details, [report]), layers
 
 
 def _parse(trt: ModuleType, network: Any, messages: Any, path: Path) -> None:
@@ -101,23 +115,3 @@ def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: EnginePlan
     except SwinQuantError as error:  # a missing report is no reason to lose minutes of building
         log.warning("no layer report: %s", error)
         return read_layers('{"Layers": []}', plan.report.gemms)
-
-
-def _write(
-    trt: ModuleType, gpu: host.Gpu, plan: EnginePlan, output: Path, data: bytes, layers: LayerReport
-) -> Artifact:
-    report = output.with_name(f"{output.stem}{LAYERS}")
-    write_json(report, layers.to_dict())
-    atomic_write_bytes(output, data)
-    record, options = plan.artifact.record, plan.options
-    details = {
-        "tensorrt": trt.__version__,
-        "gpu": gpu.name,
-        "compute_capability": gpu.capability,
-        "profile": dict(zip(("min", "opt", "max"), map(list, plan.shapes), strict=True)),
-        "timing_cache": options.timing_cache.name if options.timing_cache else None,
-        "workspace_mib": options.workspace,
-        "gemms": layers.counts(),
-        "onnx": {"file": record["file"], "sha256": record["sha256"], "options": record["options"]},
-    }
-    return finish_artifact(output, plan.artifact.card, "tensorrt", record["precision"], details, [report])

@@ -20,10 +20,6 @@ from swin_quant.score.options import EngineOptions
 
 NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
-_CHOSEN_BEFORE = {  # an option that the build has settled -> how
-    "float_type": "its types are those of the exported graph",
-    "optimize": "it was optimized when it was built",
-}
 
 
 @dataclass(frozen=True)
@@ -61,28 +57,24 @@ class Session:
         if tuple(images.shape[1:]) != wanted:
             given, takes = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
             raise UsageError(f"the engine takes pictures of {takes}, not {given}")
+        count, home = len(images), images.device
         with host.on(self.device):
-            return self._run(images)
-
-    def _run(self, images: Tensor) -> Tensor:
-        wanted, count, home = self.input.shape[1:], len(images), images.device
-        images = images.to(self.device, self.input.dtype).contiguous()
-        if count < self.smallest:
-            images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])
-        self._call(self.context.set_input_shape(self.input.name, tuple(images.shape)), "takes no such batch")
-        shape = tuple(self.context.get_tensor_shape(self.output.name))
-        logits = torch.empty(shape, dtype=self.output.dtype, device=self.device)
-        self._call(self.context.set_tensor_address(self.input.name, images.data_ptr()), "takes no input")
-        self._call(self.context.set_tensor_address(self.output.name, logits.data_ptr()), "takes no output")
-        # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
-        self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
-        return logits[:count].to(home, torch.float32)
+            images = images.to(self.device, self.input.dtype).contiguous()
+            if count < self.smallest:
+                images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])
+            self._call(self.context.set_input_shape(self.input.name, tuple(images.shape)), "takes no such batch")
+            shape = tuple(self.context.get_tensor_shape(self.output.name))
+            logits = torch.empty(shape, dtype=self.output.dtype, device=self.device)
+            self._call(self.context.set_tensor_address(self.input.name, images.data_ptr()), "takes no input")
+            self._call(self.context.set_tensor_address(self.output.name, logits.data_ptr()), "takes no output")
+            # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
+            self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
+            return logits[:count].to(home, torch.float32)
 
     def _call(self, done: bool, otherwise: str) -> None:
         if not done:
-            raise SwinQuantError(
-                f"the TensorRT engine {otherwise}: {host.last_error(self.messages, 'it gives no reason')}"
-            )
+            why = host.last_error(self.messages, "it gives no reason")
+            raise SwinQuantError(f"the TensorRT engine {otherwise}: {why}")
 
 
 def load(artifact: Artifact, options: EngineOptions) -> Engine:
@@ -94,13 +86,24 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
     record = artifact.record
     if record["backend"] != "tensorrt":
         raise UsageError(f"{artifact.file}: is not a TensorRT engine: make one with `swin-quant build-engine`")
-    for name, why in _CHOSEN_BEFORE.items():
+    for name, why in (
+        ("float_type", "its types are those of the exported graph"),
+        ("optimize", "it was optimized when it was built"),
+    ):
         if getattr(options, name) != getattr(EngineOptions(), name):
             raise UsageError(f"{artifact.file}: {name} cannot be chosen for a TensorRT engine: {why}")
     trt, gpu = host.tensorrt(), host.find_gpu()
     if options.device != "cuda":
         raise UsageError(f"{artifact.file}: a TensorRT engine runs on a GPU, not on {options.device}: ‹device› cuda")
-    _check_host(artifact, trt, gpu)
+    for key, what, here in (
+        ("tensorrt", "TensorRT", trt.__version__),
+        ("compute_capability", "a GPU of compute capability", gpu.capability),
+    ):
+        if (built := record["options"].get(key)) != here:
+            raise UsageError(
+                f"{artifact.file}: was built with {what} {built}, here is {here}: build it again on this machine with "
+                "`swin-quant build-engine`"
+            )
     session = open_session(artifact, trt, gpu)
     known = {
         "library": f"{NAME} {trt.__version__}",
@@ -110,7 +113,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
         "batch": [session.smallest, session.largest],
     }
     details = Details(known, partial(_gemms, artifact))
-    precision, policy = artifact.record["precision"], get_policy_name(artifact)
+    precision, policy = record["precision"], get_policy_name(artifact)
     return Engine(NAME, precision, policy, session, session.largest, details, device=str(gpu.device))
 
 
@@ -120,18 +123,6 @@ def _gemms(artifact: Artifact) -> Mapping[str, str]:
     files = [other["file"] for other in artifact.record["others"] if other["file"].endswith(LAYERS)]
     rows = read_json(artifact.file.with_name(files[0]), "layer report")["gemms"] if files else []
     return {row["name"]: row["ran"] for row in rows}
-
-
-def _check_host(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> None:
-    built = artifact.record["options"]
-    here = {"tensorrt": trt.__version__, "compute_capability": gpu.capability}
-    names = {"tensorrt": "TensorRT", "compute_capability": "a GPU of compute capability"}
-    for key, value in here.items():
-        if built.get(key) != value:
-            raise UsageError(
-                f"{artifact.file}: was built with {names[key]} {built.get(key)}, here is {value}: "
-                "build it again on this machine with `swin-quant build-engine`"
-            )
 
 
 @reads("TensorRT engine", lambda artifact, *_: artifact.file)

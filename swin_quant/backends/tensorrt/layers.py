@@ -48,17 +48,6 @@ class EngineLayer:
     inputs: tuple[str, ...]
     weights: str | None
 
-    @property
-    def reformat(self) -> bool:
-        """Whether the layer only copies into another layout or type."""
-        return bool(_REFORMAT.search(self.kind) or self.name.startswith("Reformatting CopyNode"))
-
-    @property
-    def product_type(self) -> str:
-        """The type that the layer's product is computed in."""
-        kinds = [self.weights, *self.inputs]
-        return _first(_KERNELS, self.kernel) or next((kind for kind in kinds if kind), None) or UNKNOWN
-
 
 @dataclass(frozen=True)
 class LayerRow:
@@ -109,16 +98,19 @@ def read_layers(text: str, gemms: Iterable[Gemm]) -> LayerReport:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SwinQuantError(f"TensorRT's engine inspector wrote something else than layers: {text[:80]!r}") from error
     home = {node: layer for layer in layers for node in layer.nodes}
-    rows = [_row(gemm, home.get(gemm.node.name)) for gemm in gemms]
-    return LayerReport(rows, len(layers), [layer.name for layer in layers if layer.reformat])
-
-
-def _row(gemm: Gemm, layer: EngineLayer | None) -> LayerRow:
-    wanted = gemm.format or next((kind for kind in gemm.inputs if kind not in QUANTIZED), UNKNOWN)
-    name = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
-    if layer is None:
-        return LayerRow(name, gemm.kind, wanted, UNKNOWN, None, None)
-    return LayerRow(name, gemm.kind, wanted, layer.product_type, layer.name, layer.kernel)
+    rows = []
+    for gemm in gemms:
+        wanted = gemm.format or next((kind for kind in gemm.inputs if kind not in QUANTIZED), UNKNOWN)
+        name = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
+        layer = home.get(gemm.node.name)
+        if layer is None:
+            rows.append(LayerRow(name, gemm.kind, wanted, UNKNOWN, None, None))
+        else:
+            types = [_first(_KERNELS, layer.kernel), layer.weights, *layer.inputs, UNKNOWN]
+            ran = next(kind for kind in types if kind)
+            rows.append(LayerRow(name, gemm.kind, wanted, ran, layer.name, layer.kernel))
+    moving = [one.name for one in layers if _REFORMAT.search(one.kind) or one.name.startswith("Reformatting CopyNode")]
+    return LayerReport(rows, len(layers), moving)
 
 
 def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
@@ -131,7 +123,10 @@ def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
         kind=str(entry.get("LayerType", "")),
         kernel=str(entry.get("TacticName", "")),
         nodes=tuple(_NODE.findall(str(entry.get("Metadata", "")))) or _names(str(entry.get("Name", ""))),
-        inputs=_tensor_types(entry.get("Inputs", ())),
+        inputs=tuple(
+            _first(_TYPES, str(tensor.get("DataType") or tensor.get("Format/Datatype") or "")) or UNKNOWN
+            for tensor in entry.get("Inputs", ())
+        ),
         weights=_first(_TYPES, kind) if kind else None,
     )
 
@@ -139,11 +134,6 @@ def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
 def _names(name: str) -> tuple[str, ...]:
     """The nodes of a layer without metadata, which is named after them: `a + b`."""
     return tuple(part.strip() for part in name.split(" + "))
-
-
-def _tensor_types(tensors: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    written = (str(tensor.get("DataType") or tensor.get("Format/Datatype") or "") for tensor in tensors)
-    return tuple(_first(_TYPES, kind) or UNKNOWN for kind in written)
 
 
 def _first(table: Sequence[tuple[str, str]], text: str) -> str | None:

@@ -3,7 +3,6 @@
 import copy
 import io
 import warnings
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -75,10 +74,7 @@ class TorchScriptOptions:
 
 
 def export(
-    model: Classifier,
-    card: RunCard,
-    folder: str | Path,
-    options: TorchScriptOptions = TorchScriptOptions(),
+    model: Classifier, card: RunCard, folder: str | Path, options: TorchScriptOptions = TorchScriptOptions()
 ) -> Artifact:
     """Write `<NAME>[_embedding]_<int8|w4a8|fp32>.torchscript.pt` and its run card, under the card's policy.
 
@@ -91,38 +87,29 @@ def export(
         )
     faults = {"float8 fake-quantize": lambda node: node.setting.format == FP8}
     precision = apply_for_engine(model, card, options.precision, "TorchScript", faults)
-    content = _traced(model, options)
-    file = folder / f"{file_stem(model, card, precision)}.torchscript.pt"
-    atomic_write_bytes(file, content)
-    recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
-    return written(finish_artifact(file, card, "torchscript", precision, recorded))
-
-
-def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
-    """A traced copy of the model, as the bytes of its file."""
     replacing, plugins = Replacing(chosen(options.replace)), parse_plugins(options.plugin, options.replace)
     define(plugins)
     plugging = Plugging(plugins, call)
     copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     spell_out(copied)
-    images = torch.zeros(EXAMPLE, *model.input_shape)
+    content = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated, and of every Python number
-        traced = torch.jit.trace(_Inside(copied, replacing, plugging), images, check_trace=False)
-        buffer = io.BytesIO()
-        torch.jit.save(traced, buffer)
+        images = torch.zeros(EXAMPLE, *model.input_shape)
+        torch.jit.save(torch.jit.trace(_Inside(copied, replacing, plugging), images, check_trace=False), content)
     check_used(options.replace, replacing, plugging)
-    return buffer.getvalue()
+    file = folder / f"{file_stem(model, card, precision)}.torchscript.pt"
+    atomic_write_bytes(file, content.getvalue())
+    recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
+    return written(finish_artifact(file, card, "torchscript", precision, recorded))
 
 
+@torch.jit.script_if_tracing
 def _sized(images: Tensor, shape: list[int]) -> Tensor:
     """`images`. ValueError for another size: scripted into the file, because a trace drops the network's own check."""
     if list(images.shape[1:]) != shape:
         raise ValueError(f"pictures {images.shape}: each must be {shape}")
     return images
-
-
-_checked: Callable[[Tensor, list[int]], Tensor] = torch.jit.script_if_tracing(_sized)
 
 
 class _Inside(nn.Module):
@@ -134,6 +121,6 @@ class _Inside(nn.Module):
         self.shape = list(network.input_shape)
 
     def forward(self, images: Tensor) -> Tensor:
-        images = _checked(images, self.shape)
+        images = _sized(images, self.shape)
         with self.replacing, self.plugging:
             return self.network(images)

@@ -4,7 +4,7 @@ Facts: TensorRT's fused attention wants q [B, heads, L, D], the scale before the
 OpenVINO's wants rank 4 too, and a mask that does not depend on the batch.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +15,14 @@ from swin_quant.models.swin import WindowAttention
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, WindowAttentionV2
 
 
-class Layout(Protocol):
+class AsHeads:
     """The layout of heads in a layer `attn`, which has `windows` (1 if not shifted), `heads` and `length` L.
 
-    Windows lie among the heads, or in a dimension of their own. The values are the same.
+    [B, nW * heads, L, D]: rank 4, which engines fuse, and a constant that needs no batch.
     """
 
     def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
         """[..., 3C] -> q, k, v [..., L, D]."""
-        ...
-
-    def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The heads of `split`, back to `shape` [..., C]."""
-        ...
-
-    def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
-        """The sum to add to the logits: bias [heads, L, L] + mask [nW, 1, L, L]."""
-        ...
-
-
-class AsHeads:
-    """[B, nW * heads, L, D]: rank 4, which engines fuse, and a constant that needs no batch."""
-
-    def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
         groups, depth = 3 * attn.heads, qkv.shape[-1] // (3 * attn.heads)
         if attn.windows == 1:
             return qkv.view(-1, attn.length, groups, depth).transpose(1, 2).chunk(3, 1)
@@ -45,15 +30,17 @@ class AsHeads:
         return x.reshape(-1, groups * attn.windows, attn.length, depth).chunk(3, 1)
 
     def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The heads of `split`, back to `shape` [..., C]."""
         if attn.windows > 1:
             x = x.view(-1, attn.windows, attn.heads, attn.length, x.shape[-1])
         return x.transpose(-3, -2).reshape(-1, *shape[1:])
 
     def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
+        """The sum to add to the logits: bias [heads, L, L] + mask [nW, 1, L, L]."""
         return (bias + mask).flatten(0, 1)
 
 
-class Apart:
+class Apart(AsHeads):
     """[B, nW, heads, L, D]: for engines that fuse no attention.
 
     All transpositions have rank 4 and leave the last dimension in place, which is fast. The view between them and the
@@ -74,7 +61,7 @@ class Apart:
         return bias + mask
 
 
-class AsBatch:
+class AsBatch(Apart):
     """[B * nW, heads, L, D]: no tensor above rank 4, for one picture, whose windows take the place of the batch."""
 
     def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
@@ -83,9 +70,6 @@ class AsBatch:
 
     def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         return x.transpose(1, 2).reshape(-1, *shape[1:])
-
-    def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
-        return bias + mask
 
 
 class QuantizedAttention(nn.Module):
@@ -101,7 +85,7 @@ class QuantizedAttention(nn.Module):
     matmul_v_input_quantizer: nn.Module
     matmul_a_input_quantizer: nn.Module
     softmax_input_quantizer: nn.Module
-    layout: Layout = AsHeads()
+    layout = AsHeads()
 
     def __init__(self, attn: Any, mask: Tensor | None) -> None:
         super().__init__()
@@ -148,7 +132,7 @@ class QuantizedAttention(nn.Module):
         bias = self.table if self.index is None else gather(self.table, self.index)
         return bias if self.mask is None else self.layout.addend(bias, self.mask.to(bias.dtype))
 
-    def set_apart(self, layout: Layout = Apart()) -> None:
+    def set_apart(self, layout: AsHeads = Apart()) -> None:
         """Take windows from among the heads: into a dimension of their own, or the batch's."""
         self.layout = layout
 
@@ -180,7 +164,7 @@ class CosineAttention(QuantizedAttention):
     def fold_scale(self) -> None:
         """Nothing: the scale multiplies normalised vectors, not the linear's output."""
 
-    def set_apart(self, layout: Layout = Apart()) -> None:
+    def set_apart(self, layout: AsHeads = Apart()) -> None:
         super().set_apart(layout)
         self.head_scale = self.head_scale[: self.heads]
 

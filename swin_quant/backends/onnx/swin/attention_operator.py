@@ -42,13 +42,9 @@ def attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[flo
     logits = (x[0] * q_scale) @ (x[1] * k_scale).transpose(-2, -1) + constant
     shares = logits.softmax(dim=-1)
     for scale in softmax_scales:
-        shares = _rounded(shares, scale) * scale
+        shares = (shares / scale).round().clamp(-128, 127) * scale
     x = (shares @ (x[2] * v_scale)).view(-1, windows, heads, length, depth).transpose(2, 3)
-    return _rounded(x.reshape(batch, tokens, heads * depth), result_scale).to(torch.int8)
-
-
-def _rounded(x: Tensor, scale: float) -> Tensor:
-    return (x / scale).round().clamp(-128, 127)
+    return (x.reshape(batch, tokens, heads * depth) / result_scale).round().clamp(-128, 127).to(torch.int8)
 
 
 class OperatorAttention(nn.Module):
@@ -66,7 +62,7 @@ class OperatorAttention(nn.Module):
         self.qkv: Linear = attn.qkv
         self.proj: Linear = attn.proj
         scales = [node.scale for node in _nodes(attn) if isinstance(node, Pair)]
-        self.scales = _get_scales(attn)
+        self.scales = [float(scale) for scale in scales]
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
             self.register_buffer(name, getattr(attn, name))
@@ -88,18 +84,11 @@ class OperatorAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x: float32 [B, nW * L, C]. `mask`: the trained block passes it; the layer holds its own."""
         qkv = self.qkv(x)
-        levels = quantize(qkv if self.gain is None else self.normalised(qkv, self.gain), self.scale)
+        if self.gain is not None:  # q and k of each head get the length `gain` [3 heads, 1]; v stays
+            heads = qkv.unflatten(-1, (3 * self.heads, -1))
+            qkv = (heads * torch.where(self.of_values, 1.0, self.gain / norm(heads))).flatten(2)
+        levels = quantize(qkv, self.scale)
         return self.proj(dequantize(attention(levels, self.addend(), self.heads, self.scales), self.result))
-
-    def normalised(self, qkv: Tensor, gain: Tensor) -> Tensor:
-        """qkv [B, T, 3C] with the q and k of each head scaled to the length `gain` [3 heads, 1]; v stays."""
-        x = qkv.unflatten(-1, (3 * self.heads, -1))
-        return (x * torch.where(self.of_values, 1.0, gain / norm(x))).flatten(2)
-
-
-def _get_scales(attn: QuantizedAttention) -> list[float]:
-    """The scales of q, k, v, of the softmax if it is rounded, and of the result."""
-    return [float(node.scale) for node in _nodes(attn) if isinstance(node, Pair)]
 
 
 def is_fast_branch(block: Any) -> bool:
@@ -114,6 +103,7 @@ def _is_fast(attn: Any, tokens: int) -> bool:
 
 
 def _nodes(attn: QuantizedAttention) -> list[Any]:
+    """The nodes of q, k, v, the softmax and the result; all but the softmax's are pairs in what an operator takes."""
     names = _ROUNDED_V2 if isinstance(attn, CosineAttention) else _ROUNDED
     return [*(getattr(attn, name) for name in names), attn.proj._input_quantizer]
 
@@ -125,8 +115,7 @@ def _find_attention_fault(attn: QuantizedAttention) -> str | None:
     if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):
         return "has a float node or a zero point: choose ‹policy› qdq or cuda"
     others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
-    if isinstance(attn, CosineAttention):
-        others += [getattr(attn, name) for name in _ROUNDED[:2]]
+    others += [getattr(attn, name) for name in _ROUNDED[:2]] if isinstance(attn, CosineAttention) else []
     if any(isinstance(x, Pair) for x in others):
         return "also rounds its logits or the result of qkv: choose ‹policy› qdq or cuda"
     if getattr(attn, "scale", None) is not None or (attn.index is None and attn.table.dim() > 3):
@@ -184,7 +173,8 @@ class WindowConstants(NormAndLinears):
     def __init__(self, block: OrderedBlock) -> None:
         attn: Any = block.attn
         super().__init__(block.norm1, block.norm_last, qkv=attn.qkv, proj=attn.proj)
-        self.heads, self.scales = attn.heads, _get_scales(attn)[:-1]
+        self.heads = attn.heads
+        self.scales = [float(node.scale) for node in _nodes(attn)[:-1] if isinstance(node, Pair)]
         self.table: Tensor
         self.index: Tensor
         self.register_buffer("table", attn.table)
@@ -243,9 +233,8 @@ def find_branch_fault(block: Any) -> str | None:
         return fault
     if attn.index is None:
         return "has its position bias and mask in one constant: export it without ‹rewrites› of your own"
-    is_other = attn.mask is not None and not torch.equal(
-        make_mask(find_regions(attn.mask, attn.length)), attn.mask.float()
-    )
+    again = None if attn.mask is None else make_mask(find_regions(attn.mask, attn.length))
+    is_other = again is not None and not torch.equal(again, attn.mask.float())
     return "has a mask that is not one of regions" if is_other else None
 
 

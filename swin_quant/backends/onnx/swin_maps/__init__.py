@@ -6,7 +6,7 @@ trained model's own code.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -261,15 +261,8 @@ class MapCosineAttention(MapAttention, CosineAttention):
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k)
-        by_head = (q / norm(q)).view(-1, self.heads, *q.shape[-2:]) * self.head_scale
-        return self.mha_q_input_quantizer(by_head.view_as(q)), self.mha_k_input_quantizer(
-            (k / norm(k)).transpose(-2, -1)
-        )
-
-
-def map_attention(attn: Any, cut: Any) -> MapAttention:
-    """The exported attention for V1 or V2."""
-    return (MapCosineAttention if isinstance(attn, WindowAttentionV2) else MapAttention)(attn, cut)
+        by_head = ((q / norm(q)).view(-1, self.heads, *q.shape[-2:]) * self.head_scale).view_as(q)
+        return self.mha_q_input_quantizer(by_head), self.mha_k_input_quantizer((k / norm(k)).transpose(-2, -1))
 
 
 class LoweredMapBlock(OrderedBlock):
@@ -280,7 +273,9 @@ class LoweredMapBlock(OrderedBlock):
         self.to_windows = nn.Identity()
         self.norm_last = isinstance(block, SwinV2Block)
         for name, child in block.named_children():
-            self.add_module(name, map_attention(child, block.cut) if name == "attn" else child)
+            self.add_module(name, child)
+        attention = MapCosineAttention if isinstance(block.attn, WindowAttentionV2) else MapAttention
+        self.attn = attention(block.attn, block.cut)
 
 
 class MapMerge(OrderedMerging):
@@ -310,10 +305,15 @@ class MapPatches(OrderedPatchEmbed):
 
 
 class MapNetwork(nn.Module):
-    """From pictures [B, in, H, W] of `io_type` to the maps of all stages; submodules keep the trained model's names."""
+    """From pictures [B, in, H, W] to maps [B, C, h, w] of some stages, or to logits [B, classes], all of `io_type`.
+
+    Submodules keep the trained model's names.
+    """
 
     patch_embed: Any
     layers: Any
+    norm: Any
+    head: Any
 
     def __init__(self, model: Any, io_type: torch.dtype) -> None:
         super().__init__()
@@ -322,44 +322,19 @@ class MapNetwork(nn.Module):
         for name, child in model.named_children():
             self.add_module(name, child)
         self.io_type = io_type
+        self.stages = model.output_stages if model.output_kind == FEATURES else None
+        self.normed = getattr(model, "normed", None)
 
-    def maps(self, images: Tensor) -> Iterator[Tensor]:
-        """The map [B, h, w, C] of each stage."""
-        x = self.patch_embed(images.float())
-        for layer in self.layers:
+    def forward(self, images: Tensor) -> Any:
+        x, maps = self.patch_embed(images.float()), []
+        for stage, layer in enumerate(self.layers):
             for block in layer.blocks:
                 x = block(x)
-            yield x
+            if self.normed and self.stages and stage in self.stages:
+                maps.append(self.normed(x, stage).permute(0, 3, 1, 2).to(self.io_type))
             if layer.downsample is not None:
                 x = layer.downsample(x)
-
-
-class BackboneNetwork(MapNetwork):
-    """Pictures [B, in, H, W] -> maps [B, C, h, w] of some stages, all of `io_type`."""
-
-    def __init__(self, model: Any, io_type: torch.dtype) -> None:
-        super().__init__(model, io_type)
-        self.stages, self.normed = model.output_stages, model.normed
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        maps = ((stage, x) for stage, x in enumerate(self.maps(images)) if stage in self.stages)
-        return tuple(self.normed(x, stage).permute(0, 3, 1, 2).to(self.io_type) for stage, x in maps)
-
-
-class ClassifierNetwork(MapNetwork):
-    """Pictures [B, in, H, W] -> logits [B, classes], both of `io_type`."""
-
-    norm: Any
-    head: Any
-
-    def forward(self, images: Tensor) -> Tensor:
-        *_, last = self.maps(images)
-        return self.head(self.norm(last).mean(dim=(1, 2))).to(self.io_type)
-
-
-def make_network(model: Any, io_type: torch.dtype) -> MapNetwork:
-    """The network to export, for what the model gives."""
-    return (BackboneNetwork if model.output_kind == FEATURES else ClassifierNetwork)(model, io_type)
+        return tuple(maps) if self.stages else self.head(self.norm(x).mean(dim=(1, 2))).to(self.io_type)
 
 
 def any_size(model: Any) -> None:
@@ -374,7 +349,7 @@ def any_size(model: Any) -> None:
 
 REWRITER = Rewriter(
     {"any-size": any_size, "scale-in-weights": scale_in_weights},
-    make_network,
+    MapNetwork,
     builds_on="any-size",
     plugins={
         "map_branch": MAP_BRANCH,
