@@ -33,9 +33,8 @@ class Pair(nn.Module):
 
     def __init__(self, node: Quantizer, centred: bool = False) -> None:
         super().__init__()
-        self.scale: Tensor
         qmin, qmax = node.grid
-        self.register_buffer("scale", node.range_for().detach() / qmax)
+        self.scale: Tensor = nn.Buffer(node.range_for().detach() / qmax)
         is_wide = node.setting.bits > 8
         self.zero_point = None if (node.setting.symmetric and not is_wide) or centred else -qmin
         self.offset = (qmin + 128) * self.scale.item() if centred and not node.setting.symmetric else 0.0
@@ -59,10 +58,8 @@ class StoredWeight(nn.Module):
         values = round_to_grid_(weight / scale, qmin, qmax)
         values = values.to(torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8)
         scale = scale[:, :: node.setting.block].T.contiguous() if node.setting.block else scale
-        self.values: Tensor
-        self.scale: Tensor
-        self.register_buffer("values", values.movedim(0, dim).contiguous())
-        self.register_buffer("scale", scale.flatten() if scale.dim() and not node.setting.block else scale)
+        self.values: Tensor = nn.Buffer(values.movedim(0, dim).contiguous())
+        self.scale: Tensor = nn.Buffer(scale.flatten() if scale.dim() and not node.setting.block else scale)
         self.dim = 0 if node.setting.block else dim
 
     def forward(self) -> Tensor:
@@ -89,8 +86,7 @@ class FloatWeight(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.values: Tensor
-        self.register_buffer("values", weight.T.contiguous())
+        self.values: Tensor = nn.Buffer(weight.T.contiguous())
 
     def forward(self) -> Tensor:
         return self.values

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +40,9 @@ def network(
     rewriter = get_rewriter(model)
     names = rewriter.chosen(options)
     model = copy.deepcopy(model).cpu().eval()
-    folded = options.uint8_input and rewriter.stem is not None and options.floats == "float32"
-    if folded and preprocess:
-        fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
+    stem = rewriter.stem if options.uint8_input and options.floats == "float32" else None
+    if stem and preprocess:
+        fold_normalisation(model.get_submodule(stem), preprocess)
     lower(model, options.wants.symmetric, model.parameters_read)
     if options.compiled and not model.inputs:
         kind = rewriter.measured_as or (model.architecture.family.name if model.architecture else "")
@@ -56,7 +56,7 @@ def network(
         rewriter.halve(model, beyond_half)
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)
     match_scales(exported, example(model, options, 1))
-    with_ends(exported, options, preprocess, folded)
+    with_ends(exported, options, preprocess, folded=stem is not None)
     if model.inputs:
         set_forward(exported, cast("CapturedNetwork", model).by_name)
     return exported
@@ -98,6 +98,8 @@ def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | N
     With `uint8_input` it takes decoded pictures, uint8 [B, S, S, 3]. `folded`: its weights normalise them, else
     operators do.
     """
+    if not options.has_ends:
+        return
     kind = type(model)
     given = (preprocess.mean, preprocess.std) if preprocess else ((0.0,), (1.0,))
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in given)
@@ -112,8 +114,7 @@ def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | N
         extras = [shares] * options.softmax + ([best[1], best[0]] if best else [])
         return (logits, *extras) if extras else logits
 
-    if options.has_ends:
-        set_forward(model, forward)
+    set_forward(model, forward)
 
 
 def set_forward(model: nn.Module, forward: Callable[..., Any], name: str = "forward") -> None:
@@ -132,12 +133,6 @@ def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
     bias = 0 if convolution.bias is None else convolution.bias.detach().double()
     convolution.bias = nn.Parameter((bias - (weight * mean / std).sum((1, 2, 3))).float(), requires_grad=False)
     convolution.weight = nn.Parameter((weight / (255 * std)).float(), requires_grad=False)
-
-
-class Plugged(Protocol):
-    """Lets parts of a model call a plugin's operator: all, or with `is_compiled` those for which it is fast."""
-
-    def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -183,7 +178,7 @@ class Rewriter:
     `constants`: rewrites that store computable values, for targets that want that.
     `unfused`: rewrites for targets that fuse no attention. `for_half`: rewrites that float16 needs. `for_npu`: those of
     the form for NPUs alone.
-    `plugins`: operator -> the change that makes calls of a plugin's operator.
+    `plugins`: operator -> an `OperatorRewrite`, or something else with its `apply`.
     `halve`: makes a rewritten model float16, except the layers around the nodes in `beyond_half`.
     `stem`: the float convolution without padding that reads the pictures, into which their normalisation can be folded.
     `restore`: (model, names of rewrites) -> module -> the function that undoes the rewrites in the module's tensor, or
@@ -200,7 +195,7 @@ class Rewriter:
     unfused: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
     for_npu: frozenset[str] = frozenset()
-    plugins: Mapping[str, Plugged] = field(default_factory=dict)
+    plugins: Mapping[str, Any] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None

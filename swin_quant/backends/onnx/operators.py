@@ -18,7 +18,18 @@ GELU_OPSET = 20  # the first with Gelu
 UINT16 = "uint16"  # the format of activations in 16 bits
 
 
-@torch.library.custom_op("swin_quant::qdq", mutates_args=())
+def operator(fake: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Any]:
+    """Make a function an operator of torch, `swin_quant::<name>`. `fake`: an empty result of its shape and type."""
+
+    def define(compute: Callable[..., Tensor]) -> Any:
+        made = torch.library.custom_op(f"swin_quant::{compute.__name__}", compute, mutates_args=())
+        made.register_fake(fake)
+        return made
+
+    return define
+
+
+@operator(lambda x, *_, **__: torch.empty_like(x, memory_format=torch.contiguous_format))
 def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
     """Round `x`, of any shape, to `scale * {-128..127}`.
 
@@ -31,7 +42,7 @@ def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "
     return levels.mul_(scale.float()).to(x.dtype).contiguous()
 
 
-@torch.library.custom_op("swin_quant::dequantize", mutates_args=())
+@operator(lambda values, scale, axis=1: torch.empty_like(values, dtype=scale.dtype))
 def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
     """`values * scale` in the type of `scale`. values: int8 or float8; scale: 0-dim, or one value per index of `axis`.
 
@@ -44,36 +55,16 @@ def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
     return (values.float() * scales.float()).to(scale.dtype)
 
 
-@torch.library.custom_op("swin_quant::quantize", mutates_args=())
+@operator(lambda x, scale: torch.empty_like(x, dtype=torch.int8))
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
     """The int8 levels of `x` [..., C], for `scale` [C]."""
     return round_to_grid_(x / scale, -128, 127).to(torch.int8)
 
 
-@torch.library.custom_op("swin_quant::gather", mutates_args=())
+@operator(lambda x, places: x.new_empty(x.shape[0], *places.shape, *x.shape[2:]))
 def gather(x: Tensor, places: Tensor) -> Tensor:
     """`x[:, places]`: one Gather. x: [B, T, ...]; places: int32 of any shape."""
     return x[:, places]
-
-
-@qdq.register_fake
-def _(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@dequantize.register_fake
-def _(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
-    return torch.empty_like(values, dtype=scale.dtype)
-
-
-@quantize.register_fake
-def _(x: Tensor, scale: Tensor) -> Tensor:
-    return torch.empty_like(x, dtype=torch.int8)
-
-
-@gather.register_fake
-def _(x: Tensor, places: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], *places.shape, *x.shape[2:])
 
 
 def translations(opset: int) -> dict[Any, Callable[..., Any]]:

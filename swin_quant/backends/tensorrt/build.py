@@ -35,13 +35,21 @@ def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
         profile.set_shape(plan.file.input, *plan.shapes)
         if config.add_optimization_profile(profile) < 0:
             raise SwinQuantError(f"{plan.file.path}: TensorRT refuses the profile: {host.last_error(messages, 'why?')}")
-    _use_timing_cache(config, plan.options.timing_cache)
+    if cache_file := plan.options.timing_cache:  # measurements of another TensorRT or GPU are not used
+        cache = config.create_timing_cache(_read_cache(cache_file))
+        if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+            log.warning("%s: is not a timing cache of this TensorRT and GPU: starting a new one", cache_file)
+            config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
     log.info("building for %s with TensorRT %s: this takes minutes", gpu.name, trt.__version__)
     serialized = builder.build_serialized_network(network, config)
     if serialized is None:
         why = host.last_error(messages, "it does not say why; ‹verbose› shows its log")
         raise SwinQuantError(f"{plan.file.path}: TensorRT {trt.__version__} cannot build this graph: {why}")
-    _keep_timing_cache(config, plan.options.timing_cache)
+    if cache_file:  # merged with the measurements that another build wrote into the file meanwhile
+        cache = config.get_timing_cache()
+        if other := config.create_timing_cache(_read_cache(cache_file)) if cache_file.is_file() else None:
+            cache.combine(other, ignore_mismatch=False)  # returns False for another GPU's file, which ours replaces
+        atomic_write_bytes(cache_file, bytes(cache.serialize()))
     data = bytes(serialized)
     layers = inspect_engine(trt, data, messages, plan)
     report = output.with_name(f"{output.stem}{LAYERS}")
@@ -75,32 +83,11 @@ def _parse(trt: ModuleType, network: Any, messages: Any, path: Path) -> None:
     raise SwinQuantError(f"{path}: TensorRT {trt.__version__} cannot read it: {why}")
 
 
-def _use_timing_cache(config: Any, file: Path | None) -> None:
-    """Start from the measurements in `file`; measurements of another TensorRT or GPU are not used."""
-    if file is None:
-        return
-    cache = config.create_timing_cache(_stored(file))
-    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        log.warning("%s: is not a timing cache of this TensorRT and GPU: starting a new one", file)
-        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
-
-
-def _stored(file: Path) -> bytes:
+def _read_cache(file: Path) -> bytes:
     try:
         return file.read_bytes() if file.exists() else b""
     except OSError as error:
         raise SwinQuantError(f"{file}: the timing cache cannot be read: {reason(error)}") from error
-
-
-def _keep_timing_cache(config: Any, file: Path | None) -> None:
-    """Write the measurements, merged with those that another build wrote into the file meanwhile."""
-    if file is None:
-        return
-    cache = config.get_timing_cache()
-    other = config.create_timing_cache(_stored(file)) if file.is_file() else None
-    if other is not None:
-        cache.combine(other, ignore_mismatch=False)  # returns False for another GPU's file, which ours replaces
-    atomic_write_bytes(file, bytes(cache.serialize()))
 
 
 def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: EnginePlan) -> LayerReport:

@@ -35,10 +35,9 @@ class BuildOptions:
     float32: bool = False
 
     def __post_init__(self) -> None:
+        batches = self.smallest, self.typical, self.largest
         if not 1 <= self.smallest <= self.typical <= self.largest:
-            raise UsageError(
-                f"batches {self.smallest}, {self.typical}, {self.largest}: must be from 1, in growing order"
-            )
+            raise UsageError(f"batches {', '.join(map(str, batches))}: must be from 1, in growing order")
         if self.workspace is not None and self.workspace < 1:
             raise UsageError(f"workspace of {self.workspace} MiB: must be 1 or more")
 
@@ -55,12 +54,10 @@ class EnginePlan:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         sizes, options = self.file.sizes, self.options
-        if self.file.inputs:
-            raise UsageError(f"{self.file.path}: takes several inputs: engines are built here for one")
-        if sizes is None:
-            raise UsageError(
-                f"{self.file.path}: takes pictures of any size: engines are built here for one: a classifier"
-            )
+        fault = "pictures of any size: engines are built here for one: a classifier" if sizes is None else ""
+        fault = "several inputs: engines are built here for one" if self.file.inputs else fault
+        if fault or sizes is None:
+            raise UsageError(f"{self.file.path}: takes {fault}")
         batches = (options.smallest, options.typical, options.largest)
         return [(batch, self.file.channels, *sizes) for batch in batches]
 

@@ -36,8 +36,7 @@ class FakeQuantize(nn.Module):
         super().__init__()
         qmin, qmax = node.grid
         span = node.range_for() if weight is None else node.range_for(weight)
-        self.scale: Tensor
-        self.register_buffer("scale", (span.detach() / qmax).flatten() if span.dim() else span.detach() / qmax)
+        self.scale: Tensor = nn.Buffer((span.detach() / qmax).flatten() if span.dim() else span.detach() / qmax)
         self.zero_point = 0 if node.setting.symmetric else -qmin
         self.least, self.most = (qmin, qmax) if node.setting.symmetric else (0, qmax - qmin)
 

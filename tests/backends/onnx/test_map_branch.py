@@ -17,7 +17,7 @@ from operator_nodes import (
 )
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
-from swin_quant.backends.onnx.swin_maps.branch import map_branch
+from swin_quant.backends.onnx.swin.attention_operator import map_branch
 from swin_quant.backends.openvino import engine
 from swin_quant.models.maps import offset_index
 from swin_quant.quant.policy import quantize

@@ -99,10 +99,9 @@ class QuantizedAttention(nn.Module):
         bias, index = attn.relative_position_bias().detach().flatten(1), attn.relative_position_index.flatten()
         table = torch.zeros(self.heads, int(index.max()) + 1)
         table[:, index] = bias  # as small in the file as in a checkpoint, and equal for either version
-        self.table: Tensor
         self.index: Tensor | None
         self.mask: Tensor | None
-        self.register_buffer("table", table)
+        self.table: Tensor = nn.Buffer(table)
         self.register_buffer("index", index.view(self.length, self.length).int())
         self.register_buffer("mask", None if mask is None else mask[:, None].to(torch.int8))
         self.dtype = torch.float32
@@ -158,8 +157,7 @@ class CosineAttention(QuantizedAttention):
 
     def prepare(self, attn: Any) -> None:
         scale = attn.logit_scale.detach().clamp(max=LARGEST_LOGIT_SCALE).exp()
-        self.head_scale: Tensor
-        self.register_buffer("head_scale", scale.repeat(self.windows, 1, 1))
+        self.head_scale: Tensor = nn.Buffer(scale.repeat(self.windows, 1, 1))
 
     def fold_scale(self) -> None:
         """Nothing: the scale multiplies normalised vectors, not the linear's output."""

@@ -1,4 +1,5 @@
-"""Window attention, alone or with the rest of its branch of a block, as one operator on int8 values, for plugins."""
+"""Window attention, alone or with the rest of its branch of a block, as one operator on int8 values, for plugins; the
+branch also on maps of any height and width."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from swin_quant.backends.onnx.swin.int8_operators import (
     int8_linear,
     plugged,
 )
+from swin_quant.models.maps import Cut
 from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
@@ -70,13 +72,10 @@ class OperatorAttention(nn.Module):
         ones = torch.ones(self.heads, 1)
         self.gain: Tensor | None
         self.register_buffer("gain", None if q_scale is None else torch.cat([q_scale, ones, ones]))
-        self.register_buffer("of_values", torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
+        self.of_values: Tensor = nn.Buffer(torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
         channels = attn.proj._weight_quantizer.values.shape[0]
-        self.of_values: Tensor
-        self.scale: Tensor
-        self.result: Tensor
-        self.register_buffer("scale", torch.cat([scale.expand(channels) for scale in scales[:3]]))
-        self.register_buffer("result", scales[-1])
+        self.scale: Tensor = nn.Buffer(torch.cat([scale.expand(channels) for scale in scales[:3]]))
+        self.result: Tensor = nn.Buffer(scales[-1])
 
     layout = AsHeads()
     addend: Any = QuantizedAttention.addend
@@ -91,15 +90,10 @@ class OperatorAttention(nn.Module):
         return self.proj(dequantize(attention(levels, self.addend(), self.heads, self.scales), self.result))
 
 
-def is_fast_branch(block: Any) -> bool:
-    """Whether the compiled operator is fast for the attention of a block."""
-    return _is_fast(block.attn, FAST_TOKENS["attention_branch"])
-
-
-def _is_fast(attn: Any, tokens: int) -> bool:
-    """Whether its kernel is fast for so many channels of a head, and for windows of at most so many `tokens`."""
-    channels = attn.proj._weight_quantizer.values.shape[0]
-    return channels == FAST_DEPTH * attn.heads and attn.length <= tokens
+def is_fast_branch(block: Any, operator: str = "attention_branch") -> bool:
+    """Whether the compiled operator is fast for the attention of a block: its channels a head and tokens a window."""
+    channels = block.attn.proj._weight_quantizer.values.shape[0]
+    return channels == FAST_DEPTH * block.attn.heads and block.attn.length <= FAST_TOKENS[operator]
 
 
 def _nodes(attn: QuantizedAttention) -> list[Any]:
@@ -144,6 +138,36 @@ def attention_branch(
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
+@plugged
+def map_branch(
+    x: Tensor,
+    *constants: Tensor,
+    heads: int,
+    scales: Sequence[float],
+    norm_last: bool,
+    epsilon: float,
+    window: Sequence[int],
+    shift: Sequence[int],
+    pad_first: bool,
+) -> Tensor:
+    """The operator in torch: x plus its branch, which has its norm behind `proj` with `norm_last`.
+
+    x: float32 [B, H, W, C], as the result. constants: as of `attention_branch`, without places and regions: they
+    follow from `window`, `shift` and `pad_first` (`models.maps.Cut`). Tokens that pad the map are zeros behind the
+    norm.
+    """
+    (high, wide), (down, right) = window, shift
+    cut = Cut((high, wide), (down, right), pad_first)
+    gain, offset, *linears = constants[: 2 + 2 * CONSTANTS]
+    table, index, *lengths = constants[2 + 2 * CONSTANTS :]
+    windows = cut.partition(x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon))
+    constant, mask = table[:, index][None], cut.mask(x)
+    constant = constant if mask is None else constant + mask[:, None]
+    y = inside_windows(windows.flatten(1, 2), linears, constant, lengths, heads, scales)
+    y = cut.reverse(y.view_as(windows), x)
+    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
+
+
 def inside_windows(
     y: Tensor,
     linears: Sequence[Tensor],
@@ -175,10 +199,8 @@ class WindowConstants(NormAndLinears):
         super().__init__(block.norm1, block.norm_last, qkv=attn.qkv, proj=attn.proj)
         self.heads = attn.heads
         self.scales = [float(node.scale) for node in _nodes(attn)[:-1] if isinstance(node, Pair)]
-        self.table: Tensor
-        self.index: Tensor
-        self.register_buffer("table", attn.table)
-        self.register_buffer("index", attn.index)
+        self.table: Tensor = nn.Buffer(attn.table)
+        self.index: Tensor = nn.Buffer(attn.index)
         q_scale = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
         self.lengths: Tensor | None
         self.register_buffer("lengths", q_scale)
@@ -200,11 +222,9 @@ class OperatorAttentionBranch(WindowConstants):
     def __init__(self, block: OrderedBlock) -> None:
         super().__init__(block)
         attn: Any = block.attn
-        self.places: Tensor
-        self.regions: Tensor
         order = block.to_windows.places if isinstance(block.to_windows, Reorder) else torch.arange(len(block.order))
-        self.register_buffer("places", order.int())
-        self.register_buffer("regions", find_regions(attn.mask, attn.length))
+        self.places: Tensor = nn.Buffer(order.int())
+        self.regions: Tensor = nn.Buffer(find_regions(attn.mask, attn.length))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream in the order of the block before."""
@@ -247,10 +267,38 @@ def _call_branch(block: Any) -> None:
     set_forward(block, lambda self, x: self.attn(x), "attended")
 
 
+class OperatorMapBranch(WindowConstants):
+    """Windows, norm, attention and addition of a block as one operator: float32 [B, H, W, C] -> [B, H, W, C]."""
+
+    operator = "map_branch"
+
+    def __init__(self, block: OrderedBlock) -> None:
+        super().__init__(block)
+        attn: Any = block.attn
+        self.cut: Cut = attn.cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: the residual stream."""
+        cut: dict[str, Any] = {"window": self.cut.window, "shift": self.cut.shift, "pad_first": self.cut.pad_first}
+        return map_branch(x, *self.constants(), **self.attributes, **cut)
+
+
+def _call_map_branch(block: Any) -> None:
+    block.attn = OperatorMapBranch(block)
+    set_forward(block, lambda self, x: self.attn(x), "attended")
+
+
+def _find_map_fault(block: Any) -> str | None:
+    if block.attn.cut.rests and any(block.attn.cut.shift):
+        return "shifts by the size of its map (MODEL.FEATURES.WINDOWS mmpretrain)"
+    return find_branch_fault(block)
+
+
 ATTENTION = OperatorRewrite(
     holders("attn", kind=QuantizedAttention),
     lambda block: _find_attention_fault(block.attn),
-    lambda block: _is_fast(block.attn, FAST_TOKENS["attention"]),
+    lambda block: is_fast_branch(block, "attention"),
     _call_attention,
 )
 ATTENTION_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), find_branch_fault, is_fast_branch, _call_branch)
+MAP_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), _find_map_fault, is_fast_branch, _call_map_branch)

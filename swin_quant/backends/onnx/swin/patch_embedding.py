@@ -41,11 +41,9 @@ class OperatorEmbedding(nn.Module):
         weight = embed.proj._weight_quantizer().detach()  # [C p p, E]
         bias = torch.zeros(weight.shape[1]) if embed.proj.bias is None else embed.proj.bias
         self.places: Tensor | None
-        self.weight: Tensor
-        self.bias: Tensor
         self.register_buffer("places", None if embed.order is None else embed.order.int())
-        self.register_buffer("weight", weight.t().reshape(weight.shape[1], -1, embed.patch, embed.patch).contiguous())
-        self.register_buffer("bias", bias)
+        self.weight: Tensor = nn.Buffer(weight.t().reshape(weight.shape[1], -1, embed.patch, embed.patch).contiguous())
+        self.bias: Tensor = nn.Buffer(bias)
 
     def forward(self, images: Tensor) -> Tensor:
         constants = [self.weight, self.bias, self.norm.weight, self.norm.bias]

@@ -5,7 +5,7 @@ apply. None changes a number beyond the rounding of float32, and none changes an
 undoes them in a file's tensors: the order of tokens, and the place of attention's scale.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -30,8 +30,9 @@ Lowered: TypeAlias = Any  # a Swin with some parts replaced by the parts of this
 
 def fusible_attention(model: Lowered) -> None:
     """Attention of rank 4 with the scale in q and one additive constant; V2's position MLP is gone."""
-    for block in _blocks(model):
-        block.attn = fusible(block.attn, block.attn_mask)
+    for layer in model.layers:
+        for block in layer.blocks:
+            block.attn = fusible(block.attn, block.attn_mask)
 
 
 def scale_in_weights(model: Lowered) -> None:
@@ -94,22 +95,20 @@ REWRITES: dict[str, Rewrite] = {
 FOR_NPU: dict[str, Rewrite] = {"windows-in-batch": windows_in_batch, "flat-patches": flat_patches}  # of one picture
 
 
-def _blocks(model: Lowered) -> list[Any]:
-    return [block for layer in model.layers for block in layer.blocks]
-
-
 def _attentions(model: Lowered) -> list[QuantizedAttention]:
-    return [block.attn for block in _blocks(model) if isinstance(block.attn, QuantizedAttention)]
+    found = [block.attn for layer in model.layers for block in layer.blocks]
+    return [attention for attention in found if isinstance(attention, QuantizedAttention)]
 
 
 def restored(model: Swin, rewrites: Collection[str]) -> dict[str, Restore | None]:
     """Module -> the function that undoes `rewrites` in its tensor; None if nothing can."""
     found: dict[str, Restore | None] = {}
+    blocks = {name: module for name, module in model.named_modules() if isinstance(module, WindowBlock)}
     if "fusible-attention" in rewrites:
-        for name, block in _restored_blocks(model):
+        for name, block in blocks.items():
             found |= _attention(f"{name}.attn", block, "scale-in-weights" in rewrites)
     if "window-order" in rewrites:
-        found |= _orders(model)
+        found |= _orders(model, blocks)
     return found
 
 
@@ -123,22 +122,21 @@ def _attention(at: str, block: WindowBlock, in_weights: bool) -> dict[str, Resto
         f"{at}.{name}_input_quantizer": partial(torch.mul, factor) for name in ("matmul_q", "softmax")
     }
     folded = in_weights and not block.attn.qkv._aftergemm_quantizer.setting.enabled  # type: ignore[union-attr]
-    return found | nodes | ({f"{at}.qkv": partial(_unscaled, factor)} if folded else {})
+
+    def unscaled(x: Tensor) -> Tensor:
+        factors = torch.ones(3, x.shape[-1] // 3)
+        factors[0] = factor
+        return x * factors.flatten()
+
+    return found | nodes | ({f"{at}.qkv": unscaled} if folded else {})
 
 
-def _unscaled(factor: float, x: Tensor) -> Tensor:
-    """x [..., 3C] with its q multiplied by `factor`."""
-    factors = torch.ones(3, x.shape[-1] // 3)
-    factors[0] = factor
-    return x * factors.flatten()
-
-
-def _orders(model: Swin) -> dict[str, Restore | None]:
+def _orders(model: Swin, blocks: Mapping[str, WindowBlock]) -> dict[str, Restore | None]:
     """The modules whose tokens are in the order of windows; not attention, whose tokens always are."""
     stages: list[Any] = list(model.layers)
     first = stages[0].blocks[0]
     found = _everywhere("patch_embed", model.patch_embed, windows(first.resolution, first.window, 0))
-    for name, block in _restored_blocks(model):
+    for name, block in blocks.items():
         found |= _everywhere(name, block, get_token_order(block))
     for number, stage in enumerate(stages[:-1]):
         downsample, order = f"layers.{number}.downsample", get_token_order(stages[number + 1].blocks[0])
@@ -157,7 +155,3 @@ def _everywhere(name: str, part: nn.Module, order: Tensor) -> dict[str, Restore 
 def _in_rows(places: Tensor, x: Tensor) -> Tensor:
     """Tokens row by row, [B, T, C]; `x` may be of any shape with these elements in order."""
     return x.reshape(-1, len(places), x.shape[-1])[:, places]
-
-
-def _restored_blocks(model: Swin) -> list[tuple[str, WindowBlock]]:
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, WindowBlock)]
