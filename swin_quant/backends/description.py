@@ -116,15 +116,13 @@ def described(
     fit = fit_name(name or artifact.card.name)
     file = verified(artifact) if artifact.record["backend"] == "onnx" else None
     if not preprocess.is_square and (file is None or file.sizes is not None):
-        raise UsageError(
-            f"{card_path(artifact.file)}: prepares pictures of several sizes, and the model takes one: export again"
-        )
+        fault = "prepares pictures of several sizes, and the model takes one"
+        raise UsageError(f"{card_path(artifact.file)}: {fault}: export again")
     if file is None:
         kind = str(artifact.card.config["MODEL"].get("OUTPUT_KIND", LOGITS))
         if kind == FEATURES:
-            raise UsageError(
-                f"{artifact.file}: maps are served and packaged from ONNX files: export with ‹backend› onnx"
-            )
+            remedy = "export with ‹backend› onnx"
+            raise UsageError(f"{artifact.file}: maps are served and packaged from ONNX files: {remedy}")
         is_bytes = bool(artifact.record["options"].get("uint8_input"))
         taken = GraphEnd("images", "uint8", (*preprocess.sides, 3)) if is_bytes else None
         taken = taken or GraphEnd("images", "float32", (3, *preprocess.sides))

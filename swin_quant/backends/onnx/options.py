@@ -76,12 +76,12 @@ class OnnxOptions:
         if newer and self.version != INT4_OPSET:
             raise UsageError(f"opset {self.opset}: {newer} {INT4_OPSET}: leave ‹opset› out")
         if not newer and self.version not in OPSETS:
-            raise UsageError(
-                f"opset {self.opset}: must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
-            )
-        if self.floats == "float16" and not self.wants.takes_float16:
+            why = f"must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
+            raise UsageError(f"opset {self.opset}: {why}")
+        is_half = self.floats == "float16"
+        if is_half and not self.wants.takes_float16:
             raise UsageError(f"target {self.target} is for CPUs, which cast float16 back and forth: choose float32")
-        if self.floats == "float16" and self.precision == "int8" and self.version < 19:
+        if is_half and self.precision == "int8" and self.version < 19:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
@@ -99,10 +99,9 @@ class OnnxOptions:
         plugged = parse_plugins(self.plugin, self.replace)
         rewritten = next((operator for operator in plugged if operator in REWRITTEN), None)
         if rewritten and (self.replace or not plugged.keys() <= REWRITTEN):
-            raise UsageError(
-                f"‹plugin› {rewritten}: its graph has no operators for ‹replace› or other plugins: leave those out"
-            )
-        if rewritten and self.floats != "float32":
+            why = "its graph has no operators for ‹replace› or other plugins: leave those out"
+            raise UsageError(f"‹plugin› {rewritten}: {why}")
+        if rewritten and is_half:
             raise UsageError(f"‹plugin› {rewritten}: not in float16: choose ‹float_type› float32")
         if self.int4_weights and (branch := next((operator for operator in plugged if operator in BRANCHES), None)):
             raise UsageError(f"‹plugin› {branch}: takes int8 weights: leave ‹int4_weights› out")

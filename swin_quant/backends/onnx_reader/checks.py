@@ -57,10 +57,8 @@ def check_operators(model: Any) -> int:
         raise SwinQuantError(f"has functions of its own ({shown(min(hidden))}) in ONNX's domain: rename them")
     for node in nodes(model.graph, *model.functions):
         if node.domain not in STANDARD and (node.domain, node.op_type) not in own:
-            raise SwinQuantError(
-                f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX, "
-                "and no function of the file says what it computes"
-            )
+            why = "not an operator of ONNX, and no function of the file says what it computes"
+            raise SwinQuantError(f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: {why}")
     return opset
 
 
@@ -206,9 +204,8 @@ def infer_shapes(model: Any) -> Any:
     for value in (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output)):
         elements = math.prod(max(size.dim_value, 1) for size in value.type.tensor_type.shape.dim)  # an open size is 1
         if elements > MAX_ELEMENTS:
-            raise SwinQuantError(
-                f"tensor {shown(value.name)} would have {float(elements):.3g} elements: no Swin has that"
-            )
+            fault = f"would have {float(elements):.3g} elements: no Swin has that"
+            raise SwinQuantError(f"tensor {shown(value.name)} {fault}")
     return graph
 
 

@@ -159,9 +159,8 @@ def as_input(file: OnnxFile, images: Tensor) -> dict[str, np.ndarray]:
         given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], sizes))
         raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
     if file.batch and len(images) > file.batch:
-        raise UsageError(
-            f"{file.path}: is for batches of {file.batch}, not {len(images)}: export with a larger ‹batch›"
-        )
+        fault = f"is for batches of {file.batch}, not {len(images)}"
+        raise UsageError(f"{file.path}: {fault}: export with a larger ‹batch›")
     prepared = file.pixels.pixels(images) if file.pixels else images
     array = np.ascontiguousarray(prepared.detach().cpu().numpy().astype(file.dtype, copy=False))
     missing = (file.batch or len(array)) - len(array)
@@ -184,10 +183,8 @@ def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
 def _describe(path: Path, model: Any) -> OnnxFile:
     onnx = library("onnx", "onnx")
     if model.ir_version > onnx.IR_VERSION:
-        known = f"onnx {onnx.__version__} knows it up to {onnx.IR_VERSION}"
-        raise SwinQuantError(
-            f"is of file format (IR) {model.ir_version}, and {known}: export it again, or upgrade onnx"
-        )
+        known = f"onnx {onnx.__version__} knows it up to {onnx.IR_VERSION}: export it again, or upgrade onnx"
+        raise SwinQuantError(f"is of file format (IR) {model.ir_version}, and {known}")
     opset = check_operators(model)
     parts = external_parts(model, path.parent)
     graph = infer_shapes(model)
@@ -196,10 +193,8 @@ def _describe(path: Path, model: Any) -> OnnxFile:
     inputs = [value for value in graph.input if value.name not in held]
     outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)
     if not 1 <= len(inputs) <= MOST_INPUTS or not 1 <= len(outputs) <= MOST_OUTPUTS or outputs[0] != graph.output[0]:
-        raise SwinQuantError(
-            f"has {len(inputs)} inputs and {len(graph.output)} outputs: must have 1 to {MOST_INPUTS} inputs, and 1 to "
-            f"{MOST_OUTPUTS} outputs"
-        )
+        wanted = f"must have 1 to {MOST_INPUTS} inputs, and 1 to {MOST_OUTPUTS} outputs"
+        raise SwinQuantError(f"has {len(inputs)} inputs and {len(graph.output)} outputs: {wanted}")
     several, sizes = None, None
     if len(inputs) == 1:
         maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
@@ -265,10 +260,8 @@ def _describe_pictures(value: Any, maps: bool) -> tuple[str, int | None, int, tu
     is_open = maps and sizes[2:] == [None, None]
     fits = len(sizes) == 4 if kind == PIXELS else len(sizes) >= 2
     if kind is None or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
-        raise SwinQuantError(
-            f"{given}: must be [batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, "
-            "channels], uint8"
-        )
+        wanted = "[batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, channels], uint8"
+        raise SwinQuantError(f"{given}: must be {wanted}")
     if kind == PIXELS:
         return PIXELS, sizes[0], sizes[3], tuple(sizes[1:3])
     return kind, sizes[0], sizes[1], None if is_open else tuple(sizes[2:])

@@ -212,21 +212,16 @@ def _opened(
 
     Where our own library fails, as for operators of a later one, plain nodes serve, and a line says why.
     """
-
-    def open_with(libraries: tuple[str, ...]) -> tuple[tuple[str, ...], _Graphs]:
-        core = _core(os.getpid(), libraries)
-        return libraries, _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
-
-    if options.extensions:
-        return open_with(options.extensions)
-    own = find_libraries(artifact)
-    try:
-        return open_with(own)
-    except SwinQuantError as error:
-        if not own:
-            raise
-        run_plain(artifact, error)
-    return open_with(())
+    libraries = options.extensions or find_libraries(artifact)
+    while True:
+        try:
+            core = _core(os.getpid(), libraries)
+            return libraries, _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
+        except SwinQuantError as error:
+            if options.extensions or not libraries:
+                raise
+            run_plain(artifact, error)
+            libraries = ()
 
 
 def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:

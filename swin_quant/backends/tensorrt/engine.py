@@ -22,51 +22,43 @@ NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Port:
-    """The input or the output of an engine."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 @dataclass
 class Session:
     """An execution context, for one thread at a time: it has one set of addresses.
 
-    `smallest`, `largest`: batches of the profile. A smaller batch is filled up with zeros, whose logits are dropped.
+    `input`, `output`: name, type and shape. `smallest`, `largest`: batches of the profile. A smaller batch is filled up
+    with zeros, whose logits are dropped.
     """
 
     context: Any
-    input: Port
-    output: Port
+    input: tuple[str, torch.dtype, tuple[int, ...]]
+    output: tuple[str, torch.dtype, tuple[int, ...]]
     smallest: int
     largest: int
     device: torch.device
     messages: Any
-    runtime: Any = field(repr=False)  # must outlive the context
-    engine: Any = field(repr=False)
+    owners: tuple[Any, ...] = field(repr=False)  # runtime and engine, which must outlive the context
 
     def __call__(self, images: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] of any float type -> logits float32 [B, classes], on the pictures' device.
 
         The work is queued on the current stream, like torch's own; only a copy to the CPU waits for it.
         """
-        wanted = self.input.shape[1:]
+        name, dtype, (_, *sizes) = self.input
+        wanted = tuple(sizes)
         if tuple(images.shape[1:]) != wanted:
             given, takes = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
             raise UsageError(f"the engine takes pictures of {takes}, not {given}")
         count, home = len(images), images.device
         with host.on(self.device):
-            images = images.to(self.device, self.input.dtype).contiguous()
+            images = images.to(self.device, dtype).contiguous()
             if count < self.smallest:
                 images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])
-            self._call(self.context.set_input_shape(self.input.name, tuple(images.shape)), "takes no such batch")
-            shape = tuple(self.context.get_tensor_shape(self.output.name))
-            logits = torch.empty(shape, dtype=self.output.dtype, device=self.device)
-            self._call(self.context.set_tensor_address(self.input.name, images.data_ptr()), "takes no input")
-            self._call(self.context.set_tensor_address(self.output.name, logits.data_ptr()), "takes no output")
+            self._call(self.context.set_input_shape(name, tuple(images.shape)), "takes no such batch")
+            shape = tuple(self.context.get_tensor_shape(self.output[0]))
+            logits = torch.empty(shape, dtype=self.output[1], device=self.device)
+            self._call(self.context.set_tensor_address(name, images.data_ptr()), "takes no input")
+            self._call(self.context.set_tensor_address(self.output[0], logits.data_ptr()), "takes no output")
             # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
             self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
             return logits[:count].to(home, torch.float32)
@@ -132,24 +124,23 @@ def open_session(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> Session:
     runtime = trt.Runtime(messages)
     engine = runtime.deserialize_cuda_engine(artifact.file.read_bytes())
     if engine is None:
-        raise SwinQuantError(
-            f"{artifact.file}: TensorRT cannot read it: {host.last_error(messages, 'no reason given')}"
-        )
-    ports: dict[Any, list[Port]] = {trt.TensorIOMode.INPUT: [], trt.TensorIOMode.OUTPUT: []}
+        why = host.last_error(messages, "no reason given")
+        raise SwinQuantError(f"{artifact.file}: TensorRT cannot read it: {why}")
+    ports: dict[Any, list[Any]] = {trt.TensorIOMode.INPUT: [], trt.TensorIOMode.OUTPUT: []}
     for number in range(engine.num_io_tensors):
         name = engine.get_tensor_name(number)
         kind = engine.get_tensor_dtype(name).name
         if kind not in _TYPES:
             raise SwinQuantError(f"{artifact.file}: its tensor {name} is of type {kind}: must be a float type")
-        port = Port(name, _TYPES[kind], tuple(engine.get_tensor_shape(name)))
-        ports[engine.get_tensor_mode(name)].append(port)
+        shape = tuple(engine.get_tensor_shape(name))
+        ports[engine.get_tensor_mode(name)].append((name, _TYPES[kind], shape))
     if [len(found) for found in ports.values()] != [1, 1]:
         raise SwinQuantError(f"{artifact.file}: must have one input and one output: it is no classifier of pictures")
     (source,), (target,) = ports.values()
-    smallest = largest = source.shape[0]
+    smallest = largest = source[2][0]
     if largest < 0:  # any batch of the profile
-        smallest, _, largest = (shape[0] for shape in engine.get_tensor_profile_shape(source.name, 0))
+        smallest, _, largest = (shape[0] for shape in engine.get_tensor_profile_shape(source[0], 0))
     context = engine.create_execution_context()
     if context is None:
         raise SwinQuantError(f"{artifact.file}: no context: {host.last_error(messages, 'out of GPU memory?')}")
-    return Session(context, source, target, smallest, largest, gpu.device, messages, runtime, engine)
+    return Session(context, source, target, smallest, largest, gpu.device, messages, (runtime, engine))
