@@ -79,7 +79,7 @@ class _Body:
             inner = x if name == "silu" else self("Mul", x, self.number(1.702))
             return self("Mul", x, self("Sigmoid", inner))
         if self.opset >= _HAS_GELU:
-            return self("Gelu", x, **({"approximate": "tanh"} if name == "gelu_tanh" else {}))
+            return self("Gelu", x, approximate="tanh") if name == "gelu_tanh" else self("Gelu", x)
         if name == "gelu_tanh":
             cube = self("Mul", self("Mul", x, x), self("Mul", x, self.number(0.044715)))
             curve = self("Tanh", self("Mul", self("Add", x, cube), self.number((2 / pi) ** 0.5)))

@@ -46,28 +46,36 @@ class Pair(nn.Module):
 
 
 class StoredWeight(nn.Module):
-    """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8, and its scale.
+    """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8 and a scale, or float.
 
-    The scale is 0-dim or [out]; for blocks of values [in, out] it is [in / block, out].
+    The scale is 0-dim or [out]; for blocks of values [in, out] it is [in / block, out]; None for float.
     """
 
-    def __init__(self, weight: Tensor, node: Quantizer, dim: int = 1) -> None:
+    scale: Tensor | None
+
+    def __init__(self, weight: Tensor, node: Quantizer | None = None, dim: int = 1) -> None:
         super().__init__()
-        qmin, qmax = node.setting.levels
-        scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...], for blocks [out, in]
-        values = round_to_grid_(weight / scale, qmin, qmax)
-        values = values.to(torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8)
-        scale = scale[:, :: node.setting.block].T.contiguous() if node.setting.block else scale
+        values, block = weight, 0
+        scale: Tensor | None = None
+        if node is not None and node.setting.enabled:
+            (qmin, qmax), block = node.setting.levels, node.setting.block or 0
+            scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...], for blocks [out, in]
+            values = round_to_grid_(weight / scale, qmin, qmax)
+            values = values.to(torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8)
+            scale = scale[:, ::block].T.contiguous() if block else scale.flatten() if scale.dim() else scale
         self.values: Tensor = nn.Buffer(values.movedim(0, dim).contiguous())
-        self.scale: Tensor = nn.Buffer(scale.flatten() if scale.dim() and not node.setting.block else scale)
-        self.dim = 0 if node.setting.block else dim
+        self.register_buffer("scale", scale)
+        self.dim = 0 if block else dim
 
     def forward(self) -> Tensor:
-        return dequantize(self.values, self.scale, self.dim)
+        return self.values if self.scale is None else dequantize(self.values, self.scale, self.dim)
 
     def scale_outputs(self, factors: Tensor) -> None:
-        """Multiply column j by `factors[j]`, float [out]; no value is rounded again."""
-        self.scale = self.scale * factors
+        """Multiply column j by `factors[j]`, float [out]; no stored value is rounded again."""
+        if self.scale is None:
+            self.values = self.values * factors
+        else:
+            self.scale = self.scale * factors
 
     def raise_scales(self) -> None:
         """Double float8 scales that are subnormal in float16 until they are normal, and halve their values as often.
@@ -75,25 +83,10 @@ class StoredWeight(nn.Module):
         A float8 has its own exponent, so that only values that become subnormal are rounded. Their error is at most
         2^-23: half a step of 2^-9, times a scale below 2^-13.
         """
-        if self.values.dtype == torch.float8_e4m3fn:
+        if self.scale is not None and self.values.dtype == torch.float8_e4m3fn:
             doublings = (torch.finfo(torch.float16).tiny / self.scale).log2().ceil()
             factors = torch.where(self.scale < SMALLEST_SCALE, doublings, 0).exp2()
             self.values, self.scale = (self.values.float() / factors).to(self.values.dtype), self.scale * factors
-
-
-class FloatWeight(nn.Module):
-    """A weight that is not quantized: float [in, out]."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.values: Tensor = nn.Buffer(weight.T.contiguous())
-
-    def forward(self) -> Tensor:
-        return self.values
-
-    def scale_outputs(self, factors: Tensor) -> None:
-        """Multiply column j by `factors[j]`, float [out]."""
-        self.values = self.values * factors
 
 
 class Product(nn.Module):
@@ -138,11 +131,10 @@ class Linear(nn.Module):
         if isinstance(layer, QuantizedLayer):
             self._input_quantizer = lowered(layer._input_quantizer, centred)
             self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
-            node = layer._weight_quantizer
-            self._weight_quantizer = StoredWeight(weight, node) if node.setting.enabled else FloatWeight(weight)
+            self._weight_quantizer = StoredWeight(weight, layer._weight_quantizer)
         else:
             self._input_quantizer = self._aftergemm_quantizer = nn.Identity()
-            self._weight_quantizer = FloatWeight(weight)
+            self._weight_quantizer = StoredWeight(weight)
         self.bias: Tensor | None
         self.register_buffer("bias", None if bias is None else bias.detach())
         if offset := getattr(self._input_quantizer, "offset", 0.0):
@@ -170,8 +162,9 @@ def lowered(node: Quantizer, centred: bool = False) -> nn.Module:
 
 def takes_offset(layer: nn.Module) -> bool:
     """Whether a layer's bias can add the offset subtracted from its input: it is a linear with a float result."""
-    is_quantized = isinstance(layer, nn.Linear) and isinstance(layer, QuantizedLayer)
-    return is_quantized and not layer._aftergemm_quantizer.setting.enabled
+    if not isinstance(layer, nn.Linear) or not isinstance(layer, QuantizedLayer):
+        return False
+    return not layer._aftergemm_quantizer.setting.enabled
 
 
 def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -> None:

@@ -103,7 +103,7 @@ def export(
     return written(finish_artifact(file, card, "torchscript", precision, recorded))
 
 
-@torch.jit.script_if_tracing
+@torch.jit.script_if_tracing  # type: ignore[untyped-decorator]  # torch gives it no types
 def _sized(images: Tensor, shape: list[int]) -> Tensor:
     """`images`. ValueError for another size: scripted into the file, because a trace drops the network's own check."""
     if list(images.shape[1:]) != shape:

@@ -253,9 +253,9 @@ def find_branch_fault(block: Any) -> str | None:
         return fault
     if attn.index is None:
         return "has its position bias and mask in one constant: export it without ‹rewrites› of your own"
-    again = None if attn.mask is None else make_mask(find_regions(attn.mask, attn.length))
-    is_other = again is not None and not torch.equal(again, attn.mask.float())
-    return "has a mask that is not one of regions" if is_other else None
+    if attn.mask is None or torch.equal(make_mask(find_regions(attn.mask, attn.length)), attn.mask.float()):
+        return None
+    return "has a mask that is not one of regions"
 
 
 def _call_attention(block: Any) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight, fits_half
+from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight, fits_half
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedPatchEmbed
 from swin_quant.base.errors import listed
@@ -42,12 +42,11 @@ def halve(model: Swin, beyond_half: Iterable[str]) -> None:
     stream = torch.float32 if wide & on_stream else torch.float16
     for name, module in model.named_modules():
         if isinstance(module, Linear):
-            if isinstance(module._weight_quantizer, StoredWeight):
-                module._weight_quantizer.raise_scales()
+            module._weight_quantizer.raise_scales()
             fits, weight = _fit(module), module._weight_quantizer
             module.dtype = torch.float32 if wide & _linear_nodes(model, name) or not fits else torch.float16
             module.bias = None if module.bias is None else module.bias.to(module.dtype)
-            if isinstance(weight, FloatWeight):
+            if weight.scale is None:
                 weight.values = weight.values.to(module.dtype)
             else:
                 weight.scale = weight.scale.to(module.dtype)
@@ -83,5 +82,5 @@ def _linear_nodes(model: Swin, name: str) -> set[str]:
 
 def _fit(*modules: nn.Module) -> bool:
     """Whether float16 holds all scales in `modules`."""
-    found = (part.scale for module in modules for part in module.modules() if isinstance(part, Pair | StoredWeight))
-    return all(map(fits_half, found))
+    parts = (part for module in modules for part in module.modules() if isinstance(part, Pair | StoredWeight))
+    return all(part.scale is None or fits_half(part.scale) for part in parts)

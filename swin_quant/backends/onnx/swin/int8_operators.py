@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, relu, silu
 from torch.overrides import wrap_torch_function
 
-from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
+from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging
 from swin_quant.models.maps import neighbours as map_neighbours
@@ -136,7 +136,7 @@ def find_fault(linear: Linear) -> str | None:
     if fault := fault_around([linear._aftergemm_quantizer]):
         return fault
     is_eight = isinstance(node, Pair) and node.format == "int8" and not node.offset
-    if not is_eight or not isinstance(weight, StoredWeight) or weight.values.dtype != torch.int8:
+    if not is_eight or weight.scale is None or weight.values.dtype != torch.int8:
         return "has a float node: choose ‹policy› qdq or cuda"
     if weight.scale.dim() > 1:
         return "has weights in blocks: choose ‹policy› qdq or cuda"
