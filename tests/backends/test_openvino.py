@@ -61,7 +61,7 @@ def test_bfloat16_is_said_and_is_coarser(load, small_net, artifact_of, images):
 def test_compiled_graphs_are_kept_for_the_latest_sizes_of_batch_only(load, small_net, artifact_of, images):
     net = small_net()
     engine = load(artifact_of(net), EngineOptions(threads=1))
-    graphs = engine.run.args[0]
+    graphs = engine.run.__self__
     for batch in (3, 1, 2, 1):
         assert np.abs(engine(images[:batch]).numpy() - net(images[:batch])).max() < 1e-3
     assert list(graphs.compiled) == [(2, 3, 8, 8), (1, 3, 8, 8)]
