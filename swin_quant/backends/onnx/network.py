@@ -139,23 +139,29 @@ def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
 class OperatorRewrite:
     """Lets parts of a rewritten model call a plugin's operator.
 
-    `find`: model -> the modules that have such a part, by the part's name.
+    `part`: the attribute of a module that the operator computes, of a `kind`, in modules of type `holder`.
     `fault`: the reason why the operator cannot compute a module's part; None if it can.
     `is_fast`: whether the compiled operator is fast for it; asked only where there is no fault.
     `change`: lets the module call the operator, in place, by a new part that has the operator's name as `operator`.
     """
 
-    find: Callable[[Any], Mapping[str, Any]]
+    part: str
     fault: Callable[[Any], str | None]
     is_fast: Callable[[Any], bool]
     change: Callable[[Any], None]
+    holder: type = nn.Module
+    kind: type = nn.Module
 
     def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None:
         """Change all modules, in place. UsageError for one that the operator cannot compute.
 
         With `is_compiled`, asked where it matters, only those for which the compiled operator is fast.
         """
-        found = self.find(model)
+        found = {
+            f"{name}.{self.part}".lstrip("."): module
+            for name, module in model.named_modules()
+            if isinstance(module, self.holder) and isinstance(getattr(module, self.part, None), self.kind)
+        }
         faults = {name: self.fault(module) for name, module in found.items()}
         if is_compiled:
             found = {name: module for name, module in found.items() if not faults[name] and self.is_fast(module)}

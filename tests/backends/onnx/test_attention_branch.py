@@ -3,9 +3,7 @@
 from itertools import product
 
 import numpy as np
-import onnx
 import pytest
-from nightly import share
 from operator_nodes import assert_near, attended, compiled, linear, normalised, one_node, stream, without_library
 from operator_nodes import product as int8_product
 
@@ -131,19 +129,6 @@ def test_constants_that_do_not_fit_are_refused(place, value, said, library):
     given[place] = value(given[place])
     with pytest.raises(RuntimeError, match=said):
         compiled(library, file_of(given, 2))
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("kind, policy", share([("swinv2", "cpu-operators"), ("swin", "qdq")], 2))
-def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, images):
-    plain, own = exported(kind, policy), exported(kind, policy, plugin=BRANCH)
-    graph = onnx.load(own.file).graph
-    nodes = [node for node in graph.node if node.op_type == "AttentionBranch"]
-    assert len(nodes) == 3 and own.record["options"]["plugin"] == list(BRANCH)
-    held = {one.name for one in graph.initializer}
-    assert all(len(node.input) == 17 + (kind == "swinv2") and set(node.input[1:]) <= held for node in nodes)
-    difference = run(own.file, images)["logits"] - run(plain.file, images)["logits"]
-    assert np.abs(difference).mean() < 0.005
 
 
 @pytest.mark.slow

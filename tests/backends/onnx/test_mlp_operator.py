@@ -5,14 +5,12 @@ from math import erf, pi
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 from operator_nodes import assert_near, compiled, linear, normalised, one_node, product, stream, without_library
 
 from swin_quant.backends.onnx.swin.int8_operators import mlp
 from swin_quant.backends.onnx_reader.checks import check_scales, infer_shapes
-from swin_quant.backends.openvino import engine
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.score.options import EngineOptions
 
 MLP = ("mlp=swin_quant::Mlp",)
 
@@ -97,32 +95,6 @@ def test_every_activation_is_brute_force(activation, library):
 def test_an_activation_that_the_library_lacks_is_refused(library):
     with pytest.raises(RuntimeError, match="Mlp: has no activation mish"):
         compiled(library, file_of(constants(32, 64), False, activation="mish"))
-
-
-@pytest.mark.parametrize("kind, policy", [pytest.param("swin", "qdq", marks=pytest.mark.kernels), ("swinv2", "cpu")])
-def test_a_file_with_the_operator_is_the_plain_file(kind, policy, exported, run, images):
-    plain, own = exported(kind, policy), exported(kind, policy, plugin=MLP)
-    graph = onnx.load(own.file).graph
-    nodes = [node for node in graph.node if node.op_type == "Mlp"]
-    assert len(nodes) == 3 and own.record["options"]["plugin"] == list(MLP)
-    held = {one.name: one for one in graph.initializer}
-    assert all(len(node.input) == 13 and set(node.input[1:]) <= held.keys() for node in nodes)
-    assert {helper.get_node_attr_value(node, "norm_last") for node in nodes} == {int(kind == "swinv2")}
-    zero = numpy_helper.to_array(held[nodes[0].input[9]])
-    assert zero.dtype == (np.uint8 if policy == "cpu" else np.int8)
-    difference = run(own.file, images)["logits"] - run(plain.file, images)["logits"]
-    assert np.abs(difference).mean() < 0.005
-
-
-@pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
-def test_openvino_runs_a_file_with_the_operator(float_type, exported, with_operators, images):
-    if float_type not in engine.float_types():
-        pytest.skip(f"no {float_type}")
-    options = EngineOptions(threads=1, float_type=float_type)
-    plain, own = (engine.load(exported("swinv2", "cpu", **one), options) for one in ({}, {"plugin": MLP}))
-    assert with_operators.name in own.details["extensions"]
-    wanted, found = plain(images), own(images)
-    assert float((found - wanted).square().sum() / wanted.square().sum()) < (1e-3 if float_type == "bfloat16" else 1e-4)
 
 
 @pytest.mark.parametrize("place, said", [(3, "must be finite and above zero"), (13, "its graph makes no sense")])

@@ -15,12 +15,8 @@ from swin_quant.backends.onnx.export import OnnxOptions
 from swin_quant.backends.onnx.swin.attention_operator import attention
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnx_reader.inside import find_module_outputs
-from swin_quant.backends.openvino import engine as openvino_engine
-from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import compute_sha256
 from swin_quant.operators.plugins import Plugging, parse_plugins
-from swin_quant.score.options import EngineOptions
 
 SPECS = (
     "roll=swin_quant::Roll",
@@ -195,19 +191,6 @@ def attention_alone(levels, constant, heads, scales):
     opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("swin_quant", 1)]
     graph = onnx.helper.make_graph([node], "one", [x, c], [y])
     return onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString()
-
-
-@pytest.mark.slow
-def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
-    if saturates("openvino"):
-        pytest.skip("linears saturate on this CPU")
-    _, own = attending
-    engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
-    assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005
-    assert library.name in engine.details["library"] and engine.details["extensions"] == {
-        library.name: compute_sha256(library)
-    }
-    assert "extensions" not in openvino_engine.load(own, EngineOptions(threads=1)).details
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from swin_quant.backends.onnx.swin.int8_operators import (
     NormAndLinears,
     fault_around,
     find_fault,
-    holders,
     int8_linear,
     plugged,
 )
@@ -295,10 +294,11 @@ def _find_map_fault(block: Any) -> str | None:
 
 
 ATTENTION = OperatorRewrite(
-    holders("attn", kind=QuantizedAttention),
+    "attn",
     lambda block: _find_attention_fault(block.attn),
     lambda block: is_fast_branch(block, "attention"),
     _call_attention,
+    kind=QuantizedAttention,
 )
-ATTENTION_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), find_branch_fault, is_fast_branch, _call_branch)
-MAP_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), _find_map_fault, is_fast_branch, _call_map_branch)
+ATTENTION_BRANCH = OperatorRewrite("attn", find_branch_fault, is_fast_branch, _call_branch, holder=OrderedBlock)
+MAP_BRANCH = OperatorRewrite("attn", _find_map_fault, is_fast_branch, _call_map_branch, holder=OrderedBlock)

@@ -169,22 +169,11 @@ def _call_merging(stage: Any) -> None:
     stage.downsample = OperatorMerging(stage.downsample)
 
 
-def holders(part: str, holder: type = nn.Module, kind: type = nn.Module) -> Callable[[nn.Module], dict[str, Any]]:
-    """For `OperatorRewrite.find`: the modules of type `holder` with a `part` of a kind."""
-
-    def find(model: nn.Module) -> dict[str, Any]:
-        modules = [(name, one) for name, one in model.named_modules() if isinstance(one, holder)]
-        return {f"{name}.{part}": one for name, one in modules if isinstance(getattr(one, part, None), kind)}
-
-    return find
-
-
-MLP = OperatorRewrite(
-    holders("mlp", OrderedBlock), _find_mlp_fault, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp
-)
+MLP = OperatorRewrite("mlp", _find_mlp_fault, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp, holder=OrderedBlock)
 PATCH_MERGING = OperatorRewrite(
-    holders("downsample", kind=OrderedMerging),
+    "downsample",
     lambda stage: find_fault(stage.downsample.reduction),
     lambda stage: stage.downsample.reduction._weight_quantizer.values.shape[0] % (4 * _MERGING_WIDTH) == 0,
     _call_merging,
+    kind=OrderedMerging,
 )

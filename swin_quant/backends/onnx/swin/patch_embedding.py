@@ -67,4 +67,4 @@ def _call(model: Any) -> None:
     model.patch_embed = OperatorEmbedding(model.patch_embed)
 
 
-PATCH_EMBEDDING = OperatorRewrite(lambda model: {"patch_embed": model}, _find_fault, _is_fast, _call)
+PATCH_EMBEDDING = OperatorRewrite("patch_embed", _find_fault, _is_fast, _call)
