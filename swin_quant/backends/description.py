@@ -113,7 +113,8 @@ def described(
     an end of a type that no server knows.
     """
     preprocess = artifact.preprocess
-    fit = fit_name(name or artifact.card.name)
+    # A name that folders, URLs and Triton accept
+    fit = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or artifact.card.name).strip(".-") or "model"
     file = verified(artifact) if artifact.record["backend"] == "onnx" else None
     if not preprocess.is_square and (file is None or file.sizes is not None):
         fault = "prepares pictures of several sizes, and the model takes one"
@@ -139,8 +140,3 @@ def _end(value: Any) -> GraphEnd:
     if (type_ := types.get(kind.elem_type)) is None:
         raise UsageError(f"output {value.name!r:.60}: only those of {', '.join(DATATYPES)} are served")
     return GraphEnd(value.name, type_, tuple(size.dim_value or ANY for size in kind.shape.dim)[1:])
-
-
-def fit_name(name: str) -> str:
-    """A name that folders, URLs and Triton accept."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".-") or "model"

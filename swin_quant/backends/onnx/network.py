@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import function
 from swin_quant.backends.onnx.layers import lower, match_scales
 from swin_quant.backends.onnx.options import REWRITTEN, OnnxOptions
 from swin_quant.base.errors import UsageError, offered
@@ -46,7 +47,9 @@ def network(
     lower(model, options.wants.symmetric, model.parameters_read)
     if options.compiled and not model.inputs:
         kind = rewriter.measured_as or (model.architecture.family.name if model.architecture else "")
-        rewriter.apply(model, names, parse_plugins(options.compiled), partial(options.are_compiled, kind))
+        rewriter.apply(
+            model, names, parse_plugins(options.compiled), partial(function(options.wants.are_compiled), kind)
+        )
     else:
         plugins = parse_plugins(options.plugin)
         if idle := sorted(REWRITTEN & plugins.keys() - rewriter.plugins.keys()):

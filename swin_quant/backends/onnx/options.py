@@ -1,9 +1,8 @@
 """The options of the exporter. Options that do not fit together, or not the target, are refused here."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swin_quant.backends.backend import PRECISIONS, OnnxTarget, function
+from swin_quant.backends.backend import PRECISIONS, OnnxTarget
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError, offered
 from swin_quant.operators.plugins import parse_plugins
@@ -116,11 +115,6 @@ class OnnxOptions:
             return ()
         left_out = BRANCHES if self.int4_weights else ()
         return tuple(plugin for plugin in self.wants.compiled if plugin.partition("=")[0] not in left_out)
-
-    @property
-    def are_compiled(self) -> Callable[[str, str], bool]:
-        """Whether an (architecture, operator) runs fast here; asked only where something can take it."""
-        return function(self.wants.are_compiled)
 
     @property
     def version(self) -> int:

@@ -9,18 +9,26 @@ from types import ModuleType
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.onnx_reader.products import FLOAT8
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS, LayerReport, read_layers
-from swin_quant.backends.tensorrt.plan import EnginePlan, check_output, check_types
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.backends.tensorrt.plan import EnginePlan, check_output
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, reason, write_json
 from swin_quant.base.progress import log
+
+_FLOAT8_FROM = (8, 9)  # the first compute capability with float8 products
 
 
 def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
     """Build the engine, then write it, its layer report, and last its run card."""
     trt, gpu = host.tensorrt(), host.find_gpu()
-    check_types(plan, gpu)
+    float8 = [one.name for one in plan.report.gemms if one.format == FLOAT8]
+    if float8 and tuple(map(int, gpu.capability.split("."))) < _FLOAT8_FROM:
+        raise UsageError(
+            f"{plan.file.path}: {len(float8)} products are float8, which {gpu.name} (compute capability "
+            f"{gpu.capability}) does not multiply: it begins with 8.9; export with ‹policy› tensorrt, in int8"
+        )
     check_output(output, plan.file.path, plan.options.timing_cache)
     messages = host.logger(trt)
     builder = trt.Builder(messages)

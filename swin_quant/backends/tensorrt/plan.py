@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import OnnxFile, read_model, verified
-from swin_quant.backends.onnx_reader.products import FLOAT8, Inspection, inspect_model
+from swin_quant.backends.onnx_reader.products import Inspection, inspect_model
 from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
@@ -16,7 +16,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 
 SUFFIX = ".engine"
-_FLOAT8_FROM = (8, 9)  # the first compute capability with float8 products
 
 
 @dataclass(frozen=True)
@@ -100,16 +99,6 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     if report.body == "float32" and not report.pairs[0]:
         log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)
     return EnginePlan(artifact, file, report, options)
-
-
-def check_types(plan: EnginePlan, gpu: Gpu) -> None:
-    """UsageError if the GPU cannot multiply a type of the graph."""
-    capability = tuple(map(int, gpu.capability.split(".")))
-    if capability < _FLOAT8_FROM and (found := [g.name for g in plan.report.gemms if g.format == FLOAT8]):
-        raise UsageError(
-            f"{plan.file.path}: {len(found)} products are float8, which {gpu.name} (compute capability "
-            f"{gpu.capability}) does not multiply: it begins with 8.9; export with ‹policy› tensorrt, in int8"
-        )
 
 
 def default_output(file: Path, gpu: Gpu) -> Path:
