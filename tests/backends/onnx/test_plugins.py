@@ -13,10 +13,13 @@ from operator_nodes import core_with
 
 from swin_quant.backends.onnx.export import OnnxOptions
 from swin_quant.backends.onnx.swin.attention_operator import attention
+from swin_quant.backends.onnx_reader.checks import check_scales, infer_shapes
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnx_reader.inside import find_module_outputs
-from swin_quant.base.errors import UsageError
+from swin_quant.backends.openvino import engine as openvino_engine
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.operators.plugins import Plugging, parse_plugins
+from swin_quant.score.options import EngineOptions
 
 SPECS = (
     "roll=swin_quant::Roll",
@@ -253,3 +256,30 @@ FULL = {"target": "tensorrt", "float_type": "float32"}
 )
 def test_what_an_operator_does_not_compute_is_refused(operator, kind, policy, options, said, assert_refused):
     assert_refused(said, kind, policy, plugin=(f"{operator}=my::Own",), **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
+def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators, exact_on, images):
+    exact_on("openvino")
+    if float_type not in openvino_engine.float_types():
+        pytest.skip(f"no {float_type}")
+    options = EngineOptions(threads=1, float_type=float_type)
+    both = {"plugin": ("attention_branch=swin_quant::AttentionBranch", "mlp=swin_quant::Mlp")}
+    plain, own = (openvino_engine.load(exported("swinv2", "cpu-operators", **one), options) for one in ({}, both))
+    assert with_operators.name in own.details["extensions"]
+    wanted, found = plain(images), own(images)
+    assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-3
+
+
+@pytest.mark.parametrize("place, said", [(3, "must be finite and above zero"), (13, "its graph makes no sense")])
+def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, exported, tmp_path):
+    model = onnx.load(exported("swinv2", "cpu", plugin=("mlp=swin_quant::Mlp",)).file)
+    node = next(node for node in model.graph.node if node.op_type == "Mlp")
+    if place < len(node.input):
+        scale = next(one for one in model.graph.initializer if one.name == node.input[place])
+        scale.CopyFrom(onnx.numpy_helper.from_array(np.float32(0), scale.name))
+    else:
+        del node.input[3:]
+    with pytest.raises(SwinQuantError, match=said):
+        check_scales(infer_shapes(model), tmp_path)
