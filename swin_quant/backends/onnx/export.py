@@ -17,8 +17,8 @@ from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
 from swin_quant.backends.onnx.network import (
     check_ends,
+    example,
     get_rewriter,
-    make_example_inputs,
     network,
     set_forward,
 )
@@ -150,14 +150,16 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     beyond_half = card.calibration["beyond_half"] if card.calibration else ()
     preprocess = Preprocess.from_dict(card.preprocess) if options.uint8_input else None
     check_ends(model, options, preprocess)
-    images = make_example_inputs(model, options, options.batch or 2)
+    images = example(model, options, options.batch or 2)
+    inputs = {"images": images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images}
+    inputs = model.inputs.unpack(images) if model.inputs else inputs
     exported = network(model, options, preprocess, beyond_half)
     taken = Counter(getattr(module, "operator", None) for module in exported.modules())
     if options.compiled:  # from here on they are as if they had been asked for
         options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
     own = rewriter.translations() if rewriter.translations else {}
     int4, outputs = int4_nodes(model, card, options), list_output_names(model, options)
-    proto = to_onnx(exported, images, options, int4, outputs, own, any_size=model.takes_any_size)
+    proto = to_onnx(exported, inputs, options, int4, outputs, own, any_size=model.takes_any_size)
     (opset,) = [one.version for one in proto.opset_import if not one.domain]
     recorded = {key: value for key, value in asdict(options).items() if key not in ("labels", "wide")}
     recorded |= {"replace": list(options.replace), "plugin": list(options.plugin), "float_type": options.floats}

@@ -73,14 +73,6 @@ def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
     return torch.zeros(batch, *shape, dtype=getattr(torch, options.io_type))
 
 
-def make_example_inputs(model: Classifier, options: OnnxOptions, batch: int) -> dict[str, Tensor]:
-    """The inputs that the exported graph takes: black pictures `images`, as `example` or uint8 [batch, S, S, 3]."""
-    images = example(model, options, batch)
-    if model.inputs:
-        return model.inputs.unpack(images)
-    return {"images": images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images}
-
-
 def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess | None) -> None:
     """UsageError for input or outputs that this model cannot have."""
     if model.inputs and (options.has_ends or options.replace or options.plugin):

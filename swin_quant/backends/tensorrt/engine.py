@@ -1,6 +1,7 @@
 """Runs an engine on tensors that torch owns, on the caller's CUDA stream."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -50,7 +51,8 @@ class Session:
             given, takes = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
             raise UsageError(f"the engine takes pictures of {takes}, not {given}")
         count, home = len(images), images.device
-        with host.on(self.device):
+        # TensorRT enqueues on the current GPU, whichever one the stream belongs to
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             images = images.to(self.device, dtype).contiguous()
             if count < self.smallest:
                 images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])
@@ -60,7 +62,7 @@ class Session:
             self._call(self.context.set_tensor_address(name, images.data_ptr()), "takes no input")
             self._call(self.context.set_tensor_address(self.output[0], logits.data_ptr()), "takes no output")
             # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
-            self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
+            self._call(self.context.execute_async_v3(torch.cuda.current_stream(self.device).cuda_stream), "did not run")
             return logits[:count].to(home, torch.float32)
 
     def _call(self, done: bool, otherwise: str) -> None:

@@ -61,17 +61,6 @@ class Apart(AsHeads):
         return bias + mask
 
 
-class AsBatch(Apart):
-    """[B * nW, heads, L, D]: no tensor above rank 4, for one picture, whose windows take the place of the batch."""
-
-    def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        groups, depth = 3 * attn.heads, qkv.shape[-1] // (3 * attn.heads)
-        return qkv.view(-1, attn.length, groups, depth).transpose(1, 2).chunk(3, 1)
-
-    def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return x.transpose(1, 2).reshape(-1, *shape[1:])
-
-
 class QuantizedAttention(nn.Module):
     """Attention of V1. The constant is the position bias plus, for shifted windows, their mask.
 
@@ -85,7 +74,8 @@ class QuantizedAttention(nn.Module):
     matmul_v_input_quantizer: nn.Module
     matmul_a_input_quantizer: nn.Module
     softmax_input_quantizer: nn.Module
-    layout = AsHeads()
+    layout: AsHeads = AsHeads()
+    scale: float | None = None  # V2 has one for each head, of normalised vectors
 
     def __init__(self, attn: Any, mask: Tensor | None) -> None:
         super().__init__()
@@ -109,7 +99,7 @@ class QuantizedAttention(nn.Module):
 
     def prepare(self, attn: Any) -> None:
         """Move the scale from the logits into q, and scale the ranges of both nodes."""
-        self.scale: float | None = attn.scale
+        self.scale = attn.scale
         for node in (self.matmul_q_input_quantizer, self.softmax_input_quantizer):
             if isinstance(node, Pair):
                 node.scale = node.scale * attn.scale
@@ -131,9 +121,15 @@ class QuantizedAttention(nn.Module):
         bias = self.table if self.index is None else gather(self.table, self.index)
         return bias if self.mask is None else self.layout.addend(bias, self.mask.to(bias.dtype))
 
-    def set_apart(self, layout: AsHeads = Apart()) -> None:
-        """Take windows from among the heads: into a dimension of their own, or the batch's."""
-        self.layout = layout
+    def set_apart(self) -> None:
+        """Take windows from among the heads into a dimension of their own."""
+        self.layout = Apart()
+
+    def set_in_batch(self) -> None:
+        """For one picture: windows in the batch's place, [nW, heads, L, D], no tensor above rank 4."""
+        self.set_apart()
+        self.bake()
+        self.layout, self.windows = AsHeads(), 1
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k^T, quantized, as the first product takes them."""
@@ -159,11 +155,8 @@ class CosineAttention(QuantizedAttention):
         scale = attn.logit_scale.detach().clamp(max=LARGEST_LOGIT_SCALE).exp()
         self.head_scale: Tensor = nn.Buffer(scale.repeat(self.windows, 1, 1))
 
-    def fold_scale(self) -> None:
-        """Nothing: the scale multiplies normalised vectors, not the linear's output."""
-
-    def set_apart(self, layout: AsHeads = Apart()) -> None:
-        super().set_apart(layout)
+    def set_apart(self) -> None:
+        super().set_apart()
         self.head_scale = self.head_scale[: self.heads]
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.network import Restore
-from swin_quant.backends.onnx.swin.attention import AsBatch, QuantizedAttention, fusible
+from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
 from swin_quant.backends.onnx.swin.blocks import (
     FlatPatchEmbed,
     OrderedBlock,
@@ -51,8 +51,7 @@ def windows_in_batch(model: Lowered) -> None:
     """Windows in the batch's place, biases and masks as one constant: attention of one picture, no tensor above rank
     4."""
     for attention in _attentions(model):
-        attention.set_apart(AsBatch())
-        attention.bake()
+        attention.set_in_batch()
 
 
 def flat_patches(model: Lowered) -> None:
