@@ -343,23 +343,6 @@ def test_a_library_is_for_one_version_of_openvino_and_one_kind_of_cpu(monkeypatc
     assert asked == [{"OPENVINO": version, "ISA": "amx"}]
 
 
-@pytest.fixture(scope="module")
-def tiles(library, tmp_path_factory):
-    """The library for CPUs with AMX, whose tiles are plain loops here."""
-    if not torch.cpu.get_capabilities().get("avx512_vnni"):
-        pytest.skip("its vectors are those of AVX-512 VNNI")
-    folder, emulation = tmp_path_factory.mktemp("tiles"), Path(__file__).parents[2] / "plugins" / "emulated_tiles.hpp"
-    environment = os.environ | {"ISA": "amx", "PYTHON": sys.executable, "CXX": f"g++ -include {emulation}"}
-    subprocess.run(["sh", operators.sources() / "build.sh", folder], env=environment, check=True, timeout=600)
-    built = folder / "libswin_quant_plugins.so"
-    assert b"swin_quant5tilesE" in built.read_bytes()  # it uses them
-    return built
-
-
-AVX2, VNNI_256 = {"avx2": True}, {"avx2": True, "avx_vnni": True}
-VNNI = VNNI_256 | {"avx512_vnni": True}
-
-
 @pytest.mark.nightly
 def test_a_library_for_instructions_that_the_cpu_lacks_is_refused_in_a_line(file, tmp_path):
     has = torch.cpu.get_capabilities()
