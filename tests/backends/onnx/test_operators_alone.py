@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from nightly import share
 from operator_nodes import (
     assert_near,
     attended,
@@ -266,7 +267,7 @@ GIVEN |= {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("name", share(GIVEN, 2))
 def test_the_compiled_operator_is_brute_force_but_for_ties(name, library):
     """For any batch, with any number of threads; NaN stays in its picture."""
     for norm_last in ({"norm_last": False}, {"norm_last": True}) if name in BOTH_NORMS else ({},):
@@ -286,7 +287,7 @@ def test_the_compiled_operator_is_brute_force_but_for_ties(name, library):
             assert models[0](empty).shape == empty.shape
 
 
-@pytest.mark.parametrize("name", [name for name in GIVEN if name.startswith(("merging", "embedding"))])
+@pytest.mark.parametrize("name", share([name for name in GIVEN if name.startswith(("merging", "embedding"))], 3))
 def test_a_compiled_operator_reads_and_writes_bfloat16(name, library):
     if "bfloat16" not in engine.float_types():
         pytest.skip("no bfloat16")
@@ -296,10 +297,7 @@ def test_a_compiled_operator_reads_and_writes_bfloat16(name, library):
     assert_near(found, in_bfloat16(given.brute_force(x)), limit=2e-5)  # between two numbers of bfloat16
 
 
-DAILY = ("7, shifted, an odd number of heads", "map, 7, shifted as in timm", "map, the same, padded first", "mlp")
-
-
-@pytest.mark.parametrize("name", [pytest.param(one, marks=[pytest.mark.kernels] * (one not in DAILY)) for one in GIVEN])
+@pytest.mark.parametrize("name", share(GIVEN, 4))
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(name):
     for norm_last in ({"norm_last": False}, {"norm_last": True}) if name in BOTH_NORMS else ({},):
         given = GIVEN[name](**norm_last)
