@@ -24,8 +24,7 @@ from operator_nodes import (
 )
 
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch, map_branch
-from swin_quant.backends.onnx.swin.int8_operators import mlp, patch_merging
-from swin_quant.backends.onnx.swin.patch_embedding import patch_embedding
+from swin_quant.backends.onnx.swin.int8_operators import mlp, patch_embedding, patch_merging
 from swin_quant.backends.openvino import engine
 from swin_quant.models.maps import offset_index
 

@@ -4,8 +4,7 @@ from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.swin.attention_operator import ATTENTION, ATTENTION_BRANCH
 from swin_quant.backends.onnx.swin.blocks import SwinNetwork
 from swin_quant.backends.onnx.swin.half import halve
-from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_MERGING
-from swin_quant.backends.onnx.swin.patch_embedding import PATCH_EMBEDDING
+from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_EMBEDDING, PATCH_MERGING
 from swin_quant.backends.onnx.swin.rewrites import FOR_NPU, REWRITES, restored
 
 REWRITER = Rewriter(
