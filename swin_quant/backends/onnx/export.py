@@ -15,13 +15,7 @@ from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_art
 from swin_quant.backends.onnx.functions import add_functions
 from swin_quant.backends.onnx.graph import finish
 from swin_quant.backends.onnx.layers import takes_offset
-from swin_quant.backends.onnx.network import (
-    check_ends,
-    example,
-    get_rewriter,
-    network,
-    set_forward,
-)
+from swin_quant.backends.onnx.network import check_ends, example, get_rewriter, network, set_forward
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.pairs import constant

@@ -154,13 +154,13 @@ def check_scales(graph: Any, folder: Path) -> None:
                 values = numpy_helper.to_array(source, base_dir=str(folder))
             elif source is None or source.op_type not in ("Cast", "Identity") or casts == _MOST_CASTS:
                 return None
-            elif (values := find_extremes(source.input[0], casts + 1)) is None:
+            elif (values := find_extremes(next(iter(source.input), ""), casts + 1)) is None:
                 return None
             elif source.op_type == "Cast":
                 (to,) = (one.i for one in source.attribute if one.name == "to")
                 values = values.astype(helper.tensor_dtype_to_np_dtype(to))
             found += [values.min(), values.max()] if values.size else [np.nan]
-        return np.array(found)
+        return np.array(found) if found else None
 
     for node in nodes(graph):
         if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
