@@ -25,8 +25,6 @@ from swin_quant.quant.quantizer import Quantizer, named_nodes
 from swin_quant.quant.setting import Setting
 from swin_quant.score.engine import HALF_TYPES, get_precision
 
-_FOUND = ("int8_gemms", "all_gemms", "gemms")
-
 
 @dataclass(frozen=True)
 class Artifact:
@@ -133,7 +131,7 @@ class Details(Mapping[str, Any]):
         return self._known | {"int8_gemms": types["int8"], "all_gemms": types.total(), "gemms": gemms}
 
     def __getitem__(self, key: str) -> Any:
-        return self._all[key] if key in _FOUND else self._known[key]
+        return self._all[key] if key in ("int8_gemms", "all_gemms", "gemms") else self._known[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)

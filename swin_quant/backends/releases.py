@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from swin_quant.cards.card import RunCard
 
 RUNS_ON = "runs_on"  # the option in an artifact's card: engine -> its releases that run the file, as pip reads them
-Release = tuple[int, ...]
 
 
-def release(version: str) -> Release:
+def release(version: str) -> tuple[int, ...]:
     """Major and minor number of a version: 2024.6.0-17404 is (2024, 6)."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 

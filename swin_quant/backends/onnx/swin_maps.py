@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.operators import operator
+from swin_quant.backends.onnx.swin import scale_in_weights
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.attention_operator import MAP_BRANCH
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, as_linear
 from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_EMBEDDING, PATCH_MERGING, OperatorEmbedding
-from swin_quant.backends.onnx.swin.rewrites import scale_in_weights
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.maps import Cut, neighbours, patches

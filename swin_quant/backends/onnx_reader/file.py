@@ -36,7 +36,6 @@ from swin_quant.quant.outputs import Output
 MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
 MOST_INPUTS, MOST_OUTPUTS = 16, 64
 SOME_SIZE = (224, 224)  # the pictures to compile for, where a file takes any and none were run yet
-_FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
 PIXELS = "uint8"
 # TensorProto's number of a type -> its name, for one of several inputs and for pictures
 _INPUT_TYPES: dict[int, TypeName] = {1: "float32", 7: "int64", 6: "int32", 9: "bool"}
@@ -219,7 +218,8 @@ def _describe(path: Path, model: Any) -> OnnxFile:
         sizes=sizes,
         outputs=tuple(value.name for value in outputs),
         opset=opset,
-        float8=any(tensor.data_type in _FLOAT8 for each in graphs(graph) for tensor in each.initializer),
+        # 17 to 20: TensorProto's numbers of the four float8 types
+        float8=any(17 <= tensor.data_type <= 20 for each in graphs(graph) for tensor in each.initializer),
         quantizers=sum(node.op_type == "QuantizeLinear" for node in nodes(graph)),
         metadata=metadata,
         parts=parts,

@@ -19,7 +19,6 @@ from swin_quant.backends.onnx_reader.file import MAX_FILE_BYTES, OnnxFile, read_
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 
-_INPUT = "_input_quantizer"
 _FLOATS = (1, 10)  # onnx.TensorProto.FLOAT, FLOAT16
 # (the file, its copy with more outputs than logits, their names) -> images -> these outputs by name
 Start = Callable[[OnnxFile, OnnxFile, list[str]], Callable[[Tensor], Mapping[str, np.ndarray]]]
@@ -37,7 +36,7 @@ def find_module_outputs(model: Any, inputs: Sequence[str]) -> dict[str, str]:
             continue
         alive.update(node.output)
         words = node.name.split(".")[: -2 if (node.domain, node.op_type) in branches else -1]
-        if node.op_type == "DequantizeLinear" and words and words[-1] == _INPUT:
+        if node.op_type == "DequantizeLinear" and words and words[-1] == "_input_quantizer":
             moved[node.output[0]] = ".".join(words)
         elif node.op_type == "MaxPool" and node.input[0] in moved:
             found[moved[node.input[0]]] = node.output[0]  # in the trained model the node saw the pooled values

@@ -32,7 +32,6 @@ _TYPES = {  # the type of a product -> the runtime's operators that compute in i
 }
 # It makes a float Gemm of a linear with a fixed batch and a bias of one dimension; int8 fusions do not take that.
 _HARMFUL = ("MatMulAddFusion",)  # our own files have had other biases since
-_SILENT = 4  # log fatal errors only: the rest are exceptions
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
@@ -79,7 +78,7 @@ def _session(
     """
     onnxruntime = library("onnxruntime", "onnx")
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _SILENT
+    settings.log_severity_level = 4  # log fatal errors only: the rest are exceptions
     settings.intra_op_num_threads = options.threads or 0
     levels = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if options.optimize else levels.ORT_DISABLE_ALL
