@@ -3,6 +3,7 @@
 import copy
 import io
 import warnings
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -103,12 +104,14 @@ def export(
     return written(finish_artifact(file, card, "torchscript", precision, recorded))
 
 
-@torch.jit.script_if_tracing  # type: ignore[untyped-decorator]  # torch gives it no types
 def _sized(images: Tensor, shape: list[int]) -> Tensor:
     """`images`. ValueError for another size: scripted into the file, because a trace drops the network's own check."""
     if list(images.shape[1:]) != shape:
         raise ValueError(f"pictures {images.shape}: each must be {shape}")
     return images
+
+
+_checked: Callable[[Tensor, list[int]], Tensor] = torch.jit.script_if_tracing(_sized)
 
 
 class _Inside(nn.Module):
@@ -120,6 +123,6 @@ class _Inside(nn.Module):
         self.shape = list(network.input_shape)
 
     def forward(self, images: Tensor) -> Tensor:
-        images = _sized(images, self.shape)
+        images = _checked(images, self.shape)
         with self.replacing, self.plugging:
             return self.network(images)
