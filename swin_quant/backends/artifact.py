@@ -25,8 +25,6 @@ from swin_quant.quant.quantizer import Quantizer, named_nodes
 from swin_quant.quant.setting import Setting
 from swin_quant.score.engine import HALF_TYPES, get_precision
 
-_FOUND = ("int8_gemms", "all_gemms", "gemms")
-
 
 @dataclass(frozen=True)
 class Artifact:
@@ -55,14 +53,9 @@ class Artifact:
 
 
 def finish_artifact(
-    file: Path,
-    card: RunCard,
-    backend: str,
-    precision: str,
-    options: Mapping[str, Any],
-    others: Sequence[Path] = (),
+    file: Path, card: RunCard, backend: str, precision: str, options: Mapping[str, Any], others: Sequence[Path] = ()
 ) -> Artifact:
-    """Write the run card of `file` and of the `others` beside it.
+    """Write the run card of `file` and of the `others` beside it; a warning says how it differs from one before.
 
     `card` is the checkpoint's; its results are not copied.
     """
@@ -75,24 +68,19 @@ def finish_artifact(
         others=[{"file": other.name, "sha256": compute_sha256(other)} for other in others],
     )
     card = replace(card, artifact=record, results=[], versions=versions())
-    _tell_replaced(file, card)
-    with one_at_a_time(file.parent):  # else a measurement of the replaced file could overwrite the new card
-        card.write(card_path(file))
-    return Artifact(file, card)
-
-
-def _tell_replaced(file: Path, card: RunCard) -> None:
-    """Log how the export differs from the one that it replaces: in its batch, for example, which file names lack."""
     try:
         old = RunCard.read(card_path(file)) if card_path(file).is_file() else card
     except SwinQuantError:
-        return
+        old = card
     before, now = _choices(old), _choices(card)
     changed = [key for key in before | now if before.get(key) != now.get(key)]
-    if old.artifact and changed:
+    if old.artifact and changed:  # in the batch, for example, which file names lack
         differences = listed((f"{key} {before.get(key)!s:.40} (now {now.get(key)!s:.40})" for key in changed), 4)
         lost = ", and its results" if old.results else ""
         log.warning("%s: replaces an export with %s%s", file, one_line(differences), lost)
+    with one_at_a_time(file.parent):  # else a measurement of the replaced file could overwrite the new card
+        card.write(card_path(file))
+    return Artifact(file, card)
 
 
 def _choices(card: RunCard) -> dict[str, Any]:
@@ -143,7 +131,7 @@ class Details(Mapping[str, Any]):
         return self._known | {"int8_gemms": types["int8"], "all_gemms": types.total(), "gemms": gemms}
 
     def __getitem__(self, key: str) -> Any:
-        return self._all[key] if key in _FOUND else self._known[key]
+        return self._all[key] if key in ("int8_gemms", "all_gemms", "gemms") else self._known[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._all)

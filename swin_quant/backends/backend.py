@@ -175,8 +175,7 @@ class Backend:
     @property
     def is_installed(self) -> bool:
         """Whether the package that the engine needs is installed; nothing is imported."""
-        package = self.needs[0] if self.needs else None
-        return package is None or package in sys.modules or importlib.util.find_spec(package) is not None
+        return not self.needs or self.needs[0] in sys.modules or importlib.util.find_spec(self.needs[0]) is not None
 
     @property
     def remedy(self) -> str:
@@ -241,18 +240,11 @@ def onnx_target(
         export="swin_quant.backends.onnx.export:export",
         options="swin_quant.backends.onnx.options:OnnxOptions",
         policies=policies,
-        flags=(
-            "opset",
-            "float_type",
-            "batch",
-            "labels",
-            "replace",
-            "plugin",
-            *(("int4_weights",) if target.int4 else ()),
-            *(("plain",) if target.compiled else ()),
-            *(("npu",) if target.npu else ()),
-            *(("uint8_input", "softmax", "top_k") if target.ends else ()),
-        ),
+        flags=("opset", "float_type", "batch", "labels", "replace", "plugin")
+        + ("int4_weights",) * target.int4
+        + ("plain",) * bool(target.compiled)
+        + ("npu",) * target.npu
+        + ("uint8_input", "softmax", "top_k") * target.ends,
         fixed={"target": target.name},
         activation_bits=(8,) if target.symmetric else (8, 16),
         float_type=target.float_type,

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import read_model, verified
 from swin_quant.base.errors import UsageError
@@ -16,8 +18,6 @@ ANY = -1  # a size that differs from picture to picture, as Triton and KServe wr
 VERSION = 1  # the model's, in URLs and repositories
 # numpy's names of types -> those of the KServe v2 protocol, which are Triton's, too, behind TYPE_.
 DATATYPES = {"float32": "FP32", "float16": "FP16", "uint8": "UINT8", "int64": "INT64"}
-_ONNX = {"float32": "FLOAT", "float16": "FLOAT16", "uint8": "UINT8", "int64": "INT64"}
-_LABELS = "labels.txt"
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ModelDescription:
         def tensor(end: GraphEnd) -> dict[str, Any]:
             return {"name": end.name, "data_type": f"TYPE_{end.datatype}", "dims": [*lead, *end.shape]}
 
-        labelled = {"label_filename": _LABELS} if self.labels else {}
+        labelled = {"label_filename": "labels.txt"} if self.labels else {}
         batching = {"dynamic_batching": {"max_queue_delay_microseconds": delay_us}} if not lead else {}
         return {
             "name": self.name,
@@ -113,18 +113,17 @@ def described(
     an end of a type that no server knows.
     """
     preprocess = artifact.preprocess
-    fit = fit_name(name or artifact.card.name)
+    # A name that folders, URLs and Triton accept
+    fit = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or artifact.card.name).strip(".-") or "model"
     file = verified(artifact) if artifact.record["backend"] == "onnx" else None
     if not preprocess.is_square and (file is None or file.sizes is not None):
-        raise UsageError(
-            f"{card_path(artifact.file)}: prepares pictures of several sizes, and the model takes one: export again"
-        )
+        fault = "prepares pictures of several sizes, and the model takes one"
+        raise UsageError(f"{card_path(artifact.file)}: {fault}: export again")
     if file is None:
         kind = str(artifact.card.config["MODEL"].get("OUTPUT_KIND", LOGITS))
         if kind == FEATURES:
-            raise UsageError(
-                f"{artifact.file}: maps are served and packaged from ONNX files: export with ‹backend› onnx"
-            )
+            remedy = "export with ‹backend› onnx"
+            raise UsageError(f"{artifact.file}: maps are served and packaged from ONNX files: {remedy}")
         is_bytes = bool(artifact.record["options"].get("uint8_input"))
         taken = GraphEnd("images", "uint8", (*preprocess.sides, 3)) if is_bytes else None
         taken = taken or GraphEnd("images", "float32", (3, *preprocess.sides))
@@ -136,14 +135,8 @@ def described(
 
 
 def _end(value: Any) -> GraphEnd:
-    onnx = library("onnx", "onnx")
-    kind = value.type.tensor_type
-    type_ = {getattr(onnx.TensorProto, word): name for name, word in _ONNX.items()}.get(kind.elem_type)
-    if type_ is None:
-        raise UsageError(f"output {value.name!r:.60}: only those of {', '.join(_ONNX)} are served")
+    onnx, kind = library("onnx", "onnx"), value.type.tensor_type
+    types = {onnx.helper.np_dtype_to_tensor_dtype(np.dtype(name)): name for name in DATATYPES}
+    if (type_ := types.get(kind.elem_type)) is None:
+        raise UsageError(f"output {value.name!r:.60}: only those of {', '.join(DATATYPES)} are served")
     return GraphEnd(value.name, type_, tuple(size.dim_value or ANY for size in kind.shape.dim)[1:])
-
-
-def fit_name(name: str) -> str:
-    """A name that folders, URLs and Triton accept."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).strip(".-") or "model"

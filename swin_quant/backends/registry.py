@@ -53,19 +53,21 @@ def takers(artifact: str) -> list[Backend]:
 
 def engines_for(artifact: str) -> tuple[str, ...]:
     """Engines that run a kind of artifact, directly or after a build of their own."""
-    return tuple(
-        name for name, backend in engines().items() if backend.exports and backend.exports.artifact == artifact
-    )
+    return tuple(name for name, one in engines().items() if one.exports and one.exports.artifact == artifact)
 
 
 def target_named(name: str) -> Backend:
     """The backend of that name, which exports. UsageError lists the known names."""
-    return _named(name, targets(), "backend")
+    if name not in (known := targets()):
+        raise UsageError(f"no backend {name!r}{offered(name, known)}")
+    return known[name]
 
 
 def engine_named(name: str) -> Backend:
     """The backend of that name, which has an engine. UsageError lists the known names."""
-    return _named(name, engines(), "engine")
+    if name not in (known := engines()):
+        raise UsageError(f"no engine {name!r}{offered(name, known)}")
+    return known[name]
 
 
 def exporter(name: str) -> Callable[..., Any]:
@@ -76,12 +78,6 @@ def exporter(name: str) -> Callable[..., Any]:
 def engine_loader(name: str) -> Callable[..., Any]:
     """The `load(artifact, options)` of an engine."""
     return engine_named(name).loader
-
-
-def _named(name: str, known: Mapping[str, Backend], kind: str) -> Backend:
-    if name not in known:
-        raise UsageError(f"no {kind} {name!r}{offered(name, known)}")
-    return known[name]
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from swin_quant.cards.card import RunCard
 
 RUNS_ON = "runs_on"  # the option in an artifact's card: engine -> its releases that run the file, as pip reads them
-Release = tuple[int, ...]
 
 
-def release(version: str) -> Release:
+def release(version: str) -> tuple[int, ...]:
     """Major and minor number of a version: 2024.6.0-17404 is (2024, 6)."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
@@ -67,11 +66,10 @@ def known() -> Mapping[str, EngineReleases]:
     """Engine -> what is known of its releases."""
     file = configs_dir() / "releases.yaml"
     found = checked(dict[str, EngineReleases], read_yaml(file, "table of releases"), str(file))
-    return {engine: replace(one, faults=(_untried(one.oldest), *one.faults)) for engine, one in found.items()}
-
-
-def _untried(oldest: str) -> ReleaseFault:
-    return ReleaseFault("is older than all that were tried", below=oldest)
+    why = "is older than all that were tried"
+    return {
+        engine: replace(one, faults=(ReleaseFault(why, below=one.oldest), *one.faults)) for engine, one in found.items()
+    }
 
 
 def facts(card: RunCard, precision: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +102,6 @@ def refuse_wrong(engine: str, version: str, artifact: Artifact, batch: int | Non
             raise SwinQuantError(f"{artifact.file}: {engine} {number} {fault.why}: install '{engine}{wanted}'")
 
 
-def list_faults(engine: str, version: str) -> Iterable[str]:
+def list_faults(engine: str, version: str) -> list[str]:
     """The faults of a version of an engine with some files."""
     return [fault.why for fault in known()[engine].faults if fault.affects(version)] if engine in known() else []

@@ -53,10 +53,8 @@ def at_risk(target: Backend) -> tuple[str, ...]:
 def without_saturation(policy: Policy) -> Policy:
     """`policy` with 7-bit weights, and "saturation-safe" in its name. UsageError for a policy with float8."""
     if policy.has_float8:
-        raise UsageError(
-            f"‹saturation_safe›: policy {policy.name} has nodes in float8, which cannot saturate: it is for "
-            "policies of int8 alone"
-        )
+        why = "has nodes in float8, which cannot saturate: it is for policies of int8 alone"
+        raise UsageError(f"‹saturation_safe›: policy {policy.name} {why}")
     if SAFE_WEIGHTS in policy.rules:
         return policy
     return replace(policy.and_then(SAFE_WEIGHTS), name=f"{policy.name} saturation-safe")
@@ -103,7 +101,10 @@ def exact_kernels(engine: str, artifact: Artifact) -> str | None:
 
 def caution(engine: str, artifact: Artifact) -> str | None:
     """A warning if `artifact` gives other results, or is slower, in `engine` on this CPU than with VNNI; else None."""
-    if not may_saturate(engine, artifact) or not saturates(engine) or _operators_are_exact(engine, artifact):
+    if not may_saturate(engine, artifact) or not saturates(engine):
+        return None
+    found = engine_named(engine).saturation
+    if found and found.exact_operators and function(found.exact_operators)(artifact):
         return None
     remedy = f"`export --for {engine} --saturation-safe`"
     if setting := exact_kernels(engine, artifact):
@@ -115,11 +116,6 @@ def caution(engine: str, artifact: Artifact) -> str | None:
         f"{engine}: this CPU has no VNNI: int8 products of {artifact.file.name} saturate at 16 bits, which costs "
         f"accuracy: {remedy} makes a file whose products cannot"
     )
-
-
-def _operators_are_exact(engine: str, artifact: Artifact) -> bool:
-    found = engine_named(engine).saturation
-    return bool(found and found.exact_operators and function(found.exact_operators)(artifact))
 
 
 def warn(engine: str, artifact: Artifact) -> str | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from torch import Tensor, nn
 
 from swin_quant.arguments import checked
-from swin_quant.backends.onnx_reader.calls import counted
+from swin_quant.backends.onnx_reader.products import counted
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError

@@ -2,9 +2,11 @@
 
 import gc
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 
@@ -61,7 +63,7 @@ def test_bfloat16_is_said_and_is_coarser(load, small_net, artifact_of, images):
 def test_compiled_graphs_are_kept_for_the_latest_sizes_of_batch_only(load, small_net, artifact_of, images):
     net = small_net()
     engine = load(artifact_of(net), EngineOptions(threads=1))
-    graphs = engine.run.args[0]
+    graphs = engine.run.__self__
     for batch in (3, 1, 2, 1):
         assert np.abs(engine(images[:batch]).numpy() - net(images[:batch])).max() < 1e-3
     assert list(graphs.compiled) == [(2, 3, 8, 8), (1, 3, 8, 8)]
@@ -73,33 +75,33 @@ def test_a_type_that_the_cpu_has_not_is_refused(load, small_net, artifact_of, mo
         load(artifact_of(small_net()), EngineOptions(float_type="bfloat16"))
 
 
-class Marked:
-    """The softmax of the means of pictures, with a 5 in the column that the largest value names."""
+def network(text):
+    """A graph for `artifact_of`, from ONNX's text."""
+    return SimpleNamespace(proto=lambda: onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> {text}'))
 
-    def proto(self):
-        floats, whole = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-        nodes = [
-            onnx.helper.make_node("ReduceMax", ["images"], ["most"], keepdims=0),
-            onnx.helper.make_node("Cast", ["most"], ["column"], to=whole),
-            onnx.helper.make_node("Reshape", ["column", "one"], ["place"]),
-            onnx.helper.make_node("ReduceMean", ["images", "axes"], ["means"], keepdims=0),
-            onnx.helper.make_node("ScatterElements", ["means", "place", "five"], ["marked"], axis=1, name="mark"),
-            onnx.helper.make_node("Softmax", ["marked"], ["logits"], axis=-1),
-        ]
-        ends = [
-            onnx.helper.make_tensor_value_info("images", floats, ["batch", 3, 8, 8]),
-            onnx.helper.make_tensor_value_info("logits", floats, ["batch", 3]),
-        ]
-        held = {"one": np.array([1, 1]), "axes": np.array([2, 3]), "five": np.array([[5]], np.float32)}
-        tensors = [onnx.numpy_helper.from_array(value, name) for name, value in held.items()]
-        graph = onnx.helper.make_graph(nodes, "marked", ends[:1], ends[1:], tensors)
-        return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+
+# The softmax of the means of pictures, with a 5 in the column that the largest value names
+MARKED = network("""
+marked (float[batch, 3, 8, 8] images) => (float[batch, 3] logits)
+<int64[2] one = {1, 1}, int64[2] axes = {2, 3}, float[1, 1] five = {5}>
+{
+    most = ReduceMax<keepdims = 0>(images)
+    column = Cast<to = 7>(most)
+    place = Reshape(column, one)
+    means = ReduceMean<keepdims = 0>(images, axes)
+    marked = ScatterElements<axis = 1>(means, place, five)
+    logits = Softmax<axis = -1>(marked)
+}""")
+# The first pixel of each picture
+COPIED = network("""
+copied (float[batch, 3, 8, 8] images) => (float[batch, 3] logits)
+<int64 first = {0}> { rows = Gather<axis = 2>(images, first)  logits = Gather<axis = 2>(rows, first) }""")
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_node_that_fails_is_heard_with_any_number_of_threads(load, artifact_of, threads):
     """With one thread OpenVINO 2026.4 drops the exception, and the outputs are those of the batch before."""
-    engine = load(artifact_of(Marked(), "float32"), EngineOptions(threads=threads))
+    engine = load(artifact_of(MARKED, "float32"), EngineOptions(threads=threads))
     images = torch.rand(2, 3, 8, 8)
     images[0, 0, 0, 0] = 2.5
     wanted = images.mean((2, 3))
@@ -116,21 +118,6 @@ def test_a_node_that_fails_is_heard_with_any_number_of_threads(load, artifact_of
 @pytest.mark.parametrize("value", [0xA5, 0x5A])
 def test_an_output_that_looks_unwritten_is_not_taken_for_it(load, artifact_of, value):
     same = np.full(4, value, np.uint8).view(np.float32)[0]
-    engine = load(artifact_of(Copied(), "float32"), EngineOptions(threads=1))
+    engine = load(artifact_of(COPIED, "float32"), EngineOptions(threads=1))
     images = torch.full((2, 3, 8, 8), float(same))
     assert torch.equal(engine(images), images[:, :, 0, 0])
-
-
-class Copied:
-    """The first pixel of each picture."""
-
-    def proto(self):
-        ends = [
-            onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["batch", 3, 8, 8]),
-            onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 3]),
-        ]
-        index = onnx.numpy_helper.from_array(np.array(0), "first")
-        nodes = [onnx.helper.make_node("Gather", ["images", "first"], ["rows"], axis=2)]
-        nodes += [onnx.helper.make_node("Gather", ["rows", "first"], ["logits"], axis=2)]
-        graph = onnx.helper.make_graph(nodes, "copied", ends[:1], ends[1:], [index])
-        return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +33,17 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     version = library("executorch.version", "executorch").__version__
     known = {"library": f"executorch {version}", "float_type": "float32", "threads": options.threads}
     products = checked(dict[str, str], artifact.record["options"].get("products"), str(artifact.file), "products")
-    run, details = partial(_run, artifact, forward, batch, shape), Details(known, lambda: products)
+
+    def run(images: Tensor) -> Tensor:
+        if (given := [*images.shape[1:]]) != shape:
+            fault = f"takes pictures of {shape}, not {given}"
+            raise UsageError(f"{artifact.file}: {fault}: prepare them as its run card says")
+        filled = torch.cat([images, images.new_zeros(batch - len(images), *shape)]).float().contiguous()
+        with _runtime_errors(artifact):
+            logits: Tensor = forward.execute((filled,))[0]
+        return logits[: len(images)]
+
+    details = Details(known, lambda: products)
     precision, policy = artifact.record["precision"], get_policy_name(artifact)
     return Engine(NAME, precision, policy, run, max_batch=batch, sizes=(batch,), details=details)
 
@@ -54,15 +63,6 @@ def _runtime_errors(artifact: Artifact) -> Iterator[None]:
     except Exception as error:
         said = f"ExecuTorch cannot run it here ({one_line(first_line(error))}): it is damaged, or of another release"
         raise SwinQuantError(f"{artifact.file}: {said}: export it again") from error
-
-
-def _run(artifact: Artifact, forward: Any, batch: int, shape: list[int], images: Tensor) -> Tensor:
-    if (given := [*images.shape[1:]]) != shape:
-        raise UsageError(f"{artifact.file}: takes pictures of {shape}, not {given}: prepare them as its run card says")
-    filled = torch.cat([images, images.new_zeros(batch - len(images), *shape)]).float().contiguous()
-    with _runtime_errors(artifact):
-        logits: Tensor = forward.execute((filled,))[0]
-    return logits[: len(images)]
 
 
 def about(artifact: Artifact) -> dict[str, Any]:

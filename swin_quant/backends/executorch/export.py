@@ -79,10 +79,9 @@ def by_row(node: Quantizer, weight: Tensor, plain: bool) -> RoundingNode:
     scale = torch.where(scale > 0, scale, 1.0)  # XNNPACK takes no scale of 0
     if plain:
         return RoundingNode(lambda weight, values: values, levels * scale)
-    rows = scale.flatten().expand(len(weight)).contiguous(), torch.zeros(len(weight), dtype=torch.int64)
-    return RoundingNode(
-        lambda weight, *pair: _PAIRS.dequantize_per_channel(*pair, 0, *_INT8), levels.to(torch.int8), *rows
-    )
+    scales, zeros = scale.flatten().expand(len(weight)).contiguous(), torch.zeros(len(weight), dtype=torch.int64)
+    dequantize = _PAIRS.dequantize_per_channel
+    return RoundingNode(lambda weight, *pair: dequantize(*pair, 0, *_INT8), levels.to(torch.int8), scales, zeros)
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,10 @@ def export(
     file = folder / f"{file_stem(model, card, precision)}.pte"
     atomic_write_bytes(file, content)
     plain = [name for name, type_ in products.items() if type_ != "int8"]
-    said = f"; in float: {listed(plain, 4)}" if plain else ""
     if precision == "int8":
-        log.info(
-            "XNNPACK: %d of %d linears and convolutions in int8%s", len(products) - len(plain), len(products), said
-        )
+        counts = f"{len(products) - len(plain)} of {len(products)}"
+        said = f"; in float: {listed(plain, 4)}" if plain else ""
+        log.info("XNNPACK: %s linears and convolutions in int8%s", counts, said)
     return finish_artifact(file, card, "executorch", precision, recorded | {"products": products})
 
 
@@ -221,20 +219,19 @@ def products_in(graph: Any) -> dict[str, str]:
     return found
 
 
-def _unbind_by_slices(x: Tensor, dim: int = 0) -> Any:
-    """unbind as slices and reshapes: XNNPACK has no select."""
-    shape = list(x.shape)
-    del shape[dim]
-    return tuple(x.narrow(dim, place, 1).reshape(shape) for place in range(x.shape[dim]))
-
-
 class _Respelled(nn.Module):
     """A network whose operators are replaced by ones that XNNPACK runs."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        unbind = Replacement({"unbind": _unbind_by_slices}, "unbind -> slices")
+
+        def slice_apart(x: Tensor, dim: int = 0) -> Any:  # XNNPACK has no select
+            shape = list(x.shape)
+            del shape[dim]
+            return tuple(x.narrow(dim, place, 1).reshape(shape) for place in range(x.shape[dim]))
+
+        unbind = Replacement({"unbind": slice_apart}, "unbind -> slices")
         self.replacing = Replacing({**chosen(("roll", "patch_merging")), "unbind": unbind})
 
     def forward(self, images: Tensor) -> Tensor:

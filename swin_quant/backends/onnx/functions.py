@@ -78,20 +78,14 @@ class _Body:
         if name in ("silu", "quick_gelu"):
             inner = x if name == "silu" else self("Mul", x, self.number(1.702))
             return self("Mul", x, self("Sigmoid", inner))
-        return self.tanh_gelu(x) if name == "gelu_tanh" else self.gelu(x)
-
-    def tanh_gelu(self, x: str) -> str:
         if self.opset >= _HAS_GELU:
-            return self("Gelu", x, approximate="tanh")
-        cube = self("Mul", self("Mul", x, x), self("Mul", x, self.number(0.044715)))
-        tanh = self("Tanh", self("Mul", self("Add", x, cube), self.number((2 / pi) ** 0.5)))
-        return self("Mul", self("Mul", x, self("Add", tanh, self.number(1.0))), self.number(0.5))
-
-    def gelu(self, x: str) -> str:
-        if self.opset >= _HAS_GELU:
-            return self("Gelu", x)
-        erf = self("Erf", self("Div", x, self.number(2**0.5)))
-        return self("Mul", self("Mul", x, self("Add", erf, self.number(1.0))), self.number(0.5))
+            return self("Gelu", x, approximate="tanh") if name == "gelu_tanh" else self("Gelu", x)
+        if name == "gelu_tanh":
+            cube = self("Mul", self("Mul", x, x), self("Mul", x, self.number(0.044715)))
+            curve = self("Tanh", self("Mul", self("Add", x, cube), self.number((2 / pi) ** 0.5)))
+        else:
+            curve = self("Erf", self("Div", x, self.number(2**0.5)))
+        return self("Mul", self("Mul", x, self("Add", curve, self.number(1.0))), self.number(0.5))
 
 
 def _roll(body: _Body, x: str) -> str:
@@ -109,10 +103,6 @@ def _roll(body: _Body, x: str) -> str:
         head = body("Slice", x, cut, body.whole(_END), axis)
         x = body("Concat", head, body("Slice", x, body.whole(0), cut, axis), axis=dim)
     return x
-
-
-def _relu(body: _Body, x: str) -> str:
-    return body("Relu", x)
 
 
 def _layer_norm(body: _Body, *inputs: str) -> str:
@@ -176,13 +166,10 @@ def _attended(
 
 
 def _attention_branch(body: _Body, x: str, places: str, gain: str, offset: str, *constants: str) -> str:
-    linears, (table, index, regions, *lengths) = constants[:10], constants[10:]
+    linears, tables, lengths = constants[:10], constants[10:13], constants[13:]
     x = body("Gather", x, places, axis=1)
-
-    def inner(y: str) -> str:
-        return _inside_windows(body, y, linears, _biases(body, table, index, regions), lengths)
-
-    return body("Add", x, body.normed(x, (gain, offset), inner))
+    inner = body.normed(x, (gain, offset), lambda y: _inside_windows(body, y, linears, _biases(body, *tables), lengths))
+    return body("Add", x, inner)
 
 
 def _token_branch(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
@@ -217,10 +204,8 @@ def _normalize_lengths(body: _Body, y: str, lengths: str) -> str:
     lengths = body("Concat", lengths, body("Div", lengths, lengths), axis=0)
     channels = body("Slice", body("Shape", y), body.whole(2), body.whole(3))
     qk_channels = body("Mul", body("Div", channels, body.whole(3)), body.whole(2))
-    qk, v = (
-        body("Slice", y, body.whole(0), qk_channels, body.whole(2)),
-        body("Slice", y, qk_channels, channels, body.whole(2)),
-    )
+    qk = body("Slice", y, body.whole(0), qk_channels, body.whole(2))
+    v = body("Slice", y, qk_channels, channels, body.whole(2))
     shape = body("Concat", body.whole(0, 0), body("Shape", lengths), body.whole(-1), axis=0)
     heads = body("Reshape", qk, shape)
     size = body("Sqrt", body("ReduceSum", body("Mul", heads, heads), body.whole(-1), keepdims=1))
@@ -237,17 +222,13 @@ class _Cut:
         shape = body("Shape", x)
         self.batch, height, width, self.channels = (body.at(shape, place) for place in range(4))
         self.sizes = height, width
-        self.window, self.shift = (self._pair(name) for name in ("window", "shift"))
-        self.whole = [self._whole(size, side) for size, side in zip(self.sizes, self.window, strict=True)]
+        pairs = (body.given(name, "INTS") for name in ("window", "shift"))
+        self.window, self.shift = ([body.at(pair, place) for place in range(2)] for pair in pairs)
+        self.whole = [
+            body("Mul", body("Div", body("Add", size, body("Sub", side, body.whole(1))), side), side)
+            for size, side in zip(self.sizes, self.window, strict=True)
+        ]
         self.counts = [body("Div", size, side) for size, side in zip(self.whole, self.window, strict=True)]
-
-    def _pair(self, name: str) -> list[str]:
-        both = self.body.given(name, "INTS")
-        return [self.body.at(both, place) for place in range(2)]
-
-    def _whole(self, size: str, side: str) -> str:
-        body = self.body
-        return body("Mul", body("Div", body("Add", size, body("Sub", side, body.whole(1))), side), side)
 
     def _padded(self, x: str) -> str:
         none = self.body.whole(0)
@@ -362,7 +343,7 @@ def _patch_embedding(body: _Body, x: str, filters: str, offsets: str, gain: str,
 
 _BODIES: dict[str, Callable[..., str]] = {
     "roll": _roll,
-    "relu": _relu,
+    "relu": lambda body, x: body("Relu", x),
     "layer_norm": _layer_norm,
     "window_partition": _window_partition,
     "attention": _attention,

@@ -4,39 +4,33 @@ import ast
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from swin_quant.backends.backend import OnnxTarget
 from swin_quant.backends.onnx.pairs import REDUCTIONS, constant, finish_pairs
 from swin_quant.base.errors import UsageError
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+_ROLES = {("QuantizeLinear", 2): "zero_point", ("DequantizeLinear", 2): "zero_point", ("Reshape", 1): "shape"}
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of an operator's modules, outermost first
 
 
-def finish(
-    model: "ir.Model",
-    opset: int,
-    unsigned: bool = False,
-    zero_points: bool = True,
-    asked: bool = True,
-    reshaped: bool = False,
-) -> int:
+def finish(model: "ir.Model", opset: int, wants: OnnxTarget = OnnxTarget("portable"), asked: bool = True) -> int:
     """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model.
 
-    `unsigned`: see `OnnxTarget`. `zero_points`: whether the engine takes some. Returns the opset: 18 for a graph that
-    17 cannot hold; UsageError for such a graph if 17 was `asked` for. `reshaped`: see `OnnxTarget`.
+    Returns the opset: 18 for a graph that 17 cannot hold; UsageError for such a graph if 17 was `asked` for.
     """
     simplify(model)
-    if reshaped:
+    if wants.reshaped:
         _keep_batches(model.graph)
-    finish_pairs(model.graph, unsigned, zero_points)
-    if opset == 17 and (newer := _newer_than_17(model.graph)):
-        if asked:
-            raise UsageError(f"opset 17: has no {newer} as this network needs it: choose ‹opset› 18")
-        opset = 18
+    finish_pairs(model.graph, wants)
+    newer = [node.op_type for node in model.graph if not node.domain and not _fits_17(node)] if opset == 17 else []
+    if newer and asked:
+        raise UsageError(f"opset 17: has no {newer[0]} as this network needs it: choose ‹opset› 18")
+    opset = 18 if newer else opset
     if opset == 17:
-        lower_to_17(model)
-    name_everything(model.graph)
+        _lower_to_17(model)
+    _name_everything(model.graph)
     return opset
 
 
@@ -51,7 +45,10 @@ def simplify(model: "ir.Model") -> None:
 
     common.InlinePass()(model)
     for _ in range(2):
-        optimizer.fold_constants_ir(model, should_fold=_small_enough)
+        # A Gather's biases are many times as large as their table; a Split is not folded anyway, but gets a line of log
+        optimizer.fold_constants_ir(
+            model, should_fold=lambda node: False if node.op_type in ("Gather", "Split") else None
+        )
         rewriter.rewrite(model, [materialize_reshape_shape_rule])  # the only one of fifty rules that our graphs need
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]  # onnx_ir gives it no types
@@ -86,17 +83,6 @@ def _keep_batches(graph: "ir.Graph") -> None:
                 del graph.initializers[shape.name]
 
 
-def _small_enough(node: "ir.Node") -> bool | None:
-    """False for a Gather: the biases that it looks up are many times as large as their table; and for a Split, which
-    the optimizer would not fold, with a line of its own."""
-    return False if node.op_type in ("Gather", "Split") else None
-
-
-def _newer_than_17(graph: "ir.Graph") -> str | None:
-    """An operator of a graph of opset 18 that cannot be lowered to 17."""
-    return next((node.op_type for node in graph if not node.domain and not _fits_17(node)), None)
-
-
 def _fits_17(node: "ir.Node") -> bool:
     import onnx
 
@@ -114,7 +100,7 @@ def _fits_17(node: "ir.Node") -> bool:
     return new.since_version < 18 or (is_alike and not node.op_type.startswith("Scatter"))
 
 
-def lower_to_17(model: "ir.Model") -> None:
+def _lower_to_17(model: "ir.Model") -> None:
     """Lower a graph from opset 18 to 17, in place: axes of reductions become attributes, splits lose `num_outputs`.
 
     torch's exporter starts at 18, and onnx's converter cannot read axes that are initializers.
@@ -135,7 +121,7 @@ def lower_to_17(model: "ir.Model") -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def name_everything(graph: "ir.Graph") -> None:
+def _name_everything(graph: "ir.Graph") -> None:
     """Name operators and their outputs `<module>.<operator>`, and unnamed constants after their reader, in place."""
     taken: dict[str, int] = defaultdict(int)
     fixed = {value.name for value in (*graph.inputs, *graph.outputs)}
@@ -151,7 +137,7 @@ def name_everything(graph: "ir.Graph") -> None:
         value.metadata_props.clear()
         if str(value.name).startswith("val_"):
             (reader, place), *others = value.uses()
-            role = _role(reader.op_type, place)
+            role = _ROLES.get((reader.op_type, place), f"constant_{place}")
             value.name = _unique(role if others else f"{reader.name}.{role}", taken)
     for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
         value.metadata_props.clear()
@@ -164,11 +150,6 @@ def _module(node: "ir.Node") -> str:
         return ast.literal_eval(node.metadata_props[_SCOPES])[-2]
     before = next((value.producer() for value in node.inputs if value is not None and value.producer()), None)
     return before.meta.get("module", "") if before else ""
-
-
-def _role(op_type: str, place: int) -> str:
-    names = {"QuantizeLinear": {2: "zero_point"}, "DequantizeLinear": {2: "zero_point"}, "Reshape": {1: "shape"}}
-    return names.get(op_type, {}).get(place, f"constant_{place}")
 
 
 def _unique(name: str, taken: dict[str, int]) -> str:
@@ -184,17 +165,13 @@ def _share_constants(graph: "ir.Graph") -> None:
     """
     seen: dict[tuple[object, ...], ir.Value] = {}
     for name, value in list(graph.initializers.items()):
-        if name.startswith("val_") and not _belongs_to_weight(value):
-            tensor = constant(value)
-            key = tensor.dtype, tuple(tensor.shape), tensor.tobytes()
-            if key in seen:
-                value.replace_all_uses_with(seen[key])
-                del graph.initializers[name]
-            else:
-                seen[key] = value
-
-
-def _belongs_to_weight(zero_point: "ir.Value") -> bool:
-    reader, _ = next(iter(zero_point.uses()))
-    values = reader.inputs[0]
-    return reader.op_type == "DequantizeLinear" and values is not None and values.is_initializer()
+        if not name.startswith("val_"):
+            continue
+        reader, _ = next(iter(value.uses()))
+        values, tensor = reader.inputs[0], constant(value)
+        if reader.op_type == "DequantizeLinear" and values is not None and values.is_initializer():
+            continue
+        kept = seen.setdefault((tensor.dtype, tuple(tensor.shape), tensor.tobytes()), value)
+        if kept is not value:
+            value.replace_all_uses_with(kept)
+            del graph.initializers[name]

@@ -33,9 +33,8 @@ class Pair(nn.Module):
 
     def __init__(self, node: Quantizer, centred: bool = False) -> None:
         super().__init__()
-        self.scale: Tensor
         qmin, qmax = node.grid
-        self.register_buffer("scale", node.range_for().detach() / qmax)
+        self.scale: Tensor = nn.Buffer(node.range_for().detach() / qmax)
         is_wide = node.setting.bits > 8
         self.zero_point = None if (node.setting.symmetric and not is_wide) or centred else -qmin
         self.offset = (qmin + 128) * self.scale.item() if centred and not node.setting.symmetric else 0.0
@@ -46,39 +45,37 @@ class Pair(nn.Module):
         return qdq(own - self.offset if self.offset else own, self.scale, self.zero_point, self.format).to(x.dtype)
 
 
-def levels(weight: Tensor, node: Quantizer) -> tuple[Tensor, Tensor]:
-    """A weight [out, ...] on the grid of its node: levels of its shape, int8 or float8, and a scale, 0-dim or [out]."""
-    qmin, qmax = node.setting.levels
-    scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...]
-    values = round_to_grid_(weight / scale, qmin, qmax)
-    return values.to(
-        torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8
-    ), scale.flatten() if scale.dim() else scale
-
-
 class StoredWeight(nn.Module):
-    """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8, and its scale.
+    """A weight [out, ...] as the file stores it, with outputs in dimension `dim`: int8 or float8 and a scale, or float.
 
-    The scale is 0-dim or [out]; for blocks of values [in, out] it is [in / block, out].
+    The scale is 0-dim or [out]; for blocks of values [in, out] it is [in / block, out]; None for float.
     """
 
-    def __init__(self, weight: Tensor, node: Quantizer, dim: int = 1) -> None:
+    scale: Tensor | None
+
+    def __init__(self, weight: Tensor, node: Quantizer | None = None, dim: int = 1) -> None:
         super().__init__()
-        values, scale = levels(weight, node)
-        if node.setting.block:
-            scale = (node.range_for(weight)[:, :: node.setting.block].detach() / node.setting.levels[1]).T.contiguous()
-        self.values: Tensor
-        self.scale: Tensor
-        self.register_buffer("values", values.movedim(0, dim).contiguous())
+        values, block = weight, 0
+        scale: Tensor | None = None
+        if node is not None and node.setting.enabled:
+            (qmin, qmax), block = node.setting.levels, node.setting.block or 0
+            scale = node.range_for(weight).detach() / qmax  # 0-dim or [out, 1, ...], for blocks [out, in]
+            values = round_to_grid_(weight / scale, qmin, qmax)
+            values = values.to(torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8)
+            scale = scale[:, ::block].T.contiguous() if block else scale.flatten() if scale.dim() else scale
+        self.values: Tensor = nn.Buffer(values.movedim(0, dim).contiguous())
         self.register_buffer("scale", scale)
-        self.dim = 0 if node.setting.block else dim
+        self.dim = 0 if block else dim
 
     def forward(self) -> Tensor:
-        return dequantize(self.values, self.scale, self.dim)
+        return self.values if self.scale is None else dequantize(self.values, self.scale, self.dim)
 
     def scale_outputs(self, factors: Tensor) -> None:
-        """Multiply column j by `factors[j]`, float [out]; no value is rounded again."""
-        self.scale = self.scale * factors
+        """Multiply column j by `factors[j]`, float [out]; no stored value is rounded again."""
+        if self.scale is None:
+            self.values = self.values * factors
+        else:
+            self.scale = self.scale * factors
 
     def raise_scales(self) -> None:
         """Double float8 scales that are subnormal in float16 until they are normal, and halve their values as often.
@@ -86,26 +83,10 @@ class StoredWeight(nn.Module):
         A float8 has its own exponent, so that only values that become subnormal are rounded. Their error is at most
         2^-23: half a step of 2^-9, times a scale below 2^-13.
         """
-        if self.values.dtype == torch.float8_e4m3fn:
+        if self.scale is not None and self.values.dtype == torch.float8_e4m3fn:
             doublings = (torch.finfo(torch.float16).tiny / self.scale).log2().ceil()
             factors = torch.where(self.scale < SMALLEST_SCALE, doublings, 0).exp2()
             self.values, self.scale = (self.values.float() / factors).to(self.values.dtype), self.scale * factors
-
-
-class FloatWeight(nn.Module):
-    """A weight that is not quantized: float [in, out]."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.values: Tensor
-        self.register_buffer("values", weight.T.contiguous())
-
-    def forward(self) -> Tensor:
-        return self.values
-
-    def scale_outputs(self, factors: Tensor) -> None:
-        """Multiply column j by `factors[j]`, float [out]."""
-        self.values = self.values * factors
 
 
 class Product(nn.Module):
@@ -121,9 +102,8 @@ class Product(nn.Module):
         self.bias: Tensor | None
         if not node.setting.enabled:
             self.register_buffer("weight", weight.movedim(0, layer.stored_dim).contiguous())
-        self.inside = (
-            layer.output_has_bias or not layer._aftergemm_quantizer.setting.enabled
-        )  # engines fuse such a bias
+        # Engines fuse such a bias
+        self.inside = layer.output_has_bias or not layer._aftergemm_quantizer.setting.enabled
         if bias is not None:
             bias = (bias.detach() if self.inside else layer.aligned(bias.detach())).clone()
         self.register_buffer("bias", bias)
@@ -151,26 +131,19 @@ class Linear(nn.Module):
         if isinstance(layer, QuantizedLayer):
             self._input_quantizer = lowered(layer._input_quantizer, centred)
             self._aftergemm_quantizer = lowered(layer._aftergemm_quantizer)
-            node = layer._weight_quantizer
-            self._weight_quantizer = StoredWeight(weight, node) if node.setting.enabled else FloatWeight(weight)
+            self._weight_quantizer = StoredWeight(weight, layer._weight_quantizer)
         else:
             self._input_quantizer = self._aftergemm_quantizer = nn.Identity()
-            self._weight_quantizer = FloatWeight(weight)
+            self._weight_quantizer = StoredWeight(weight)
         self.bias: Tensor | None
         self.register_buffer("bias", None if bias is None else bias.detach())
         if offset := getattr(self._input_quantizer, "offset", 0.0):
             given_back = offset * self._weight_quantizer().double().sum(0)
             self.bias = (given_back if self.bias is None else self.bias + given_back).to(weight.dtype)
-        if self.bias is None and self._is_integer:
+        has_int8 = isinstance(self._input_quantizer, Pair) and self._weight_quantizer.values.dtype == torch.int8
+        if self.bias is None and has_int8 and isinstance(self._aftergemm_quantizer, nn.Identity):
             self.bias = torch.full((len(weight),), TINY_BIAS)
         self.dtype = torch.float32
-
-    @property
-    def _is_integer(self) -> bool:
-        """Whether engines make an integer product of it, which only a bias may follow."""
-        pair, weight, behind = self._input_quantizer, self._weight_quantizer, self._aftergemm_quantizer
-        is_stored = isinstance(weight, StoredWeight) and weight.values.dtype == torch.int8
-        return isinstance(pair, Pair) and is_stored and isinstance(behind, nn.Identity)
 
     def scale_outputs(self, factors: Tensor) -> None:
         """Multiply output j by `factors[j]`, float [out]; the int8 levels of W stay."""
@@ -189,11 +162,9 @@ def lowered(node: Quantizer, centred: bool = False) -> nn.Module:
 
 def takes_offset(layer: nn.Module) -> bool:
     """Whether a layer's bias can add the offset subtracted from its input: it is a linear with a float result."""
-    return (
-        isinstance(layer, nn.Linear)
-        and isinstance(layer, QuantizedLayer)
-        and not layer._aftergemm_quantizer.setting.enabled
-    )
+    if not isinstance(layer, nn.Linear) or not isinstance(layer, QuantizedLayer):
+        return False
+    return not layer._aftergemm_quantizer.setting.enabled
 
 
 def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -> None:

@@ -9,12 +9,13 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import function
 from swin_quant.backends.onnx.layers import lower, match_scales
 from swin_quant.backends.onnx.options import REWRITTEN, OnnxOptions
 from swin_quant.base.errors import UsageError, offered
@@ -27,7 +28,6 @@ from swin_quant.models.registry import build_model
 from swin_quant.operators.plugins import parse_plugins
 
 Restore = Callable[[Tensor], Tensor]
-_OURS = "swin_quant.backends.onnx"
 
 
 def network(
@@ -41,13 +41,15 @@ def network(
     rewriter = get_rewriter(model)
     names = rewriter.chosen(options)
     model = copy.deepcopy(model).cpu().eval()
-    folded = options.uint8_input and rewriter.stem is not None and options.floats == "float32"
-    if folded and preprocess:
-        fold_normalisation(model.get_submodule(rewriter.stem or ""), preprocess)
+    stem = rewriter.stem if options.uint8_input and options.floats == "float32" else None
+    if stem and preprocess:
+        fold_normalisation(model.get_submodule(stem), preprocess)
     lower(model, options.wants.symmetric, model.parameters_read)
     if options.compiled and not model.inputs:
         kind = rewriter.measured_as or (model.architecture.family.name if model.architecture else "")
-        rewriter.apply(model, names, parse_plugins(options.compiled), partial(options.are_compiled, kind))
+        rewriter.apply(
+            model, names, parse_plugins(options.compiled), partial(function(options.wants.are_compiled), kind)
+        )
     else:
         plugins = parse_plugins(options.plugin)
         if idle := sorted(REWRITTEN & plugins.keys() - rewriter.plugins.keys()):
@@ -57,7 +59,7 @@ def network(
         rewriter.halve(model, beyond_half)
     exported = rewriter.network(model, getattr(torch, options.io_type)).eval().requires_grad_(False)
     match_scales(exported, example(model, options, 1))
-    with_ends(exported, options, preprocess, folded)
+    with_ends(exported, options, preprocess, folded=stem is not None)
     if model.inputs:
         set_forward(exported, cast("CapturedNetwork", model).by_name)
     return exported
@@ -69,14 +71,6 @@ def example(model: Classifier, options: OnnxOptions, batch: int) -> Tensor:
     if model.takes_any_size:
         shape = (*shape[:-2], shape[-2] + 1, shape[-1] + 6)
     return torch.zeros(batch, *shape, dtype=getattr(torch, options.io_type))
-
-
-def make_example_inputs(model: Classifier, options: OnnxOptions, batch: int) -> dict[str, Tensor]:
-    """The inputs that the exported graph takes: black pictures `images`, as `example` or uint8 [batch, S, S, 3]."""
-    images = example(model, options, batch)
-    if model.inputs:
-        return model.inputs.unpack(images)
-    return {"images": images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images}
 
 
 def check_ends(model: Classifier, options: OnnxOptions, preprocess: Preprocess | None) -> None:
@@ -99,6 +93,8 @@ def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | N
     With `uint8_input` it takes decoded pictures, uint8 [B, S, S, 3]. `folded`: its weights normalise them, else
     operators do.
     """
+    if not options.has_ends:
+        return
     kind = type(model)
     given = (preprocess.mean, preprocess.std) if preprocess else ((0.0,), (1.0,))
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in given)
@@ -113,8 +109,7 @@ def with_ends(model: nn.Module, options: OnnxOptions, preprocess: Preprocess | N
         extras = [shares] * options.softmax + ([best[1], best[0]] if best else [])
         return (logits, *extras) if extras else logits
 
-    if options.has_ends:
-        set_forward(model, forward)
+    set_forward(model, forward)
 
 
 def set_forward(model: nn.Module, forward: Callable[..., Any], name: str = "forward") -> None:
@@ -127,46 +122,41 @@ def fold_normalisation(convolution: nn.Module, preprocess: Preprocess) -> None:
     """Fold the normalisation into an unpadded convolution, in place: it then takes pixels, 0 to 255."""
     if not isinstance(convolution, nn.Conv2d) or any(convolution.padding):
         raise ValueError("only a convolution without padding can normalise: padded zeros are no pixels")
-    given = (preprocess.mean, preprocess.std)
-    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in given)
+    both = (preprocess.mean, preprocess.std)
+    mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in both)
     weight = convolution.weight.detach().double()
     bias = 0 if convolution.bias is None else convolution.bias.detach().double()
     convolution.bias = nn.Parameter((bias - (weight * mean / std).sum((1, 2, 3))).float(), requires_grad=False)
     convolution.weight = nn.Parameter((weight / (255 * std)).float(), requires_grad=False)
 
 
-def list_added_output_names(options: OnnxOptions) -> list[str]:
-    """The names of the outputs behind the model's own."""
-    return ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)
-
-
-class Plugged(Protocol):
-    """Lets parts of a model call a plugin's operator: all, or with `is_compiled` those for which it is fast."""
-
-    def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None: ...
-
-
 @dataclass(frozen=True)
 class OperatorRewrite:
-    """Lets parts of a rewritten model call a plugin's operator (`operators/plugins`).
+    """Lets parts of a rewritten model call a plugin's operator.
 
-    `find`: model -> the modules that have such a part, by the part's name.
+    `part`: the attribute of a module that the operator computes, of a `kind`, in modules of type `holder`.
     `fault`: the reason why the operator cannot compute a module's part; None if it can.
     `is_fast`: whether the compiled operator is fast for it; asked only where there is no fault.
     `change`: lets the module call the operator, in place, by a new part that has the operator's name as `operator`.
     """
 
-    find: Callable[[Any], Mapping[str, Any]]
+    part: str
     fault: Callable[[Any], str | None]
     is_fast: Callable[[Any], bool]
     change: Callable[[Any], None]
+    holder: type = nn.Module
+    kind: type = nn.Module
 
     def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None:
         """Change all modules, in place. UsageError for one that the operator cannot compute.
 
         With `is_compiled`, asked where it matters, only those for which the compiled operator is fast.
         """
-        found = self.find(model)
+        found = {
+            f"{name}.{self.part}".lstrip("."): module
+            for name, module in model.named_modules()
+            if isinstance(module, self.holder) and isinstance(getattr(module, self.part, None), self.kind)
+        }
         faults = {name: self.fault(module) for name, module in found.items()}
         if is_compiled:
             found = {name: module for name, module in found.items() if not faults[name] and self.is_fast(module)}
@@ -189,7 +179,7 @@ class Rewriter:
     `constants`: rewrites that store computable values, for targets that want that.
     `unfused`: rewrites for targets that fuse no attention. `for_half`: rewrites that float16 needs. `for_npu`: those of
     the form for NPUs alone.
-    `plugins`: operator -> the change that makes calls of a plugin's operator.
+    `plugins`: operator -> an `OperatorRewrite`, or something else with its `apply`.
     `halve`: makes a rewritten model float16, except the layers around the nodes in `beyond_half`.
     `stem`: the float convolution without padding that reads the pictures, into which their normalisation can be folded.
     `restore`: (model, names of rewrites) -> module -> the function that undoes the rewrites in the module's tensor, or
@@ -206,7 +196,7 @@ class Rewriter:
     unfused: frozenset[str] = frozenset()
     for_half: frozenset[str] = frozenset()
     for_npu: frozenset[str] = frozenset()
-    plugins: Mapping[str, Plugged] = field(default_factory=dict)
+    plugins: Mapping[str, Any] = field(default_factory=dict)
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None
@@ -216,27 +206,21 @@ class Rewriter:
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:
         """The names of the rewrites that apply. UsageError for an unknown name, or one without those that it needs."""
-        everything = frozenset(self.table)
+        names = frozenset(self.table) if options.rewrites is None else options.rewrites
         if options.rewrites is None:
-            kept_out = self.unfused if options.npu or options.wants.fuses_attention else frozenset()
-            kept_out |= frozenset() if options.wants.constants else self.constants
-            names = everything - kept_out - (frozenset() if options.npu else self.for_npu)
-        else:
-            names = options.rewrites
-        if unknown := sorted(names - everything):
+            names -= self.unfused if options.npu or options.wants.fuses_attention else frozenset()
+            names -= frozenset() if options.wants.constants else self.constants
+            names -= frozenset() if options.npu else self.for_npu
+        if unknown := sorted(names - frozenset(self.table)):
             raise UsageError(f"no rewrite {unknown[0]!r}{offered(unknown[0], self.table)}")
         if names and self.builds_on and self.builds_on not in names:
             raise UsageError(f"rewrite {min(names)} builds on {self.builds_on}: give both")
-        if options.floats == "float16":
-            self._check_half(names)
-        return names
-
-    def _check_half(self, names: frozenset[str]) -> None:
-        if self.halve is None:
+        if options.floats == "float16" and self.halve is None:
             raise UsageError("float16: this architecture has no rewrites that set types of layers: choose float32")
-        if not self.for_half <= names:
+        if options.floats == "float16" and not self.for_half <= names:
             needed = " and ".join(name for name in self.table if name in self.for_half)
             raise UsageError(f"float16 needs the rewrites {needed}: they set types of layers")
+        return names
 
     def apply(
         self,
@@ -274,17 +258,14 @@ def as_it_is(model: Classifier, io_type: torch.dtype) -> nn.Module:
     return model if io_type is torch.float32 else Cast(model, io_type)
 
 
-NO_REWRITES = Rewriter({}, as_it_is)
-
-
 def get_rewriter(model: Classifier) -> Rewriter:
-    """The rewriter of the model's architecture, or that of captured networks; NO_REWRITES if it has none."""
+    """The rewriter of the model's architecture, or that of captured networks; one without rewrites if it has none."""
     name = model.architecture.rewrites if model.architecture else None
     if name is None and isinstance(model, CapturedNetwork):
         name = "branches"
     if name is None:
-        return NO_REWRITES
-    return importlib.import_module(name if "." in name else f"{_OURS}.{name}").REWRITER
+        return Rewriter({}, as_it_is)
+    return importlib.import_module(name if "." in name else f"swin_quant.backends.onnx.{name}").REWRITER
 
 
 def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
@@ -293,13 +274,8 @@ def restoring(artifact: Artifact) -> Mapping[str, Restore | None]:
     Modules that are not named have the same tensor in both.
     """
     model = build_model(from_dict(artifact.card.config, str(artifact.file)))
-    restore = get_rewriter(model).restore
-    if restore:
+    if restore := get_rewriter(model).restore:
         return restore(model, frozenset(artifact.record["options"].get("rewrites", ())))
-    return dict.fromkeys(holding_activations(model))
-
-
-def holding_activations(model: nn.Module) -> list[str]:
-    """timm's norms that hold their activation: in a file the activation's output is named as the norm's."""
+    # timm's norms that hold their activation: in a file the activation's output is named as the norm's
     norms = {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
-    return [name for name, module in norms.items() if any(True for _ in module.children())]
+    return dict.fromkeys(name for name, module in norms.items() if [*module.children()])

@@ -18,7 +18,18 @@ GELU_OPSET = 20  # the first with Gelu
 UINT16 = "uint16"  # the format of activations in 16 bits
 
 
-@torch.library.custom_op("swin_quant::qdq", mutates_args=())
+def operator(fake: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Any]:
+    """Make a function an operator of torch, `swin_quant::<name>`. `fake`: an empty result of its shape and type."""
+
+    def define(compute: Callable[..., Tensor]) -> Any:
+        made = torch.library.custom_op(f"swin_quant::{compute.__name__}", compute, mutates_args=())
+        made.register_fake(fake)
+        return made
+
+    return define
+
+
+@operator(lambda x, *_, **__: torch.empty_like(x, memory_format=torch.contiguous_format))
 def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
     """Round `x`, of any shape, to `scale * {-128..127}`.
 
@@ -31,7 +42,7 @@ def qdq(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "
     return levels.mul_(scale.float()).to(x.dtype).contiguous()
 
 
-@torch.library.custom_op("swin_quant::dequantize", mutates_args=())
+@operator(lambda values, scale, axis=1: torch.empty_like(values, dtype=scale.dtype))
 def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
     """`values * scale` in the type of `scale`. values: int8 or float8; scale: 0-dim, or one value per index of `axis`.
 
@@ -44,36 +55,16 @@ def dequantize(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
     return (values.float() * scales.float()).to(scale.dtype)
 
 
-@torch.library.custom_op("swin_quant::quantize", mutates_args=())
+@operator(lambda x, scale: torch.empty_like(x, dtype=torch.int8))
 def quantize(x: Tensor, scale: Tensor) -> Tensor:
     """The int8 levels of `x` [..., C], for `scale` [C]."""
     return round_to_grid_(x / scale, -128, 127).to(torch.int8)
 
 
-@torch.library.custom_op("swin_quant::gather", mutates_args=())
+@operator(lambda x, places: x.new_empty(x.shape[0], *places.shape, *x.shape[2:]))
 def gather(x: Tensor, places: Tensor) -> Tensor:
     """`x[:, places]`: one Gather. x: [B, T, ...]; places: int32 of any shape."""
     return x[:, places]
-
-
-@qdq.register_fake
-def _(x: Tensor, scale: Tensor, zero_point: int | None = None, format: str = "int8") -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@dequantize.register_fake
-def _(values: Tensor, scale: Tensor, axis: int = 1) -> Tensor:
-    return torch.empty_like(values, dtype=scale.dtype)
-
-
-@quantize.register_fake
-def _(x: Tensor, scale: Tensor) -> Tensor:
-    return torch.empty_like(x, dtype=torch.int8)
-
-
-@gather.register_fake
-def _(x: Tensor, places: Tensor) -> Tensor:
-    return x.new_empty(x.shape[0], *places.shape, *x.shape[2:])
 
 
 def translations(opset: int) -> dict[Any, Callable[..., Any]]:
@@ -112,9 +103,6 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
     def rounded(x: Any, scale: Any) -> Any:
         zeros = constant(np.zeros(tuple(scale.shape), np.int8))
         return op.QuantizeLinear(x, scale, zeros, axis=-1)
-
-    def taken(x: Any, places: Any) -> Any:
-        return op.Gather(x, places, axis=1)
 
     def gelu(x: Any, approximate: str = "none") -> Any:
         root, one, half, slope, cube = (
@@ -155,18 +143,15 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
         found = most(spread, behind, keepdims=0), place(spread, axis=-1, keepdims=0, select_last_index=1)
         return tuple(op.Transpose(one, perm=np.argsort(last).tolist()) for one in found)
 
-    def running_min(x: Any, dim: int) -> Any:
-        return running(x, dim, least=True)
-
     ops = torch.ops.swin_quant
     older = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
     return older | {
         ops.qdq.default: pair,
         ops.dequantize.default: stored,
         ops.quantize.default: rounded,
-        ops.gather.default: taken,
+        ops.gather.default: lambda x, places: op.Gather(x, places, axis=1),
         torch.ops.aten.conv3d.default: conv3d,
         torch.ops.aten.searchsorted.Tensor: places,
         torch.ops.aten.cummax.default: running,
-        torch.ops.aten.cummin.default: running_min,
+        torch.ops.aten.cummin.default: lambda x, dim: running(x, dim, least=True),
     }

@@ -1,9 +1,8 @@
 """The options of the exporter. Options that do not fit together, or not the target, are refused here."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from swin_quant.backends.backend import PRECISIONS, OnnxTarget, function
+from swin_quant.backends.backend import PRECISIONS, OnnxTarget
 from swin_quant.backends.registry import targets
 from swin_quant.base.errors import UsageError, offered
 from swin_quant.operators.plugins import parse_plugins
@@ -14,9 +13,8 @@ OPSETS = range(17, 21)
 FP8_OPSET = 19  # the first with float8 in Q/DQ
 INT4_OPSET = 21  # the first with INT4 in DequantizeLinear, and 16 bits in Q/DQ
 INT4_BITS = 4
-BRANCHES = frozenset(
-    {"attention_branch", "map_branch", "token_branch", "mlp", "patch_merging"}
-)  # the plugins whose nodes have linears, of int8 weights
+# The plugins whose nodes have linears, of int8 weights
+BRANCHES = frozenset({"attention_branch", "map_branch", "token_branch", "mlp", "patch_merging"})
 REWRITTEN = BRANCHES | {"attention", "patch_embedding"}  # the plugins whose nodes only an architecture's rewrites make
 
 
@@ -62,10 +60,14 @@ class OnnxOptions:
     top_k: int | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("target", self.target, onnx_targets())
-        _check_choice("float type", self.floats, FLOAT_TYPES)
-        _check_choice("type of input and output", self.io_type, FLOAT_TYPES)
+        for what, value, known in (
+            ("precision", self.precision, PRECISIONS),
+            ("target", self.target, tuple(onnx_targets())),
+            ("float type", self.float_type or FLOAT_TYPES[0], FLOAT_TYPES),
+            ("type of input and output", self.io_type, FLOAT_TYPES),
+        ):
+            if value not in known:
+                raise UsageError(f"no {what} {value!r}{offered(value, known)}")
         if self.int4_weights and (self.precision == "float" or not self.wants.int4):
             what = "precision float" if self.precision == "float" else f"target {self.target}"
             raise UsageError(f"‹int4_weights›: not with {what}: leave it out")
@@ -73,20 +75,19 @@ class OnnxOptions:
         if newer and self.version != INT4_OPSET:
             raise UsageError(f"opset {self.opset}: {newer} {INT4_OPSET}: leave ‹opset› out")
         if not newer and self.version not in OPSETS:
-            raise UsageError(
-                f"opset {self.opset}: must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
-            )
-        if self.floats == "float16" and not self.wants.takes_float16:
+            why = f"must be {OPSETS[0]} to {OPSETS[-1]}; ONNX Runtime fails on later Q/DQ"
+            raise UsageError(f"opset {self.opset}: {why}")
+        is_half = self.floats == "float16"
+        if is_half and not self.wants.takes_float16:
             raise UsageError(f"target {self.target} is for CPUs, which cast float16 back and forth: choose float32")
-        if self.floats == "float16" and self.precision == "int8" and self.version < 19:
+        if is_half and self.precision == "int8" and self.version < 19:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
             raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
-        if self.npu and (self.batch not in (None, 1) or self.floats != "float32"):
-            raise UsageError(
-                "‹npu›: the file takes one picture at a time, in float32: leave ‹batch› and ‹float_type› out"
-            )
         if self.npu:
+            if self.batch not in (None, 1) or self.floats != "float32":
+                how = "one picture at a time, in float32: leave ‹batch› and ‹float_type› out"
+                raise UsageError(f"‹npu›: the file takes {how}")
             object.__setattr__(self, "batch", 1)
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
             raise UsageError(f"‹top_k› {self.top_k}: must be a whole number from 1")
@@ -97,10 +98,9 @@ class OnnxOptions:
         plugged = parse_plugins(self.plugin, self.replace)
         rewritten = next((operator for operator in plugged if operator in REWRITTEN), None)
         if rewritten and (self.replace or not plugged.keys() <= REWRITTEN):
-            raise UsageError(
-                f"‹plugin› {rewritten}: its graph has no operators for ‹replace› or other plugins: leave those out"
-            )
-        if rewritten and self.floats != "float32":
+            why = "its graph has no operators for ‹replace› or other plugins: leave those out"
+            raise UsageError(f"‹plugin› {rewritten}: {why}")
+        if rewritten and is_half:
             raise UsageError(f"‹plugin› {rewritten}: not in float16: choose ‹float_type› float32")
         if self.int4_weights and (branch := next((operator for operator in plugged if operator in BRANCHES), None)):
             raise UsageError(f"‹plugin› {branch}: takes int8 weights: leave ‹int4_weights› out")
@@ -114,13 +114,7 @@ class OnnxOptions:
         if asked or self.precision == "float":
             return ()
         left_out = BRANCHES if self.int4_weights else ()
-        plugins = self.wants.compiled
-        return tuple(plugin for plugin in plugins if plugin.partition("=")[0] not in left_out)
-
-    @property
-    def are_compiled(self) -> Callable[[str, str], bool]:
-        """Whether an (architecture, operator) runs fast here; asked only where something can take it."""
-        return function(self.wants.are_compiled)
+        return tuple(plugin for plugin in self.wants.compiled if plugin.partition("=")[0] not in left_out)
 
     @property
     def version(self) -> int:
@@ -155,8 +149,3 @@ def onnx_targets() -> dict[str, OnnxTarget]:
     """The targets of the backends that read ONNX, by name."""
     details = [backend.exports.detail for backend in targets().values() if backend.exports]
     return {detail.name: detail for detail in details if isinstance(detail, OnnxTarget)}
-
-
-def _check_choice(what: str, value: str, known: Iterable[str]) -> None:
-    if value not in (there := list(known)):
-        raise UsageError(f"no {what} {value!r}{offered(value, there)}")

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from swin_quant.backends.backend import OnnxTarget
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 _AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
+_KEEPING = frozenset({"MaxPool", "Relu", "Reshape", "Flatten", "Transpose"})
 _BY_CHANNEL = frozenset(("Add", "Sub", "Mul", "Div", "BatchNormalization"))
 # Before opset 18 their axes are attributes.
 REDUCTIONS = frozenset(
@@ -14,8 +17,8 @@ REDUCTIONS = frozenset(
 )
 
 
-def finish_pairs(graph: "ir.Graph", unsigned: bool, zero_points: bool) -> None:
-    """Apply every rewrite of this file; for the options see `graph.finish`."""
+def finish_pairs(graph: "ir.Graph", wants: OnnxTarget) -> None:
+    """Apply every rewrite of this file, for a target."""
     share_pairs(graph)
     raise_pairs(graph)
     pad_in_convolutions(graph)
@@ -23,8 +26,8 @@ def finish_pairs(graph: "ir.Graph", unsigned: bool, zero_points: bool) -> None:
     gather_in_a_row(graph)
     keep_integer(graph)
     fit_biases(graph)
-    if zero_points:
-        make_unsigned(graph, shared=unsigned)
+    if not wants.symmetric:
+        make_unsigned(graph, shared=wants.unsigned)
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
@@ -74,9 +77,6 @@ def fit_biases(graph: "ir.Graph") -> None:
             levels.const_value, scale.const_value = ir.tensor(values), ir.tensor(now)
 
 
-_KEEPING = frozenset({"MaxPool", "Relu", "Reshape", "Flatten", "Transpose"})
-
-
 def raise_pairs(graph: "ir.Graph") -> None:
     """Move a pair from behind a max pooling, or behind the reshape of an average, to before it.
 
@@ -84,7 +84,9 @@ def raise_pairs(graph: "ir.Graph") -> None:
     the largest map of a ResNet in float, and feed its head float values.
     """
     for pool in list(graph):
-        quantize = _only_reader(pool.outputs[0]) if _is_crossed(pool) else None
+        average = pool.inputs[0].producer() if pool.op_type == "Reshape" and pool.inputs[0] else None
+        is_crossed = pool.op_type == "MaxPool" or (average is not None and average.op_type in _AVERAGES)
+        quantize = _only_reader(pool.outputs[0]) if is_crossed else None
         back = _only_reader(quantize.outputs[0]) if quantize and quantize.op_type == "QuantizeLinear" else None
         if quantize is None or back is None or back.outputs[0].is_graph_output() or len(pool.outputs) > 1:
             continue
@@ -157,8 +159,11 @@ def keep_reduced(graph: "ir.Graph") -> None:
         keeps = node.attributes.get_int("keepdims", 1)
         if node.op_type not in REDUCTIONS or keeps or len(node.inputs) < 2 or node.inputs[1] is None:
             continue
-        result = node.outputs[0]
-        is_scaled = _is_scaled(node.inputs[0]) or any(reader.op_type in _BY_CHANNEL for reader, _ in result.uses())
+        result, origin = node.outputs[0], _origin(node.inputs[0], lambda one: one.op_type in _KEEPING)
+        is_scaled = origin is not None and _scales(origin)
+        if origin is not None and origin.op_type == "LayerNormalization":
+            is_scaled = len(origin.inputs) < 3 or origin.inputs[2] is None  # a shift keeps the scale where it is
+        is_scaled = is_scaled or any(reader.op_type in _BY_CHANNEL for reader, _ in result.uses())
         if result.is_graph_output() or not is_scaled:
             continue
         drop = ir.Node("", "Squeeze", [result, node.inputs[1]], metadata_props=dict(node.metadata_props))
@@ -205,13 +210,6 @@ def gather_in_a_row(graph: "ir.Graph") -> None:
         graph.insert_after(node, spread)
 
 
-def _is_crossed(node: "ir.Node") -> bool:
-    if node.op_type == "Reshape":
-        source = node.inputs[0].producer() if node.inputs[0] else None
-        return source is not None and source.op_type in _AVERAGES
-    return node.op_type == "MaxPool"
-
-
 def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
     """Turn int8 pairs before convolutions into uint8 pairs around 128, where an engine needs that: the values stay.
 
@@ -231,37 +229,15 @@ def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
             continue
         users = [reader for reader, _ in back.outputs[0].uses()]
         readers = [user.op_type for user in users]
-        is_joined = not {*readers} <= {"MatMul", "Gemm"} and _joins(node.inputs[0])
-        is_wrong = is_joined or "ConvTranspose" in readers or any(map(_is_ceiled, users))
-        if is_wrong or (shared and len(readers) > 1 and "Conv" in readers):
+        # Constant scales and shifts, as in a batch norm that folds into no layer, are moved across a concatenation
+        origin = _origin(node.inputs[0], lambda one: one.op_type in _KEEPING or _scales(one))
+        is_joined = not {*readers} <= {"MatMul", "Gemm"} and origin is not None and origin.op_type == "Concat"
+        is_ceiled = any(one.op_type == "MaxPool" and one.attributes.get_int("ceil_mode", 0) for one in users)
+        if is_joined or is_ceiled or "ConvTranspose" in readers or (shared and len(readers) > 1 and "Conv" in readers):
             for one in (node, back):
                 one.replace_input_with(2, middle)
     if middle.uses():
         graph.register_initializer(middle)
-
-
-def _is_ceiled(node: "ir.Node") -> bool:
-    return node.op_type == "MaxPool" and node.attributes.get_int("ceil_mode", 0) == 1
-
-
-def _joins(value: "ir.Value | None") -> bool:
-    """Whether a value is a concatenation, seen through operators that OpenVINO takes into a pair or moves it across.
-
-    These keep values, or are constant scales and shifts, as in a batch norm that folds into no layer.
-    """
-    origin = _origin(value, lambda node: node.op_type in _KEEPING or _scales(node))
-    return origin is not None and origin.op_type == "Concat"
-
-
-def _is_scaled(value: "ir.Value | None") -> bool:
-    """Whether constants scaled or shifted a value, which may have been reshaped since.
-
-    A layer norm counts if it has no shift: with one, OpenVINO leaves its scale where it is.
-    """
-    origin = _origin(value, lambda node: node.op_type in _KEEPING)
-    if origin is not None and origin.op_type == "LayerNormalization":
-        return len(origin.inputs) < 3 or origin.inputs[2] is None
-    return origin is not None and _scales(origin)
 
 
 def _scales(node: "ir.Node") -> bool:
@@ -290,7 +266,9 @@ def keep_integer(graph: "ir.Graph") -> None:
     import onnx_ir as ir
 
     for node in graph:
-        if node.op_type != "Add" or not all(map(_dequantizer, _factors(node))):
+        makers = [value.producer() for value in node.inputs if value is not None] if node.op_type == "Add" else []
+        product = next((maker for maker in makers if maker is not None and maker.op_type == "MatMul"), None)
+        if product is None or not all(map(_dequantizer, product.inputs)):
             continue
         for bias in node.inputs:
             if bias is None or not bias.is_initializer() or len(bias.uses()) > 1:
@@ -298,12 +276,6 @@ def keep_integer(graph: "ir.Graph") -> None:
             if (values := constant(bias).numpy()).ndim == 1:
                 bias.const_value = ir.tensor(values[None], name=bias.name)
                 bias.shape = ir.Shape(constant(bias).shape)
-
-
-def _factors(addition: "ir.Node") -> "list[ir.Value | None]":
-    """Both inputs of the product that an addition reads; [None] if it reads no product."""
-    makers = [value.producer() for value in addition.inputs if value is not None]
-    return next((list(maker.inputs) for maker in makers if maker is not None and maker.op_type == "MatMul"), [None])
 
 
 def _dequantizer(value: "ir.Value | None") -> "ir.Node | None":

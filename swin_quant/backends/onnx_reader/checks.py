@@ -7,8 +7,9 @@ must be as large as its data, and shape inference bounds the tensors that the gr
 import math
 import os
 import re
-from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,11 @@ import numpy as np
 
 from swin_quant.backends.onnx_reader.worker import InferenceError, ask
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.extras import library
 from swin_quant.data.pictures import printable
 
 OPSETS = range(17, 22)  # LayerNormalization came with 17; INT4 weights need 21, whose other Q/DQ engines may refuse
 MAX_ELEMENTS = 2**30  # in one tensor, for one picture; Swin V2-L at 384 pixels needs 2**25
 STANDARD = ("", "ai.onnx")
-_SCALED = ("QuantizeLinear", "DequantizeLinear")
 _MOST_DIMENSIONS = 32
 _MOST_CASTS = 8  # one behind the other, of one scale
 _KEPT_BYTES = 1 << 18  # in each tensor that shape inference gets: shapes and scales are smaller
@@ -32,23 +31,14 @@ _WHERE = re.compile(r"^\[ONNXRuntimeError\] .*? failed:(/.*:\d+ .*\) )?")  # its
 _SAYING_NOTHING = re.compile(r"Exception from |Model wasn't fully converted|Node \S+ of type \w+$")
 
 
-def scopes(*outermost: Any) -> Iterator[tuple[Any, ...]]:
-    """Each graph, or function of the model, and each graph nested in it, as the tuple (outermost graph, ..., graph).
-
-    A graph may use the tensors of all that enclose it. Outer graphs come before the ones nested in them.
-    """
-    pending: list[tuple[Any, ...]] = [(graph,) for graph in outermost]
-    for scope in pending:  # it grows
-        yield scope
-        for node in scope[-1].node:
-            for attribute in node.attribute:  # whatever type it declares: engines differ in what they read
-                pending += [(*scope, inner) for inner in attribute.graphs]
-                pending += [(*scope, attribute.g)] if attribute.HasField("g") else []
-
-
 def graphs(*outermost: Any) -> Iterator[Any]:
-    """Each graph or function, and each graph nested in it."""
-    return (scope[-1] for scope in scopes(*outermost))
+    """Each graph or function, then the graphs nested in its nodes: outer ones come before inner ones."""
+    pending = list(outermost)
+    for graph in pending:  # it grows
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:  # whatever type it declares: engines differ in what they read
+                pending += [*attribute.graphs, attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
 def nodes(*outermost: Any) -> Iterator[Any]:
@@ -67,10 +57,8 @@ def check_operators(model: Any) -> int:
         raise SwinQuantError(f"has functions of its own ({shown(min(hidden))}) in ONNX's domain: rename them")
     for node in nodes(model.graph, *model.functions):
         if node.domain not in STANDARD and (node.domain, node.op_type) not in own:
-            raise SwinQuantError(
-                f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: not an operator of ONNX, "
-                "and no function of the file says what it computes"
-            )
+            why = "not an operator of ONNX, and no function of the file says what it computes"
+            raise SwinQuantError(f"node {label(node)} is {shown(node.domain)}.{shown(node.op_type)}: {why}")
     return opset
 
 
@@ -88,37 +76,36 @@ def tensors(model: Any) -> Iterator[Any]:
 
 
 def external_parts(model: Any, folder: Path) -> tuple[Path, ...]:
-    """Check every tensor of `model`; returns the files in `folder` that hold external data."""
-    parts = (_check_tensor(tensor, folder) for tensor in tensors(model))
-    return tuple(dict.fromkeys(part for part in parts if part))
+    """The files in `folder` that hold external data.
+
+    SwinQuantError for a tensor whose data is missing, or not as large as its shape.
+    """
+    from onnx import TensorProto, helper
+
+    parts = []
+    for tensor in tensors(model):
+        name = shown(tensor.name) or "(unnamed)"
+        if any(size < 0 for size in tensor.dims):
+            raise SwinQuantError(f"tensor {name} has a negative size")
+        if len(tensor.dims) > _MOST_DIMENSIONS:
+            raise SwinQuantError(f"tensor {name} has {len(tensor.dims)} dimensions: no engine has so many")
+        packed = 2 if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4) else 1
+        units = -(-math.prod(tensor.dims) // packed)  # stored numbers: a byte holds two of INT4
+        try:
+            expected = units * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        except (KeyError, TypeError, ValueError) as error:
+            raise SwinQuantError(f"tensor {name} is of no known type") from error
+        if tensor.data_location == TensorProto.EXTERNAL:
+            parts.append(_find_external(tensor, name, expected, folder))
+            continue
+        typed = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
+        if len(tensor.raw_data) != expected if tensor.HasField("raw_data") else typed != units:
+            sizes = listed(map(str, tensor.dims), 8)
+            raise SwinQuantError(f"tensor {name} declares {sizes}, which is not what it holds")
+    return tuple(dict.fromkeys(parts))
 
 
-def _check_tensor(tensor: Any, folder: Path) -> Path | None:
-    """SwinQuantError unless a tensor's data is there and as large as its shape; returns the file of external data."""
-    onnx = library("onnx", "onnx")
-    name = shown(tensor.name) or "(unnamed)"
-    if any(size < 0 for size in tensor.dims):
-        raise SwinQuantError(f"tensor {name} has a negative size")
-    if len(tensor.dims) > _MOST_DIMENSIONS:
-        raise SwinQuantError(f"tensor {name} has {len(tensor.dims)} dimensions: no engine has so many")
-    packed = 2 if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) else 1
-    units = -(-math.prod(tensor.dims) // packed)  # stored numbers: a byte holds two of INT4
-    try:
-        expected = units * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    except (KeyError, TypeError, ValueError) as error:
-        raise SwinQuantError(f"tensor {name} is of no known type") from error
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return _external(tensor, name, expected, folder)
-    if tensor.HasField("raw_data"):
-        fits = len(tensor.raw_data) == expected
-    else:
-        fits = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS) == units
-    if not fits:
-        raise SwinQuantError(f"tensor {name} declares {listed(map(str, tensor.dims), 8)}, which is not what it holds")
-    return None
-
-
-def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
+def _find_external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     home = Path(os.path.realpath(folder))
@@ -126,7 +113,7 @@ def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
     where = f"tensor {name} is in {shown(location)!r}"
     if part.parent != home or "\\" in location or Path(location).is_absolute():
         raise SwinQuantError(f"{where}: external data must be a file of the same folder")
-    if not os.path.isfile(part):
+    if not part.is_file():
         raise SwinQuantError(f"{where}, which is missing")
     if part.stat().st_nlink > 1:
         raise SwinQuantError(f"{where}, which has a second name, perhaps in another folder: copy it")
@@ -142,68 +129,60 @@ def _external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
 def check_scales(graph: Any, folder: Path) -> None:
     """SwinQuantError unless every Q/DQ node, also inside If, Loop and Scan, has a constant, finite, positive scale.
 
-    The scale may pass through Casts, as in float16, if it is still finite and positive behind them. `graph` comes from
-    `infer_shapes`: functions are inlined, and every tensor follows the ones that it is made of.
+    The scale may pass through Casts, as in float16, if it is still finite and positive behind them. Where several
+    graphs have a tensor of one name, all of these must be. `graph` comes from `infer_shapes`: functions are inlined.
     """
-    known: dict[int, ChainMap[str, tuple[Any, tuple[int, ...]] | None]] = {}
-    extremes: dict[int, Any] = {}  # many nodes may share a tensor
-    for scope in scopes(graph):
-        # Name -> its constant and the types that it is cast to, or None for a value that is computed
-        names = known[id(scope[-1])] = known[id(scope[-2])].new_child() if len(scope) > 1 else ChainMap()
-        names.update({value.name: None for value in scope[-1].input})
-        names.update({tensor.name: (tensor, ()) for tensor in scope[-1].initializer})
-        for node in scope[-1].node:
-            names.update(dict.fromkeys(node.output))
-            source = names.get(next(iter(node.input), ""))
-            if node.op_type == "Constant":
-                values = [one.t for one in node.attribute if one.name == "value"]
-                names.update({name: (value, ()) for name in node.output for value in values})
-            elif node.op_type in ("Cast", "Identity") and source and len(source[1]) < _MOST_CASTS:
-                to = tuple(one.i for one in node.attribute if one.name == "to" and (one.i,) != source[1][-1:])
-                names[node.output[0]] = source[0], source[1] + to
-            elif node.op_type in _SCALED:
-                _check_scale(node, names, folder, extremes)
+    from onnx import helper, numpy_helper
 
+    made: dict[str, list[Any]] = defaultdict(list)  # name -> its constants, the nodes that make it, None for an input
+    for each in graphs(graph):
+        held = {tensor.name for tensor in each.initializer}
+        sources = [(tensor.name, tensor) for tensor in each.initializer]
+        sources += [(value.name, None) for value in each.input if value.name not in held]
+        for node in each.node:
+            constants = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
+            sources += [(name, constants[0] if constants else node) for name in node.output]
+        for name, source in sources:
+            made[name].append(source)
 
-def _check_scale(node: Any, names: ChainMap[str, Any], folder: Path, extremes: dict[int, Any]) -> None:
-    scale = node.input[1] if len(node.input) > 1 else ""
-    where = f"node {label(node)} ({node.op_type})"
-    found = names.get(scale)
-    if found is None:
-        fault = "is computed, not constant" if scale in names else "is missing"
-        raise SwinQuantError(f"{where} cannot be run: its scale {shown(scale)!r} {fault}; export it again")
-    tensor, casts = found
-    if id(tensor) not in extremes:
-        extremes[id(tensor)] = _extremes(tensor, folder)
-    if fault := _find_scale_fault(extremes[id(tensor)], casts):
-        raise SwinQuantError(f"{where}: its scale {shown(scale)!r} {fault}")
+    @cache  # many nodes may share a scale
+    def find_extremes(name: str, casts: int = 0) -> Any:
+        """The least and the largest value, in their type; None for what is computed."""
+        found: list[Any] = []
+        for source in made[name]:
+            if hasattr(source, "raw_data"):
+                values = numpy_helper.to_array(source, base_dir=str(folder))
+            elif source is None or source.op_type not in ("Cast", "Identity") or casts == _MOST_CASTS:
+                return None
+            elif (values := find_extremes(next(iter(source.input), ""), casts + 1)) is None:
+                return None
+            elif source.op_type == "Cast":
+                (to,) = (one.i for one in source.attribute if one.name == "to")
+                values = values.astype(helper.tensor_dtype_to_np_dtype(to))
+            found += [values.min(), values.max()] if values.size else [np.nan]
+        return np.array(found) if found else None
 
-
-def _extremes(tensor: Any, folder: Path) -> Any:
-    """The least and the largest value, in the tensor's type; None for text and for more than a network's channels."""
-    onnx = library("onnx", "onnx")
-    try:
-        values = onnx.numpy_helper.to_array(tensor, base_dir=str(folder))
-        return np.array([values.min(), values.max()]) if values.size else values
-    except (ValueError, TypeError):
-        return None
-
-
-def _find_scale_fault(values: Any, casts: Sequence[int]) -> str:
-    onnx = library("onnx", "onnx")
-    try:
-        with np.errstate(all="ignore"):
-            for kind in casts:
-                values = values.astype(onnx.helper.tensor_dtype_to_np_dtype(kind))
-            values = values.astype(np.float64)
-    except (AttributeError, ValueError, TypeError, KeyError):
-        return "is not a number; export it again"
-    fits = values.size and (np.isfinite(values) & (values > 0)).all()
-    return "" if fits else "must be finite and above zero; calibrate again"
+    for node in nodes(graph):
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+            continue
+        scale = node.input[1] if len(node.input) > 1 else ""
+        where, said = f"node {label(node)} ({node.op_type})", f"its scale {shown(scale)!r}"
+        if scale not in made:
+            raise SwinQuantError(f"{where} cannot be run: {said} is missing; export it again")
+        try:
+            with np.errstate(all="ignore"):
+                if (found := find_extremes(scale)) is not None:
+                    found = found.astype(np.float64)
+        except (AttributeError, KeyError, ValueError, TypeError) as error:
+            raise SwinQuantError(f"{where}: {said} is not a number; export it again") from error
+        if found is None:
+            raise SwinQuantError(f"{where} cannot be run: {said} is computed, not constant; export it again")
+        if not (np.isfinite(found) & (found > 0)).all():
+            raise SwinQuantError(f"{where}: {said} must be finite and above zero; calibrate again")
 
 
 def without_data(model: Any) -> Any:
-    """`model` itself, without the data of large tensors, which shape inference does not read."""
+    """`model` itself without the data of large tensors, which shape inference does not read."""
     for tensor in tensors(model):
         if tensor.ByteSize() > _KEPT_BYTES:
             for field in ("raw_data", *_TYPED_FIELDS):
@@ -216,17 +195,17 @@ def infer_shapes(model: Any) -> Any:
 
     SwinQuantError for a graph that contradicts itself or has a tensor of more than MAX_ELEMENTS.
     """
-    onnx = library("onnx", "onnx")
+    from onnx import ModelProto
+
     try:
-        graph = onnx.ModelProto.FromString(ask(without_data(model).SerializeToString(), "strict")).graph
+        graph = ModelProto.FromString(ask(without_data(model).SerializeToString(), "strict")).graph
     except InferenceError as error:
         raise SwinQuantError(f"its graph makes no sense: {first_line(error)}") from error
     for value in (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output)):
         elements = math.prod(max(size.dim_value, 1) for size in value.type.tensor_type.shape.dim)  # an open size is 1
         if elements > MAX_ELEMENTS:
-            raise SwinQuantError(
-                f"tensor {shown(value.name)} would have {float(elements):.3g} elements: no Swin has that"
-            )
+            fault = f"would have {float(elements):.3g} elements: no Swin has that"
+            raise SwinQuantError(f"tensor {shown(value.name)} {fault}")
     return graph
 
 
@@ -241,10 +220,7 @@ def shown(text: str, most: int = 80) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a library's message that gives the reason.
-
-    Lines that name a place in the library, or end with a colon because more follows, are skipped.
-    """
+    """The first line of a library's message that gives the reason, not a place in the library or a heading."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if not _SAYING_NOTHING.match(line) and not line.endswith(":")] or lines
     return shown(_WHERE.sub("", said[0]) if said else type(error).__name__, 200)

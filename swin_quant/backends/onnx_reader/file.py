@@ -36,7 +36,6 @@ from swin_quant.quant.outputs import Output
 MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
 MOST_INPUTS, MOST_OUTPUTS = 16, 64
 SOME_SIZE = (224, 224)  # the pictures to compile for, where a file takes any and none were run yet
-_FLOAT8 = range(17, 21)  # TensorProto's numbers of the four float8 types
 PIXELS = "uint8"
 # TensorProto's number of a type -> its name, for one of several inputs and for pictures
 _INPUT_TYPES: dict[int, TypeName] = {1: "float32", 7: "int64", 6: "int32", 9: "bool"}
@@ -99,7 +98,7 @@ def open_onnx(path: str | Path) -> OnnxFile:
     path = Path(path)
     model = read_model(path)
     with naming(path):
-        return _checked(path, model)
+        return _describe(path, model)
 
 
 @reads("ONNX file")
@@ -126,26 +125,22 @@ def read_model(path: str | Path) -> Any:
 
 def verified(artifact: Artifact) -> OnnxFile:
     """The ONNX file of an artifact. SwinQuantError unless its run card lists its external data and picture size."""
-    file = open_onnx(artifact.file)
+    file, card = open_onnx(artifact.file), card_path(artifact.file).name
     known = {other["file"] for other in artifact.record["others"]}
     if strange := [part.name for part in file.parts if part.name not in known]:
         raise SwinQuantError(f"{file.path}: its run card does not know its external data {listed(strange)}")
     size = artifact.card.preprocess.get("size")
     made = tuple(size) if isinstance(size, list | tuple) else (size, size)
     if size and file.sizes not in (None, made):
-        raise SwinQuantError(
-            f"{file.path}: takes pictures of {' x '.join(map(str, file.sizes or ()))}, but its run card "
-            f"{card_path(file.path).name} prepares {' x '.join(map(str, made))}"
-        )
+        own, other = (" x ".join(map(str, sizes or ())) for sizes in (file.sizes, made))
+        raise SwinQuantError(f"{file.path}: takes pictures of {own}, but its run card {card} prepares {other}")
     record = artifact.card.wrapped.get("inputs") if artifact.card.wrapped else None
     wanted, given = Inputs.from_records(record).kinds if record else None, file.inputs.kinds if file.inputs else None
     if wanted != given:
         names = listed(file.input_names, 8)
-        raise SwinQuantError(f"{file.path}: takes {names}, not the inputs in its run card {card_path(file.path).name}")
+        raise SwinQuantError(f"{file.path}: takes {names}, not the inputs in its run card {card}")
     if file.pixels and file.pixels != artifact.preprocess:
-        raise SwinQuantError(
-            f"{file.path}: prepares pictures differently from its run card {card_path(file.path).name}"
-        )
+        raise SwinQuantError(f"{file.path}: prepares pictures differently from its run card {card}")
     return file
 
 
@@ -163,9 +158,8 @@ def as_input(file: OnnxFile, images: Tensor) -> dict[str, np.ndarray]:
         given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], sizes))
         raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
     if file.batch and len(images) > file.batch:
-        raise UsageError(
-            f"{file.path}: is for batches of {file.batch}, not {len(images)}: export with a larger ‹batch›"
-        )
+        fault = f"is for batches of {file.batch}, not {len(images)}"
+        raise UsageError(f"{file.path}: {fault}: export with a larger ‹batch›")
     prepared = file.pixels.pixels(images) if file.pixels else images
     array = np.ascontiguousarray(prepared.detach().cpu().numpy().astype(file.dtype, copy=False))
     missing = (file.batch or len(array)) - len(array)
@@ -185,34 +179,36 @@ def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
     return on_device if len(on_device) > 1 or on_device[0].ndim == 4 else on_device[0]
 
 
-def _checked(path: Path, model: Any) -> OnnxFile:
+def _describe(path: Path, model: Any) -> OnnxFile:
     onnx = library("onnx", "onnx")
     if model.ir_version > onnx.IR_VERSION:
-        known = f"onnx {onnx.__version__} knows it up to {onnx.IR_VERSION}"
-        raise SwinQuantError(
-            f"is of file format (IR) {model.ir_version}, and {known}: export it again, or upgrade onnx"
-        )
+        known = f"onnx {onnx.__version__} knows it up to {onnx.IR_VERSION}: export it again, or upgrade onnx"
+        raise SwinQuantError(f"is of file format (IR) {model.ir_version}, and {known}")
     opset = check_operators(model)
     parts = external_parts(model, path.parent)
     graph = infer_shapes(model)
     check_scales(graph, path.parent)
-    inputs = [value for value in graph.input if value.name not in {tensor.name for tensor in graph.initializer}]
+    held = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in held]
     outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)
-    maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
     if not 1 <= len(inputs) <= MOST_INPUTS or not 1 <= len(outputs) <= MOST_OUTPUTS or outputs[0] != graph.output[0]:
-        raise SwinQuantError(
-            f"has {len(inputs)} inputs and {len(graph.output)} outputs: must have 1 to {MOST_INPUTS} inputs, and 1 to "
-            f"{MOST_OUTPUTS} outputs"
-        )
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
+        wanted = f"must have 1 to {MOST_INPUTS} inputs, and 1 to {MOST_OUTPUTS} outputs"
+        raise SwinQuantError(f"has {len(inputs)} inputs and {len(graph.output)} outputs: {wanted}")
     several, sizes = None, None
     if len(inputs) == 1:
-        dtype, batch, channels, sizes = _input(inputs[0], maps)
+        maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
+        dtype, batch, channels, sizes = _describe_pictures(inputs[0], maps)
     else:
-        several, batch = _inputs(inputs)
+        several, batch = _describe_inputs(inputs)
         dtype, (channels,), sizes = "float32", several.shape, ()
     if sizes and not all(1 <= size <= MAX_SIZE for size in sizes):
         raise SwinQuantError(f"its pictures are of {' x '.join(map(str, sizes))}: must be of 1 to {MAX_SIZE} pixels")
+    metadata, pixels = {entry.key: entry.value for entry in model.metadata_props}, None
+    if dtype == PIXELS:
+        try:
+            pixels = Preprocess.from_dict(json.loads(metadata.get(PREPROCESS, "")))
+        except (ValueError, RecursionError, SwinQuantError) as error:
+            raise SwinQuantError(f"takes pixels, and does not say how it normalises them in {PREPROCESS}") from error
     return OnnxFile(
         path=path,
         input=inputs[0].name,
@@ -222,12 +218,13 @@ def _checked(path: Path, model: Any) -> OnnxFile:
         sizes=sizes,
         outputs=tuple(value.name for value in outputs),
         opset=opset,
-        float8=any(tensor.data_type in _FLOAT8 for each in graphs(graph) for tensor in each.initializer),
+        # 17 to 20: TensorProto's numbers of the four float8 types
+        float8=any(17 <= tensor.data_type <= 20 for each in graphs(graph) for tensor in each.initializer),
         quantizers=sum(node.op_type == "QuantizeLinear" for node in nodes(graph)),
         metadata=metadata,
         parts=parts,
         functions=bool(model.functions),
-        pixels=_preprocess_in(metadata) if dtype == PIXELS else None,
+        pixels=pixels,
         inputs=several,
     )
 
@@ -239,7 +236,7 @@ def _sizes(value: Any) -> tuple[list[Any], str]:
     return sizes, f"its input {shown(value.name)} is [{given}]"
 
 
-def _inputs(values: Sequence[Any]) -> tuple[Inputs, int | None]:
+def _describe_inputs(values: Sequence[Any]) -> tuple[Inputs, int | None]:
     """Several inputs, and the batch that all are for; None if it is open."""
     parts, batches = list[Input](), set[int | None]()
     for value in values:
@@ -254,8 +251,8 @@ def _inputs(values: Sequence[Any]) -> tuple[Inputs, int | None]:
     return Inputs(tuple(parts)), batches.pop()
 
 
-def _input(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...] | None]:
-    """Type, batch, channels and sizes of the input; an open batch is None.
+def _describe_pictures(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...] | None]:
+    """Type, batch, channels and sizes of the only input; an open batch is None.
 
     Height and width may both be open, too, in a file whose outputs are `maps`: their sizes are None.
     """
@@ -263,21 +260,11 @@ def _input(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...
     is_open = maps and sizes[2:] == [None, None]
     fits = len(sizes) == 4 if kind == PIXELS else len(sizes) >= 2
     if kind is None or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
-        raise SwinQuantError(
-            f"{given}: must be [batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, "
-            "channels], uint8"
-        )
+        wanted = "[batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, channels], uint8"
+        raise SwinQuantError(f"{given}: must be {wanted}")
     if kind == PIXELS:
         return PIXELS, sizes[0], sizes[3], tuple(sizes[1:3])
     return kind, sizes[0], sizes[1], None if is_open else tuple(sizes[2:])
-
-
-def _preprocess_in(metadata: Mapping[str, str]) -> Preprocess:
-    """The normalisation that a file which takes pixels declares. SwinQuantError if it declares none."""
-    try:
-        return Preprocess.from_dict(json.loads(metadata.get(PREPROCESS, "")))
-    except (ValueError, RecursionError, SwinQuantError) as error:
-        raise SwinQuantError(f"takes pixels, and does not say how it normalises them in {PREPROCESS}") from error
 
 
 @contextmanager

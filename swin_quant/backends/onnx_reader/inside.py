@@ -5,7 +5,7 @@ The exporter names an operator and its output `<module>.<operator>`: a module's 
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +19,24 @@ from swin_quant.backends.onnx_reader.file import MAX_FILE_BYTES, OnnxFile, read_
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 
-_INPUT = "_input_quantizer"
 _FLOATS = (1, 10)  # onnx.TensorProto.FLOAT, FLOAT16
-
-
-@dataclass(frozen=True)
-class OpenedUp:
-    """A copy of an ONNX file with more outputs than logits. `tensors`: module -> the name of its output."""
-
-    file: OnnxFile
-    tensors: dict[str, str]
+# (the file, its copy with more outputs than logits, their names) -> images -> these outputs by name
+Start = Callable[[OnnxFile, OnnxFile, list[str]], Callable[[Tensor], Mapping[str, np.ndarray]]]
 
 
 def find_module_outputs(model: Any, inputs: Sequence[str]) -> dict[str, str]:
     """Module -> the last float tensor inside it that depends on an input; modules in the order in which they end."""
-    onnx = library("onnx", "onnx")
-    graph = infer_shapes(onnx.ModelProto.FromString(model.SerializeToString()))
+    graph = infer_shapes(type(model).FromString(model.SerializeToString()))
     floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
     alive, found = set(inputs), dict[str, str]()
-    branches = _branches(model)
+    branches = {(function.domain, function.name) for function in model.functions if _is_branch(function)}
     moved: dict[str, str] = {}  # output of a Q/DQ pair, which may have been moved before a max pooling -> its node
     for node in model.graph.node:  # not the inferred graph's nodes, where a plugin's functions are inlined
         if not alive.intersection(node.input):
             continue
         alive.update(node.output)
         words = node.name.split(".")[: -2 if (node.domain, node.op_type) in branches else -1]
-        if node.op_type == "DequantizeLinear" and words and words[-1] == _INPUT:
+        if node.op_type == "DequantizeLinear" and words and words[-1] == "_input_quantizer":
             moved[node.output[0]] = ".".join(words)
         elif node.op_type == "MaxPool" and node.input[0] in moved:
             found[moved[node.input[0]]] = node.output[0]  # in the trained model the node saw the pooled values
@@ -58,43 +50,37 @@ def find_module_outputs(model: Any, inputs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _branches(model: Any) -> set[tuple[str, str]]:
-    """Domain and name of the operators that add their input to the result: a sum that the block has, not its parts."""
-    found = set()
-    for function in model.functions:
-        makers = {name: node for node in function.node for name in node.output}
-        last = makers.get(next(iter(function.output), ""))
-        for term in last.input if last is not None and last.op_type == "Add" else ():
-            sorts = term in makers and makers[term].op_type == "Gather"  # tokens into the order of windows
-            if (makers[term].input[0] if sorts else term) == next(iter(function.input), None):
-                found.add((function.domain, function.name))
-    return found
+def _is_branch(function: Any) -> bool:
+    """Whether an operator adds its input to the result: a sum that the block has, not its parts."""
+    makers = {name: node for node in function.node for name in node.output}
+    last = makers.get(next(iter(function.output), ""))
+    for term in last.input if last is not None and last.op_type == "Add" else ():
+        sorts = term in makers and makers[term].op_type == "Gather"  # tokens into the order of windows
+        if (makers[term].input[0] if sorts else term) == next(iter(function.input), None):
+            return True
+    return False
 
 
-def inside(
-    artifact: Artifact, start: Callable[[OnnxFile, OpenedUp], Callable[[Tensor], Mapping[str, np.ndarray]]]
-) -> Callable[[Tensor], dict[str, Tensor]]:
+def inside(artifact: Artifact, start: Start) -> Callable[[Tensor], dict[str, Tensor]]:
     """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
 
-    `start` loads a temporary copy of the file in which every module's output is a graph output, and gives the function
-    from images to these outputs by name; fusions stop at them.
+    `start` loads a temporary copy of the file in which every module's output is a graph output; fusions stop at them.
     """
     onnx = library("onnx", "onnx")
     file = verified(artifact)
     model = read_model(file.path)
     tensors = find_module_outputs(model, file.input_names)
+    names = list(dict.fromkeys(tensors.values()))
     if any(part.stat().st_size for part in file.parts):
         onnx.load_external_data_for_model(model, str(file.path.parent))
     held = {value.name for value in model.graph.output}
-    model.graph.output.extend(
-        onnx.ValueInfoProto(name=name) for name in dict.fromkeys(tensors.values()) if name not in held
-    )
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in held)
     if model.ByteSize() > MAX_FILE_BYTES:
         raise SwinQuantError(f"{file.path}: is too large to be looked into: its weights take more than 2 GB")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, file.path.name)
         copy.write_bytes(model.SerializeToString())
-        run = start(file, OpenedUp(replace(file, path=copy, parts=()), tensors))
+        run = start(file, replace(file, path=copy, parts=()), names)
 
     def compute_outputs(images: Tensor) -> dict[str, Tensor]:
         found = run(images)

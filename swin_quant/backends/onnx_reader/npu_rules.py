@@ -81,21 +81,19 @@ def misfits(model: "ModelProto", target: str) -> list[Misfit]:
     whose shapes contradict each other. Drops the data of large tensors from `model`."""
     rules, graph = NPUS[target], infer_shapes(model)
     shapes = {value.name: value.type.tensor_type.shape for value in (*graph.input, *graph.value_info, *graph.output)}
-    inputs = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    ranks |= {name: len(shape.dim) for name, shape in shapes.items()}
     found = [
         Misfit(name, "input", "its shape is open: export with a fixed batch and size")
-        for name in sorted(inputs)
+        for name in sorted({value.name for value in graph.input} - ranks.keys())
         if any(not size.HasField("dim_value") for size in shapes[name].dim)
     ]
+    ranks |= {name: len(shape.dim) for name, shape in shapes.items()}
     for node in graph.node:
-        faults = []
         if node.op_type in rules.lacks or node.domain not in STANDARD:
-            faults += ["the operator is not taken, or not rightly"]
+            found.append(Misfit(label(node), node.op_type, "the operator is not taken, or not rightly"))
         elif rules.takes is not None and node.op_type not in rules.takes:
-            faults += ["the operator is not in the target's list"]
+            found.append(Misfit(label(node), node.op_type, "the operator is not in the target's list"))
         rank = max((ranks.get(name, 0) for name in (*node.input, *node.output)), default=0)
-        faults += [f"a tensor of rank {rank}, above {rules.most_rank}"] if rank > rules.most_rank else []
-        found += [Misfit(label(node), node.op_type, fault) for fault in faults]
+        if rank > rules.most_rank:
+            found.append(Misfit(label(node), node.op_type, f"a tensor of rank {rank}, above {rules.most_rank}"))
     return found

@@ -1,14 +1,31 @@
-"""Counts the products of an ONNX graph: which can run in int8 or float8, and what stays float. Nothing runs."""
+"""Counts the products of an ONNX graph: which can run in int8 or float8, and what stays float; and, for `analyze`, its
+operators with their shapes and MACs. Nothing runs."""
 
 import itertools
+import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends.onnx_reader.checks import STANDARD, first_line, label, shown, without_data
+from swin_quant.backends.onnx_reader.checks import (
+    STANDARD,
+    check_operators,
+    first_line,
+    graphs,
+    infer_shapes,
+    label,
+    nodes,
+    shown,
+    without_data,
+)
+from swin_quant.backends.onnx_reader.file import naming, read_model
 from swin_quant.backends.onnx_reader.worker import InferenceError, ask
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.reading import reads
+from swin_quant.operators.trace import Call, Shape
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto
@@ -19,15 +36,14 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
 _INTEGER_PRODUCTS = frozenset({"QLinearMatMul", "MatMulInteger", "QLinearConv", "ConvInteger", "QGemm"})
 _PAIRS = ("QuantizeLinear", "DequantizeLinear")
 # Operators that move values and compute nothing: an integer tensor stays one through them. Casts change its float type.
-_MOVES = frozenset({"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Gather"})
-_THROUGH = _MOVES | {"Cast"}
+_THROUGH = frozenset(
+    {"Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Slice", "Split", "Gather", "Cast"}
+)
 _QUIET = _PRODUCTS | _INTEGER_PRODUCTS | _THROUGH | {*_PAIRS, "Constant", "Shape", "Concat", "Expand"}
-_SYMMETRIC = ("int8", "float8e4m3fn", "unknown")
-_WIDE = ("uint16", "int16")  # pairs of these make no int8 product
+_DEPENDING = ("If", "Loop", "Scan", "NonZero", "Unique", "NonMaxSuppression", "Compress")
+_NO_PARAMETERS = (7, 8, 9)  # TensorProto's INT64, STRING, BOOL: shapes and indices
 _REACH = 64  # the most nodes followed in a row
 _SCOPE = re.compile(r"'([^', ]+)'")
-_SCOPES = "pkg.torch.onnx.name_scopes"
-_TYPES = {"FLOAT": "float32", "DOUBLE": "float64"}  # all other types keep ONNX's name, in lower case
 _TAIL = re.compile(r"\.(weight|bias)(_\w+)?$|\.?_(input|weight|aftergemm)_quantizer.*$")
 
 
@@ -82,9 +98,17 @@ class Inspection:
 
 
 def inspect_model(model: "ModelProto") -> Inspection:
-    """Analyse the main graph of a model. SwinQuantError if it is empty or out of order."""
+    """Analyse the main graph of a model. SwinQuantError if it is empty or out of order.
+
+    Products of constants alone are left out: any engine folds them.
+    """
     graph = _Graph(model)
-    gemms = graph.gemms()
+    gemms = [
+        graph.describe(node)
+        for node in graph.nodes
+        if (node.op_type in _PRODUCTS and len(node.input) >= 2) or node.op_type in _INTEGER_PRODUCTS
+        if node.output and not graph.constant.issuperset(filter(None, node.input))
+    ]
     bodies = Counter(graph.types.get(gemm.node.output[0], "unknown") for gemm in gemms)
     counts = Counter(node.op_type for node in graph.nodes if not graph.constant.issuperset(node.output))
     every = Counter(node.op_type for node in graph.nodes)
@@ -102,9 +126,11 @@ class _Graph:
     """The main graph of a model with functions inlined: maker and type of each tensor, and the constants."""
 
     def __init__(self, model: "ModelProto") -> None:
+        from onnx import TensorProto
+
         if not model.graph.node or not model.graph.output:
             raise SwinQuantError("the ONNX graph is empty: it has no node or no output")
-        graph = _inferred(model).graph
+        graph = _infer(model).graph
         self.nodes = list(graph.node)
         self.values: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
         self.makers: dict[str, NodeProto] = {}
@@ -118,88 +144,66 @@ class _Graph:
             known.update(node.output)
             self.makers.update(dict.fromkeys(node.output, node))
             is_opaque = any(one.HasField("g") for one in node.attribute)
-            if node.op_type == "Constant" or (any(node.input) and not self.varying(node) and not is_opaque):
+            read = [*filter(None, node.input)]
+            if node.op_type == "Constant" or (read and self.constant.issuperset(read) and not is_opaque):
                 self.constant.update(node.output)
                 tensors = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
                 self.values.update({name: tensor for tensor in tensors for name in node.output})
         values = (*graph.input, *graph.value_info, *graph.output)
-        self.types = {value.name: _type_name(value.type.tensor_type.elem_type) for value in values}
-        self.types |= {name: _type_name(tensor.data_type) for name, tensor in self.values.items()}
-
-    def varying(self, node: "NodeProto") -> list[str]:
-        """The inputs that depend on the picture."""
-        return [name for name in node.input if name and name not in self.constant]
-
-    def gemms(self) -> list[Gemm]:
-        """Products in graph order, except products of constants alone, which any engine folds."""
-        return [
-            self._gemm(node)
-            for node in self.nodes
-            if node.op_type in _PRODUCTS | _INTEGER_PRODUCTS and self.varying(node) and node.output
-            if node.op_type in _INTEGER_PRODUCTS or len(node.input) >= 2
-        ]
+        numbers = {value.name: value.type.tensor_type.elem_type for value in values}
+        numbers |= {name: tensor.data_type for name, tensor in self.values.items()}
+        words = {number: word.lower() for word, number in TensorProto.DataType.items()}
+        words |= {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
+        self.types = {name: words.get(number, "unknown") for name, number in numbers.items()}
 
     def is_symmetric(self, node: "NodeProto") -> bool:
         """Whether a Q/DQ node is int8 or float8 E4M3 with zero point 0; zero points in other files are not read."""
         stored = node.output[:1] if node.op_type == "QuantizeLinear" else node.input[:1]
         zeros = [self.values[name] for name in node.input[2:3] if name in self.values]
-        return all(self.types.get(name, "unknown") in _SYMMETRIC for name in stored) and not any(
-            zero.raw_data.strip(b"\0") or any(zero.int32_data) for zero in zeros
-        )
+        is_eight = all(self.types.get(name, "unknown") in ("int8", "float8e4m3fn", "unknown") for name in stored)
+        return is_eight and not any(zero.raw_data.strip(b"\0") or any(zero.int32_data) for zero in zeros)
 
-    def _gemm(self, node: "NodeProto") -> Gemm:
-        name = self._module(node)
+    def describe(self, node: "NodeProto") -> Gemm:
+        """The product that a node computes."""
+        name = self._find_module(node)
         if node.op_type in _INTEGER_PRODUCTS:
             return Gemm(node, name, "conv" if "Conv" in node.op_type else "linear", "int8", ("int8", "int8"))
-        sides = node.input[:2]
-        pairs = [self._dequantize(side) for side in sides]
-        one, other = (self._kind(side, pair) for side, pair in zip(sides, pairs, strict=True))
-        formats = {
-            FLOAT8 if kind == FLOAT8 else "int8" if pair and kind not in _WIDE else None
-            for kind, pair in zip((one, other), pairs, strict=True)
-        }
-        is_linear = any(side in self.constant for side in sides)
+        (one, first), (other, second) = (self._find_type(side) for side in node.input[:2])
+        is_linear = any(side in self.constant for side in node.input[:2])
         kind = "conv" if node.op_type == "Conv" else "linear" if is_linear else "matmul"
-        return Gemm(node, name, kind, formats.pop() if len(formats) == 1 else None, (one, other))
+        return Gemm(node, name, kind, first if first == second else None, (one, other))
 
-    def _dequantize(self, tensor: str) -> "NodeProto | None":
-        """The DequantizeLinear before `tensor`, if any, looking through moves and Casts."""
+    def _find_type(self, tensor: str) -> tuple[str, str | None]:
+        """The type that a tensor has, or was stored in before moves and Casts, and the format of a product of it."""
         node = self.makers.get(tensor)
         for _ in range(_REACH):
             if node is None or node.op_type not in _THROUGH or not node.input:
                 break
             node = self.makers.get(node.input[0])
-        return node if node is not None and node.op_type == "DequantizeLinear" and len(node.input) > 1 else None
+        if node is None or node.op_type != "DequantizeLinear" or len(node.input) < 2:
+            return self.types.get(tensor, "unknown"), None
+        stored = self.types.get(node.input[0], "unknown")
+        if stored in ("uint16", "int16"):
+            return stored, None
+        if stored.startswith("float8"):
+            return FLOAT8, FLOAT8
+        return "int4" if stored in ("int4", "uint4") else "int8", "int8"
 
-    def _kind(self, tensor: str, pair: "NodeProto | None") -> str:
-        if pair is None:
-            return self.types.get(tensor, "unknown")
-        stored = self.types.get(pair.input[0], "unknown")
-        if stored in _WIDE:
-            return stored
-        return "int4" if stored in ("int4", "uint4") else FLOAT8 if stored.startswith("float8") else "int8"
-
-    def _module(self, node: "NodeProto") -> str:
+    def _find_module(self, node: "NodeProto") -> str:
         """The module's name from the node's weight (`layers.0.blocks.1.attn.qkv`), else from the scopes that torch's
         exporter recorded, else the node's own name."""
-        for name in self._weights(node):
-            if "." in name and (stem := _TAIL.sub("", name)) != name:
-                return stem
-        scopes = [entry.value for entry in node.metadata_props if entry.key == _SCOPES]
-        parts = _SCOPE.findall(scopes[0]) if scopes else []
-        return ".".join(parts[-2:]) or label(node)
-
-    def _weights(self, node: "NodeProto") -> list[str]:
-        """The names of the constants that a node reads, and of what they are made of."""
-        names, pending = list[str](), [name for name in node.input if name in self.constant]
-        for name in itertools.islice(pending, _REACH):  # it grows
+        pending = [name for name in node.input if name in self.constant]
+        for name in itertools.islice(pending, _REACH):  # it grows by what a constant is made of
             maker = self.makers.get(name)
-            names.append(name if maker is None else maker.name)
             pending += filter(None, maker.input if maker is not None else ())
-        return names
+            own = name if maker is None else maker.name
+            if "." in own and (stem := _TAIL.sub("", own)) != own:
+                return stem
+        scopes = [entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"]
+        return ".".join(_SCOPE.findall(scopes[0])[-2:] if scopes else ()) or label(node)
 
 
-def _inferred(model: "ModelProto") -> "ModelProto":
+def _infer(model: "ModelProto") -> "ModelProto":
     """A copy without the data of large tensors, with functions inlined and shapes inferred as far as possible."""
     copy = type(model)()
     copy.CopyFrom(model)
@@ -211,8 +215,72 @@ def _inferred(model: "ModelProto") -> "ModelProto":
         return copy  # inference fails on some foreign graphs: then only the shapes are unknown
 
 
-def _type_name(number: int) -> str:
-    from onnx import TensorProto
+@dataclass(frozen=True)
+class CountedGraph:
+    """The counts of one graph.
 
-    name = TensorProto.DataType.Name(number) if number in TensorProto.DataType.values() else "unknown"
-    return _TYPES.get(name, name.lower())
+    `calls`: in order. `parameters`: how many numbers its initializers hold. `open_batch`: it takes any batch. `images`:
+    the shape of its input for the given batch. `depending`: nodes whose shape or control flow depends on data.
+    """
+
+    calls: tuple[Call, ...]
+    parameters: int
+    open_batch: bool
+    images: Shape
+    depending: tuple[str, ...]
+
+
+@reads("ONNX file")
+def counted(path: Path, batch: int) -> CountedGraph:
+    """The graph of the file at `path` for `batch` pictures. SwinQuantError names the file and the fault.
+
+    Functions are counted by the operators in them; bodies of If, Loop and Scan are counted once.
+    """
+    model = read_model(path)
+    with naming(path):
+        check_operators(model)
+        held = {tensor.name: tensor for graph in graphs(model.graph) for tensor in graph.initializer}
+        inputs = [value for value in model.graph.input if value.name not in held]
+        if len(inputs) != 1:
+            raise SwinQuantError(f"has {len(inputs)} inputs: a model of pictures has one")
+        sizes = inputs[0].type.tensor_type.shape.dim
+        open_batch = bool(sizes) and not sizes[0].HasField("dim_value")
+        if not open_batch and sizes and sizes[0].dim_value != batch:
+            raise UsageError(f"is for batches of {sizes[0].dim_value} alone: give that as ‹batch›")
+        if open_batch:
+            sizes[0].dim_value = batch
+        if not sizes or any(not size.HasField("dim_value") for size in sizes):
+            why = "takes pictures of any size, whose operators cannot be counted"
+            raise UsageError(f"{why}: export it with a fixed one")
+        parameters = sum(math.prod(one.dims) for one in held.values() if one.data_type not in _NO_PARAMETERS)
+        for graph in graphs(model.graph):
+            del graph.value_info[:]  # its shapes may be of another batch
+        graph = infer_shapes(model)
+    values = [value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output)]
+    shapes = {value.name: tuple(size.dim_value for size in value.type.tensor_type.shape.dim) for value in values}
+    shapes |= {name: tuple(tensor.dims) for name, tensor in held.items()}
+    calls, depending = [], []
+    for node in nodes(graph):
+        if node.op_type in _DEPENDING:
+            depending.append(f"{node.op_type} ({label(node)})")
+        if node.op_type != "Constant":
+            name = node.op_type if node.domain in STANDARD else f"{shown(node.domain)}::{shown(node.op_type)}"
+            read, made = ([shapes.get(one) for one in names] for names in (node.input, node.output))
+            known_read, known_made = (tuple(one for one in several if one is not None) for several in (read, made))
+            calls.append(Call(name, label(node), known_read, known_made, _count_macs(node, read, made)))
+    return CountedGraph(tuple(calls), parameters, open_batch, shapes[inputs[0].name], tuple(depending))
+
+
+def _count_macs(node: Any, inputs: Sequence[Shape | None], outputs: Sequence[Shape | None]) -> int:
+    """Multiply-adds of a node; 0 for a node that multiplies no matrices, and for unknown shapes."""
+    kind, out, first = node.op_type, (*outputs, None)[0], (*inputs, None)[0]
+    if out is None or not first:
+        return 0
+    if kind in ("MatMul", "Gemm", "MatMulInteger", "QLinearMatMul"):
+        turned = any(one.name == "transA" and one.i for one in node.attribute)
+        return math.prod(out) * (first[0] if turned else first[-1])
+    place = 3 if kind == "QLinearConv" else 1
+    weight = inputs[place] if len(inputs) > place else None
+    if not weight or not weight[0] or kind not in ("Conv", "ConvInteger", "QLinearConv", "ConvTranspose"):
+        return 0
+    return math.prod(first if kind == "ConvTranspose" else out) * math.prod(weight[1:])

@@ -36,8 +36,17 @@ def ask(model: bytes, task: str) -> bytes:
         InferenceError: it is no ONNX model, has too many fields, takes much more memory than its size, crashes the
             library or, if `task` is "strict", contradicts itself; for "lenient" its shapes stay unknown.
     """
+    global _worker
     with _lock:
-        _, pipe, _ = _running()
+        if _worker is None or _worker[2] != os.getpid() or _worker[0].poll() is not None:  # a fork has its own worker
+            here, there = Pipe()
+            path = json.dumps([entry for entry in sys.path if entry])  # "" is the current folder, of anyone
+            command = [sys.executable, "-I", "-c", _START, path, os.path.abspath(__file__), str(there.fileno())]
+            none = subprocess.DEVNULL
+            process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=none, stdout=none, stderr=none)
+            there.close()
+            _worker = process, here, os.getpid()
+        pipe = _worker[1]
         try:
             pipe.send_bytes(f"{task} {len(model)}".encode())  # its limit holds while the model arrives
             pipe.send_bytes(model)
@@ -50,20 +59,6 @@ def ask(model: bytes, task: str) -> bytes:
     if fault:
         raise InferenceError(fault.decode(errors="replace"))
     return answer
-
-
-def _running() -> tuple[subprocess.Popen[bytes], Connection, int]:
-    global _worker
-    if _worker is None or _worker[2] != os.getpid() or _worker[0].poll() is not None:  # a fork has its own worker
-        here, there = Pipe()
-        # "" is the current folder, which may hold anything.
-        path = json.dumps([entry for entry in sys.path if entry])
-        command = [sys.executable, "-I", "-c", _START, path, os.path.abspath(__file__), str(there.fileno())]
-        process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-        there.close()
-        _worker = process, here, os.getpid()
-    return _worker
 
 
 @atexit.register
@@ -87,8 +82,6 @@ def _end() -> str:
 def _serve(pipe: Connection) -> None:
     import resource
 
-    from onnx import ModelProto
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -96,50 +89,56 @@ def _serve(pipe: Connection) -> None:
         try:
             task, size = pipe.recv_bytes().decode().split()
             allowed = _BYTES + _TIMES * int(size)
-            allowed = allowed if most == resource.RLIM_INFINITY else min(allowed, most)
-            resource.setrlimit(resource.RLIMIT_DATA, (allowed, most))
+            resource.setrlimit(
+                resource.RLIMIT_DATA, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most)
+            )
             model = pipe.recv_bytes()
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # seconds of CPU; the signal ends the process even in C++
         try:
-            parsed = _checked(ModelProto.FromString(model))
-            fault, answer = b"", b"" if task == "parse" else _inferred(parsed, task == "strict").SerializeToString()
+            fault, answer = b"", _compute(model, task)
         except Exception as error:  # noqa: BLE001  the parent reports it
             fault, answer = str(error).encode(errors="replace") or type(error).__name__.encode(), b""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        parsed = model = None  # type: ignore[assignment]  # free it before the next one
+        del model  # free it before the next one
         pipe.send_bytes(fault)
         pipe.send_bytes(answer)
 
 
-def _checked(model: Any) -> Any:
-    """The model. ValueError for too many fields, and for a text that is not UTF-8."""
-    pending, count = [model], 0
-    while pending:
-        for field, value in pending.pop().ListFields():
-            several = value if hasattr(value, "append") else (value,)
-            if field.type in (field.TYPE_MESSAGE, field.TYPE_STRING):
-                count += len(several)
-                if count > MAX_FIELDS:
-                    raise ValueError(f"it holds more than {MAX_FIELDS:,} fields: no Swin has that")
-                if field.type == field.TYPE_MESSAGE:
-                    pending += several
-                elif any(isinstance(text, bytes) for text in several):  # protobuf does not decode it, then
-                    raise ValueError("a text in it is not UTF-8")
-    return model
+def _compute(content: bytes, task: str) -> bytes:
+    from onnx import ModelProto, inliner, shape_inference
 
-
-def _inferred(model: Any, strict: bool) -> Any:
-    from onnx import inliner, shape_inference
-
+    model = ModelProto.FromString(content)
+    _check(model)
+    if task == "parse":
+        return b""
     model = inliner.inline_local_functions(model) if model.functions else model
+    strict = task == "strict"
     try:
         model = shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=strict)
     except Exception:
         if strict:
             raise
-    return _checked(model)
+    _check(model)
+    return model.SerializeToString()
+
+
+def _check(model: Any) -> None:
+    """ValueError for too many fields, and for a text that is not UTF-8."""
+    pending, count = [model], 0
+    while pending:
+        for field, value in pending.pop().ListFields():
+            if field.type not in (field.TYPE_MESSAGE, field.TYPE_STRING):
+                continue
+            several = value if hasattr(value, "append") else (value,)
+            count += len(several)
+            if count > MAX_FIELDS:
+                raise ValueError(f"it holds more than {MAX_FIELDS:,} fields: no Swin has that")
+            if field.type == field.TYPE_MESSAGE:
+                pending += several
+            elif any(isinstance(text, bytes) for text in several):  # protobuf does not decode it, then
+                raise ValueError("a text in it is not UTF-8")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.onnx_reader import inside as reader
 from swin_quant.backends.onnx_reader.checks import first_line, nodes
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, read_model, verified
-from swin_quant.backends.onnx_reader.inside import OpenedUp
 from swin_quant.backends.onnxruntime import SKIP_QDQ
 from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import exact_kernels, warn
@@ -33,7 +32,6 @@ _TYPES = {  # the type of a product -> the runtime's operators that compute in i
 }
 # It makes a float Gemm of a linear with a fixed batch and a bias of one dimension; int8 fusions do not take that.
 _HARMFUL = ("MatMulAddFusion",)  # our own files have had other biases since
-_SILENT = 4  # log fatal errors only: the rest are exceptions
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
@@ -48,15 +46,22 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     file = verified(artifact)
     exact = exact_kernels(NAME, artifact)
     session = _session(file, options, exact)
-    known = _known(session, file, options) | {"caution": warn(NAME, artifact) if options.optimize else None}
-    return Engine(
-        NAME,
-        artifact.record["precision"],
-        get_policy_name(artifact),
-        partial(_run, session, file),
-        max_batch=file.batch,
-        details=Details(known, partial(_gemms, file, options, exact)),
-    )
+    known = {
+        "library": f"{NAME} {library('onnxruntime', 'onnx').__version__}",
+        "opset": file.opset,
+        "device": session.get_providers()[0].removesuffix("ExecutionProvider").lower(),
+        "threads": session.get_session_options().intra_op_num_threads or None,
+        "float_type": "float32",
+        "optimize": options.optimize,
+        "caution": warn(NAME, artifact) if options.optimize else None,
+    }
+
+    def run(images: Tensor) -> Output:
+        return as_output(_outputs(session, file, list(file.outputs), images), images)
+
+    details = Details(known, partial(_gemms, file, options, exact))
+    precision, policy = artifact.record["precision"], get_policy_name(artifact)
+    return Engine(NAME, precision, policy, run, max_batch=file.batch, details=details)
 
 
 def _session(
@@ -73,7 +78,7 @@ def _session(
     """
     onnxruntime = library("onnxruntime", "onnx")
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = _SILENT
+    settings.log_severity_level = 4  # log fatal errors only: the rest are exceptions
     settings.intra_op_num_threads = options.threads or 0
     levels = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if options.optimize else levels.ORT_DISABLE_ALL
@@ -82,16 +87,13 @@ def _session(
     if optimized:
         settings.optimized_model_filepath = str(optimized)
     if batch:
-        settings.add_free_dimension_override_by_name(_open_batch(file), batch)
+        (first,) = [value for value in read_model(file.path).graph.input if value.name == file.input]
+        settings.add_free_dimension_override_by_name(first.type.tensor_type.shape.dim[0].dim_param, batch)
     try:
         out = list(harmful) if file.quantizers else []
         return onnxruntime.InferenceSession(str(file.path), settings, ["CPUExecutionProvider"], disabled_optimizers=out)
     except Exception as error:  # its exceptions have no common class of their own
         raise SwinQuantError(f"{file.path}: {NAME} cannot load it: {first_line(error)}") from error
-
-
-def _run(session: Any, file: OnnxFile, images: Tensor) -> Output:
-    return as_output(_outputs(session, file, list(file.outputs), images), images)
 
 
 def _outputs(session: Any, file: OnnxFile, names: list[str], images: Tensor) -> list[Any]:
@@ -100,23 +102,6 @@ def _outputs(session: Any, file: OnnxFile, names: list[str], images: Tensor) -> 
         return session.run(names, given)
     except Exception as error:
         raise SwinQuantError(f"{file.path}: {NAME} cannot run it: {first_line(error)}") from error
-
-
-def _known(session: Any, file: OnnxFile, options: EngineOptions) -> dict[str, Any]:
-    return {
-        "library": f"{NAME} {library('onnxruntime', 'onnx').__version__}",
-        "opset": file.opset,
-        "device": session.get_providers()[0].removesuffix("ExecutionProvider").lower(),
-        "threads": session.get_session_options().intra_op_num_threads or None,
-        "float_type": "float32",
-        "optimize": options.optimize,
-    }
-
-
-def _open_batch(file: OnnxFile) -> str:
-    """The name of the input's open batch."""
-    (found,) = [value for value in read_model(file.path).graph.input if value.name == file.input]
-    return str(found.type.tensor_type.shape.dim[0].dim_param)
 
 
 def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:
@@ -138,21 +123,18 @@ def _gemms(
         _session(file, options, exact, optimized, harmful, batch)
         graph = onnx.load(str(optimized), load_external_data=False).graph
     return {
-        _name(node): kind for node in nodes(graph) for kind, operators in _TYPES.items() if node.op_type in operators
+        re.sub(r"/\w+Fusion/?$", "", node.name) or node.output[0]: kind  # from qkv.MatMul/MatMulAddFusion
+        for node in nodes(graph)
+        for kind, operators in _TYPES.items()
+        if node.op_type in operators
     }
-
-
-def _name(node: Any) -> str:
-    """The product's name in the file: a fusion turns `qkv.MatMul` into `qkv.MatMul/MatMulAddFusion`."""
-    return re.sub(r"/\w+Fusion/?$", "", node.name) or node.output[0]
 
 
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
     """`onnx_reader.inside.inside` on ONNX Runtime."""
 
-    def start(file: OnnxFile, copy: OpenedUp) -> Callable[[Tensor], Mapping[str, Any]]:
-        session = _session(copy.file, options, exact_kernels(NAME, artifact))
-        names = list(dict.fromkeys(copy.tensors.values()))
+    def start(file: OnnxFile, copy: OnnxFile, names: list[str]) -> Callable[[Tensor], Mapping[str, Any]]:
+        session = _session(copy, options, exact_kernels(NAME, artifact))
         return lambda images: dict(zip(names, _outputs(session, file, names, images), strict=True))
 
     return reader.inside(artifact, start)

@@ -4,7 +4,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.onnx_reader import inside as reader
 from swin_quant.backends.onnx_reader.checks import first_line
 from swin_quant.backends.onnx_reader.file import OnnxFile, as_input, as_output, verified
-from swin_quant.backends.onnx_reader.inside import OpenedUp
 from swin_quant.backends.openvino.operators import LIMIT, find_libraries, run_plain, stream_in_half
 from swin_quant.backends.releases import refuse_wrong
 from swin_quant.backends.saturation import warn
@@ -65,9 +64,13 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         "float_type": float_type,
         "caution": warn(NAME, artifact),
     }
-    precision = precision_name(artifact.record["precision"], float_type)
-    run, details = partial(_run, graphs), Details(known, graphs.gemms)
-    return Engine(NAME, precision, get_policy_name(artifact), run, max_batch=file.batch, details=details)
+    precision = artifact.record["precision"]  # with its float layers in bfloat16, int8 is int8+bfloat16
+    if precision in ("float32", *HALF_TYPES):
+        precision = float_type
+    elif float_type != "float32":
+        precision = f"{precision}+{float_type}"
+    details = Details(known, graphs.gemms)
+    return Engine(NAME, precision, get_policy_name(artifact), graphs.run, max_batch=file.batch, details=details)
 
 
 def float_types() -> list[str]:
@@ -79,9 +82,6 @@ def float_types() -> list[str]:
     if not {"avx512_vnni", "amx_int8"}.intersection(within(os.environ.get(LIMIT, ""))):
         able = ["FP32"]
     return [name for name, (_, capability) in HINTS.items() if capability in able]
-
-
-_SPECTRAL = {"DFT", "STFT"}  # operations of ONNX
 
 
 @cache
@@ -102,24 +102,11 @@ def _core(process: int, extensions: tuple[str, ...] = ()) -> Any:
     return core
 
 
-def precision_name(exported: str, float_type: str) -> str:
-    """The precision of a run: float32 run in bfloat16 is bfloat16; int8 with bfloat16 layers is int8+bfloat16."""
-    if exported in ("float32", *HALF_TYPES):
-        return float_type
-    return exported if float_type == "float32" else f"{exported}+{float_type}"
-
-
 class _Graphs:
     """A file's latest `kept` compiled graphs, by the shape of their input: fixed shapes run faster than open ones."""
 
     def __init__(
-        self,
-        core: Any,
-        file: OnnxFile,
-        float_type: str,
-        threads: int | None,
-        extended: bool = False,
-        kept: int = 2,
+        self, core: Any, file: OnnxFile, float_type: str, threads: int | None, extended: bool = False, kept: int = 2
     ) -> None:
         self.core, self.file, self.kept = core, file, kept
         self.settings = {
@@ -130,9 +117,11 @@ class _Graphs:
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
         self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()
-        written_out = file.functions and not extended  # OpenVINO's parser knows no functions
-        source = partial(without_functions, file.path) if written_out else partial(str, file.path)
-        self.model = self._try("load", lambda: core.read_model(source()))
+        # OpenVINO's parser knows no functions
+        inlined = file.functions and not extended
+        self.model = self._try(
+            "load", lambda: core.read_model(without_functions(file.path) if inlined else str(file.path))
+        )
         if float_type == "bfloat16":
             stream_in_half(self.model)
 
@@ -145,35 +134,35 @@ class _Graphs:
         self.compiled.move_to_end(shape)
         return self.compiled[shape]
 
-    def infer(self, images: Tensor) -> list[Any]:
-        """The outputs for a batch; the next call overwrites them."""
+    def run(self, images: Tensor) -> Output:
+        """The outputs for a batch."""
         request = self.fed(images)
-        return [request.get_output_tensor(place).data for place in range(len(self.file.outputs))]
+        return as_output([request.get_output_tensor(at).data for at in range(len(self.file.outputs))], images)
 
     def fed(self, images: Tensor) -> Any:
-        """The request of a batch, which has run."""
-        given = as_input(self.file, images)
-        count = len(next(iter(given.values())))
-        shape = (count, *images.shape[1:]) if self.file.inputs else given[self.file.input].shape
-        values = [given[name] for name in self.file.input_names]
-        return self._try("run", lambda: self._ran(shape, values))
-
-    def _ran(self, shape: tuple[int, ...], values: list[Any]) -> Any:
-        """The request for inputs of this shape, which has run. RuntimeError if it leaves an output unwritten.
+        """The request of a batch, which has run. SwinQuantError if it leaves an output unwritten.
 
         With one thread, OpenVINO 2026.4 drops the exception of a node, and outputs stay as they were. The next
         inference of that request may crash: another one, with two threads, raises the exception.
         """
-        request = self.request(shape)
-        if _unwritten(request, values, 0xA5) is None:
-            return request
-        _FAILED.append(self.compiled.pop(shape))
-        request = self.compiled_for(shape, {"INFERENCE_NUM_THREADS": 2}).create_infer_request()
-        if (left := _unwritten(request, values, 0x5A)) is not None:
-            _FAILED.append(request)
-            output = self.file.outputs[left]
-            raise RuntimeError(f"a node failed, its output {output} is not written, and with one CPU nothing says why")
-        return request  # its output was the bytes that marked it
+        given = as_input(self.file, images)
+        count = len(next(iter(given.values())))
+        shape = (count, *images.shape[1:]) if self.file.inputs else given[self.file.input].shape
+        values = [given[name] for name in self.file.input_names]
+
+        def run() -> Any:
+            request = self.request(shape)
+            if _find_unwritten(request, values, 0xA5) is None:
+                return request
+            _FAILED.append(self.compiled.pop(shape))
+            request = self.compiled_for(shape, {"INFERENCE_NUM_THREADS": 2}).create_infer_request()
+            if (left := _find_unwritten(request, values, 0x5A)) is not None:
+                _FAILED.append(request)
+                fault = f"a node failed, its output {self.file.outputs[left]} is not written"
+                raise RuntimeError(f"{fault}, and with one CPU nothing says why")
+            return request  # its output was the bytes that marked it
+
+        return self._try("run", run)
 
     def gemms(self) -> Mapping[str, str]:
         """Matrix product -> the type that it runs in, from the latest graph, or else from one for one picture."""
@@ -191,33 +180,29 @@ class _Graphs:
         model = self.model.clone()
         if shape and (self.file.batch is None or self.file.sizes is None):
             model.reshape({name: list(sizes) for name, sizes in self.file.shapes(shape).items()})
-        try:
+
+        def compile_model() -> Any:
+            try:
+                return self.core.compile_model(model, "CPU", {**self.settings, **more})
+            except RuntimeError as error:
+                if _ROUNDING not in str(error):
+                    raise
+            del self.settings[_ROUNDING]  # releases up to 2024.0 do not know it, or no value that says no
             return self.core.compile_model(model, "CPU", {**self.settings, **more})
-        except RuntimeError as error:
-            if _ROUNDING not in str(error):
-                raise SwinQuantError(
-                    f"{self.file.path}: {NAME} cannot compile it: {_reason(error, self.file)}"
-                ) from error
-        del self.settings[_ROUNDING]  # releases up to 2024.0 do not know it, or no value that says no
-        return self._try("compile", lambda: self.core.compile_model(model, "CPU", {**self.settings, **more}))
+
+        return self._try("compile", compile_model)
 
     def _try(self, what: str, action: Any) -> Any:
         try:
             return action()
         except Exception as error:  # mostly RuntimeError, with a page of places in C++
-            raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {_reason(error, self.file)}") from error
-
-
-def _reason(error: Exception, file: OnnxFile) -> str:
-    """The reason for an error, with the operations of torch.fft in the file: OpenVINO converts some forms of them
-    alone, and blames those behind them."""
-    kinds = {node.op_type for node in library("onnx", "onnx").load(str(file.path), load_external_data=False).graph.node}
-    lacking = sorted(kinds & _SPECTRAL)
-    if not lacking:
-        return first_line(error)
-    left = re.search("Conversion is failed for: (.+)", str(error))
-    text = f"it does not convert {left[1]}" if left else first_line(error)
-    return f"it lacks this form of {' and '.join(lacking)}, the operation of torch.fft: {text}"
+            why, model = first_line(error), library("onnx", "onnx").load(str(self.file.path), load_external_data=False)
+            # It converts only some forms of torch.fft's operations, and blames those behind them
+            if lacking := sorted({node.op_type for node in model.graph.node} & {"DFT", "STFT"}):
+                left = re.search("Conversion is failed for: (.+)", str(error))
+                why = f"it does not convert {left[1]}" if left else why
+                why = f"it lacks this form of {' and '.join(lacking)}, the operation of torch.fft: {why}"
+            raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {why}") from error
 
 
 def _opened(
@@ -227,21 +212,16 @@ def _opened(
 
     Where our own library fails, as for operators of a later one, plain nodes serve, and a line says why.
     """
-
-    def open_with(libraries: tuple[str, ...]) -> tuple[tuple[str, ...], _Graphs]:
-        core = _core(os.getpid(), libraries)
-        return libraries, _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
-
-    if options.extensions:
-        return open_with(options.extensions)
-    own = find_libraries(artifact)
-    try:
-        return open_with(own)
-    except SwinQuantError as error:
-        if not own:
-            raise
-        run_plain(artifact, error)
-    return open_with(())
+    libraries = options.extensions or find_libraries(artifact)
+    while True:
+        try:
+            core = _core(os.getpid(), libraries)
+            return libraries, _Graphs(core, file, float_type, options.threads, bool(libraries), options.graphs)
+        except SwinQuantError as error:
+            if options.extensions or not libraries:
+                raise
+            run_plain(artifact, error)
+            libraries = ()
 
 
 def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:
@@ -259,7 +239,7 @@ def without_functions(path: Path) -> bytes:
     return inline_local_functions(onnx.load(str(path))).SerializeToString()
 
 
-def _unwritten(request: Any, values: list[Any], mark: int) -> int | None:
+def _find_unwritten(request: Any, values: list[Any], mark: int) -> int | None:
     """Run a request whose outputs begin with this byte, again and again. Returns the place of one that is as it was."""
 
     def outputs() -> list[Any]:
@@ -270,10 +250,6 @@ def _unwritten(request: Any, values: list[Any], mark: int) -> int | None:
         one.fill(mark)
     request.infer(values, share_inputs=True)
     return next((place for place, one in enumerate(outputs()) if one.size and (one == mark).all()), None)
-
-
-def _run(graphs: _Graphs, images: Tensor) -> Output:
-    return as_output(graphs.infer(images), images)
 
 
 def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
@@ -296,13 +272,13 @@ def _products(layer: Any, sources: set[str]) -> Iterator[tuple[str, str]]:
 def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
     """`onnx_reader.inside.inside` on OpenVINO."""
 
-    def start(file: OnnxFile, copy: OpenedUp) -> Callable[[Tensor], Mapping[str, Any]]:
-        _, graphs = _opened(artifact, copy.file, options.float_type or "float32", options)
+    def start(file: OnnxFile, copy: OnnxFile, names: list[str]) -> Callable[[Tensor], Mapping[str, Any]]:
+        _, graphs = _opened(artifact, copy, options.float_type or "float32", options)
         graphs.request(file.shape(file.batch or 1))  # weights are in memory once a graph is compiled
 
         def run(images: Tensor) -> Mapping[str, Any]:
             request = graphs.fed(images)
-            return {name: request.get_tensor(name).data.copy() for name in copy.tensors.values()}
+            return {name: request.get_tensor(name).data.copy() for name in names}
 
         return run
 

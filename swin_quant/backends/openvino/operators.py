@@ -72,12 +72,9 @@ def cpu_kind() -> str | None:
     return next((kind for name, kind in KINDS.items() if has.get(name) and name in allowed), None)
 
 
-def gain(architecture: str, operator: str, kind: str | None = None) -> float:
-    """How many times as fast files with an operator are, at the batch where they gain least; 0: not measured.
-
-    `kind`: of the CPU; None: this one's.
-    """
-    table = read_yaml(sources() / "measured.yaml", "table of measurements").get(kind or cpu_kind() or _LEAST, {})
+def gain(architecture: str, operator: str) -> float:
+    """How many times as fast files with an operator are here, at the batch where they gain least; 0: not measured."""
+    table = read_yaml(sources() / "measured.yaml", "table of measurements").get(cpu_kind() or _LEAST, {})
     times = table.get(operator, {}).get(architecture, {})
     return min((without / with_ for without, with_ in times.values()), default=0.0)
 

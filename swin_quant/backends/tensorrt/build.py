@@ -9,18 +9,26 @@ from types import ModuleType
 from typing import Any
 
 from swin_quant.backends.artifact import Artifact, finish_artifact
+from swin_quant.backends.onnx_reader.products import FLOAT8
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.layers import LAYERS, LayerReport, read_layers
-from swin_quant.backends.tensorrt.plan import EnginePlan, check_output, check_types
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.backends.tensorrt.plan import EnginePlan, check_output
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, reason, write_json
 from swin_quant.base.progress import log
+
+_FLOAT8_FROM = (8, 9)  # the first compute capability with float8 products
 
 
 def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
     """Build the engine, then write it, its layer report, and last its run card."""
     trt, gpu = host.tensorrt(), host.find_gpu()
-    check_types(plan, gpu)
+    float8 = [one.name for one in plan.report.gemms if one.format == FLOAT8]
+    if float8 and tuple(map(int, gpu.capability.split("."))) < _FLOAT8_FROM:
+        raise UsageError(
+            f"{plan.file.path}: {len(float8)} products are float8, which {gpu.name} (compute capability "
+            f"{gpu.capability}) does not multiply: it begins with 8.9; export with ‹policy› tensorrt, in int8"
+        )
     check_output(output, plan.file.path, plan.options.timing_cache)
     messages = host.logger(trt)
     builder = trt.Builder(messages)
@@ -35,16 +43,38 @@ def build(plan: EnginePlan, output: Path) -> tuple[Artifact, LayerReport]:
         profile.set_shape(plan.file.input, *plan.shapes)
         if config.add_optimization_profile(profile) < 0:
             raise SwinQuantError(f"{plan.file.path}: TensorRT refuses the profile: {host.last_error(messages, 'why?')}")
-    _use_timing_cache(config, plan.options.timing_cache)
+    if cache_file := plan.options.timing_cache:  # measurements of another TensorRT or GPU are not used
+        cache = config.create_timing_cache(_read_cache(cache_file))
+        if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
+            log.warning("%s: is not a timing cache of this TensorRT and GPU: starting a new one", cache_file)
+            config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
     log.info("building for %s with TensorRT %s: this takes minutes", gpu.name, trt.__version__)
     serialized = builder.build_serialized_network(network, config)
     if serialized is None:
         why = host.last_error(messages, "it does not say why; ‹verbose› shows its log")
         raise SwinQuantError(f"{plan.file.path}: TensorRT {trt.__version__} cannot build this graph: {why}")
-    _keep_timing_cache(config, plan.options.timing_cache)
+    if cache_file:  # merged with the measurements that another build wrote into the file meanwhile
+        cache = config.get_timing_cache()
+        if other := config.create_timing_cache(_read_cache(cache_file)) if cache_file.is_file() else None:
+            cache.combine(other, ignore_mismatch=False)  # returns False for another GPU's file, which ours replaces
+        atomic_write_bytes(cache_file, bytes(cache.serialize()))
     data = bytes(serialized)
     layers = inspect_engine(trt, data, messages, plan)
-    return _write(trt, gpu, plan, output, data, layers), layers
+    report = output.with_name(f"{output.stem}{LAYERS}")
+    write_json(report, layers.to_dict())
+    atomic_write_bytes(output, data)
+    record, options = plan.artifact.record, plan.options
+    details = {
+        "tensorrt": trt.__version__,
+        "gpu": gpu.name,
+        "compute_capability": gpu.capability,
+        "profile": dict(zip(("min", "opt", "max"), map(list, plan.shapes), strict=True)),
+        "timing_cache": options.timing_cache.name if options.timing_cache else None,
+        "workspace_mib": options.workspace,
+        "gemms": layers.counts(),
+        "onnx": {"file": record["file"], "sha256": record["sha256"], "options": record["options"]},
+    }
+    return finish_artifact(output, plan.artifact.card, "tensorrt", record["precision"], details, [report]), layers
 
 
 def _parse(trt: ModuleType, network: Any, messages: Any, path: Path) -> None:
@@ -61,32 +91,11 @@ def _parse(trt: ModuleType, network: Any, messages: Any, path: Path) -> None:
     raise SwinQuantError(f"{path}: TensorRT {trt.__version__} cannot read it: {why}")
 
 
-def _use_timing_cache(config: Any, file: Path | None) -> None:
-    """Start from the measurements in `file`; measurements of another TensorRT or GPU are not used."""
-    if file is None:
-        return
-    cache = config.create_timing_cache(_stored(file))
-    if cache is None or not config.set_timing_cache(cache, ignore_mismatch=False):
-        log.warning("%s: is not a timing cache of this TensorRT and GPU: starting a new one", file)
-        config.set_timing_cache(config.create_timing_cache(b""), ignore_mismatch=False)
-
-
-def _stored(file: Path) -> bytes:
+def _read_cache(file: Path) -> bytes:
     try:
         return file.read_bytes() if file.exists() else b""
     except OSError as error:
         raise SwinQuantError(f"{file}: the timing cache cannot be read: {reason(error)}") from error
-
-
-def _keep_timing_cache(config: Any, file: Path | None) -> None:
-    """Write the measurements, merged with those that another build wrote into the file meanwhile."""
-    if file is None:
-        return
-    cache = config.get_timing_cache()
-    other = config.create_timing_cache(_stored(file)) if file.is_file() else None
-    if other is not None:
-        cache.combine(other, ignore_mismatch=False)  # returns False for another GPU's file, which ours replaces
-    atomic_write_bytes(file, bytes(cache.serialize()))
 
 
 def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: EnginePlan) -> LayerReport:
@@ -101,23 +110,3 @@ def inspect_engine(trt: ModuleType, data: bytes, messages: Any, plan: EnginePlan
     except SwinQuantError as error:  # a missing report is no reason to lose minutes of building
         log.warning("no layer report: %s", error)
         return read_layers('{"Layers": []}', plan.report.gemms)
-
-
-def _write(
-    trt: ModuleType, gpu: host.Gpu, plan: EnginePlan, output: Path, data: bytes, layers: LayerReport
-) -> Artifact:
-    report = output.with_name(f"{output.stem}{LAYERS}")
-    write_json(report, layers.to_dict())
-    atomic_write_bytes(output, data)
-    record, options = plan.artifact.record, plan.options
-    details = {
-        "tensorrt": trt.__version__,
-        "gpu": gpu.name,
-        "compute_capability": gpu.capability,
-        "profile": dict(zip(("min", "opt", "max"), map(list, plan.shapes), strict=True)),
-        "timing_cache": options.timing_cache.name if options.timing_cache else None,
-        "workspace_mib": options.workspace,
-        "gemms": layers.counts(),
-        "onnx": {"file": record["file"], "sha256": record["sha256"], "options": record["options"]},
-    }
-    return finish_artifact(output, plan.artifact.card, "tensorrt", record["precision"], details, [report])

@@ -1,6 +1,7 @@
 """Runs an engine on tensors that torch owns, on the caller's CUDA stream."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import ModuleType
@@ -20,69 +21,54 @@ from swin_quant.score.options import EngineOptions
 
 NAME = "tensorrt"
 _TYPES = {"FLOAT": torch.float32, "HALF": torch.float16, "BF16": torch.bfloat16}
-_CHOSEN_BEFORE = {  # an option that the build has settled -> how
-    "float_type": "its types are those of the exported graph",
-    "optimize": "it was optimized when it was built",
-}
-
-
-@dataclass(frozen=True)
-class Port:
-    """The input or the output of an engine."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
 
 
 @dataclass
 class Session:
     """An execution context, for one thread at a time: it has one set of addresses.
 
-    `smallest`, `largest`: batches of the profile. A smaller batch is filled up with zeros, whose logits are dropped.
+    `input`, `output`: name, type and shape. `smallest`, `largest`: batches of the profile. A smaller batch is filled up
+    with zeros, whose logits are dropped.
     """
 
     context: Any
-    input: Port
-    output: Port
+    input: tuple[str, torch.dtype, tuple[int, ...]]
+    output: tuple[str, torch.dtype, tuple[int, ...]]
     smallest: int
     largest: int
     device: torch.device
     messages: Any
-    runtime: Any = field(repr=False)  # must outlive the context
-    engine: Any = field(repr=False)
+    owners: tuple[Any, ...] = field(repr=False)  # runtime and engine, which must outlive the context
 
     def __call__(self, images: Tensor) -> Tensor:
         """Pictures [B, 3, H, W] of any float type -> logits float32 [B, classes], on the pictures' device.
 
         The work is queued on the current stream, like torch's own; only a copy to the CPU waits for it.
         """
-        wanted = self.input.shape[1:]
+        name, dtype, (_, *sizes) = self.input
+        wanted = tuple(sizes)
         if tuple(images.shape[1:]) != wanted:
             given, takes = ("x".join(map(str, shape)) for shape in (images.shape[1:], wanted))
             raise UsageError(f"the engine takes pictures of {takes}, not {given}")
-        with host.on(self.device):
-            return self._run(images)
-
-    def _run(self, images: Tensor) -> Tensor:
-        wanted, count, home = self.input.shape[1:], len(images), images.device
-        images = images.to(self.device, self.input.dtype).contiguous()
-        if count < self.smallest:
-            images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])
-        self._call(self.context.set_input_shape(self.input.name, tuple(images.shape)), "takes no such batch")
-        shape = tuple(self.context.get_tensor_shape(self.output.name))
-        logits = torch.empty(shape, dtype=self.output.dtype, device=self.device)
-        self._call(self.context.set_tensor_address(self.input.name, images.data_ptr()), "takes no input")
-        self._call(self.context.set_tensor_address(self.output.name, logits.data_ptr()), "takes no output")
-        # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
-        self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
-        return logits[:count].to(home, torch.float32)
+        count, home = len(images), images.device
+        # TensorRT enqueues on the current GPU, whichever one the stream belongs to
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            images = images.to(self.device, dtype).contiguous()
+            if count < self.smallest:
+                images = torch.cat([images, images.new_zeros(self.smallest - count, *wanted)])
+            self._call(self.context.set_input_shape(name, tuple(images.shape)), "takes no such batch")
+            shape = tuple(self.context.get_tensor_shape(self.output[0]))
+            logits = torch.empty(shape, dtype=self.output[1], device=self.device)
+            self._call(self.context.set_tensor_address(name, images.data_ptr()), "takes no input")
+            self._call(self.context.set_tensor_address(self.output[0], logits.data_ptr()), "takes no output")
+            # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
+            self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
+            return logits[:count].to(home, torch.float32)
 
     def _call(self, done: bool, otherwise: str) -> None:
         if not done:
-            raise SwinQuantError(
-                f"the TensorRT engine {otherwise}: {host.last_error(self.messages, 'it gives no reason')}"
-            )
+            why = host.last_error(self.messages, "it gives no reason")
+            raise SwinQuantError(f"the TensorRT engine {otherwise}: {why}")
 
 
 def load(artifact: Artifact, options: EngineOptions) -> Engine:
@@ -94,13 +80,24 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
     record = artifact.record
     if record["backend"] != "tensorrt":
         raise UsageError(f"{artifact.file}: is not a TensorRT engine: make one with `swin-quant build-engine`")
-    for name, why in _CHOSEN_BEFORE.items():
+    for name, why in (
+        ("float_type", "its types are those of the exported graph"),
+        ("optimize", "it was optimized when it was built"),
+    ):
         if getattr(options, name) != getattr(EngineOptions(), name):
             raise UsageError(f"{artifact.file}: {name} cannot be chosen for a TensorRT engine: {why}")
     trt, gpu = host.tensorrt(), host.find_gpu()
     if options.device != "cuda":
         raise UsageError(f"{artifact.file}: a TensorRT engine runs on a GPU, not on {options.device}: ‹device› cuda")
-    _check_host(artifact, trt, gpu)
+    for key, what, here in (
+        ("tensorrt", "TensorRT", trt.__version__),
+        ("compute_capability", "a GPU of compute capability", gpu.capability),
+    ):
+        if (built := record["options"].get(key)) != here:
+            raise UsageError(
+                f"{artifact.file}: was built with {what} {built}, here is {here}: build it again on this machine with "
+                "`swin-quant build-engine`"
+            )
     session = open_session(artifact, trt, gpu)
     known = {
         "library": f"{NAME} {trt.__version__}",
@@ -110,7 +107,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
         "batch": [session.smallest, session.largest],
     }
     details = Details(known, partial(_gemms, artifact))
-    precision, policy = artifact.record["precision"], get_policy_name(artifact)
+    precision, policy = record["precision"], get_policy_name(artifact)
     return Engine(NAME, precision, policy, session, session.largest, details, device=str(gpu.device))
 
 
@@ -122,18 +119,6 @@ def _gemms(artifact: Artifact) -> Mapping[str, str]:
     return {row["name"]: row["ran"] for row in rows}
 
 
-def _check_host(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> None:
-    built = artifact.record["options"]
-    here = {"tensorrt": trt.__version__, "compute_capability": gpu.capability}
-    names = {"tensorrt": "TensorRT", "compute_capability": "a GPU of compute capability"}
-    for key, value in here.items():
-        if built.get(key) != value:
-            raise UsageError(
-                f"{artifact.file}: was built with {names[key]} {built.get(key)}, here is {value}: "
-                "build it again on this machine with `swin-quant build-engine`"
-            )
-
-
 @reads("TensorRT engine", lambda artifact, *_: artifact.file)
 def open_session(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> Session:
     """Deserialize the engine and find its one input and one output."""
@@ -141,24 +126,23 @@ def open_session(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> Session:
     runtime = trt.Runtime(messages)
     engine = runtime.deserialize_cuda_engine(artifact.file.read_bytes())
     if engine is None:
-        raise SwinQuantError(
-            f"{artifact.file}: TensorRT cannot read it: {host.last_error(messages, 'no reason given')}"
-        )
-    ports: dict[Any, list[Port]] = {trt.TensorIOMode.INPUT: [], trt.TensorIOMode.OUTPUT: []}
+        why = host.last_error(messages, "no reason given")
+        raise SwinQuantError(f"{artifact.file}: TensorRT cannot read it: {why}")
+    ports: dict[Any, list[Any]] = {trt.TensorIOMode.INPUT: [], trt.TensorIOMode.OUTPUT: []}
     for number in range(engine.num_io_tensors):
         name = engine.get_tensor_name(number)
         kind = engine.get_tensor_dtype(name).name
         if kind not in _TYPES:
             raise SwinQuantError(f"{artifact.file}: its tensor {name} is of type {kind}: must be a float type")
-        port = Port(name, _TYPES[kind], tuple(engine.get_tensor_shape(name)))
-        ports[engine.get_tensor_mode(name)].append(port)
+        shape = tuple(engine.get_tensor_shape(name))
+        ports[engine.get_tensor_mode(name)].append((name, _TYPES[kind], shape))
     if [len(found) for found in ports.values()] != [1, 1]:
         raise SwinQuantError(f"{artifact.file}: must have one input and one output: it is no classifier of pictures")
     (source,), (target,) = ports.values()
-    smallest = largest = source.shape[0]
+    smallest = largest = source[2][0]
     if largest < 0:  # any batch of the profile
-        smallest, _, largest = (shape[0] for shape in engine.get_tensor_profile_shape(source.name, 0))
+        smallest, _, largest = (shape[0] for shape in engine.get_tensor_profile_shape(source[0], 0))
     context = engine.create_execution_context()
     if context is None:
         raise SwinQuantError(f"{artifact.file}: no context: {host.last_error(messages, 'out of GPU memory?')}")
-    return Session(context, source, target, smallest, largest, gpu.device, messages, runtime, engine)
+    return Session(context, source, target, smallest, largest, gpu.device, messages, (runtime, engine))

@@ -1,7 +1,6 @@
 """This machine's TensorRT and GPU: the only place that imports the library, or says how to install it."""
 
 import importlib
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -53,11 +52,6 @@ def find_gpu() -> Gpu:
     device = torch.device("cuda", torch.cuda.current_device())
     major, minor = torch.cuda.get_device_capability(device)
     return Gpu(device, torch.cuda.get_device_name(device), f"{major}.{minor}")
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """A context with that GPU as the current one, on which TensorRT enqueues, whichever GPU the stream belongs to."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def current_stream(device: torch.device) -> int:

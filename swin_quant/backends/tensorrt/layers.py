@@ -9,7 +9,7 @@ name, or, if that names none, from the types of weights and inputs. TensorRT 10 
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,29 +35,6 @@ _NODE = re.compile(r"\[ONNX Layer: ([^\]\x1e\x1f]+)\]")
 _REFORMAT = re.compile(r"reformat|copy", re.IGNORECASE)
 UNKNOWN = "unknown"
 LAYERS = ".layers.json"  # the ending of the report's file, behind the engine's name
-
-
-@dataclass(frozen=True)
-class EngineLayer:
-    """One layer of an engine. `nodes`: the ONNX nodes in it; `inputs`: the types of the tensors that it reads."""
-
-    name: str
-    kind: str
-    kernel: str
-    nodes: tuple[str, ...]
-    inputs: tuple[str, ...]
-    weights: str | None
-
-    @property
-    def reformat(self) -> bool:
-        """Whether the layer only copies into another layout or type."""
-        return bool(_REFORMAT.search(self.kind) or self.name.startswith("Reformatting CopyNode"))
-
-    @property
-    def product_type(self) -> str:
-        """The type that the layer's product is computed in."""
-        kinds = [self.weights, *self.inputs]
-        return _first(_KERNELS, self.kernel) or next((kind for kind in kinds if kind), None) or UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -103,47 +80,32 @@ class LayerReport:
 
 def read_layers(text: str, gemms: Iterable[Gemm]) -> LayerReport:
     """Match the inspector's JSON with the products of the graph. SwinQuantError for any other text."""
+    home: dict[str, tuple[str, str, str]] = {}  # ONNX node -> its layer's name, kernel and type
+    reformats = []
     try:
-        content = json.loads(text)
-        layers = [_layer(entry) for entry in content["Layers"]]
+        layers = json.loads(text)["Layers"]
+        for entry in layers:
+            entry = {"Name": entry} if isinstance(entry, str) else entry  # built without detailed verbosity
+            name, kernel = str(entry.get("Name", "")), str(entry.get("TacticName", ""))
+            weights = entry.get("Weights")
+            types = [weights.get("Type") if isinstance(weights, dict) else None]
+            types += [one.get("DataType") or one.get("Format/Datatype") for one in entry.get("Inputs", ())]
+            ran = _first(_KERNELS, kernel) or (_first(_TYPES, str(types[0])) if types[0] else None)
+            ran = ran or next((_first(_TYPES, str(one or "")) or UNKNOWN for one in types[1:]), UNKNOWN)
+            # A layer without metadata is named after its nodes: `a + b`
+            nodes = _NODE.findall(str(entry.get("Metadata", ""))) or [part.strip() for part in name.split(" + ")]
+            home |= dict.fromkeys(nodes, (name, kernel, ran))
+            if _REFORMAT.search(str(entry.get("LayerType", ""))) or name.startswith("Reformatting CopyNode"):
+                reformats.append(name)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SwinQuantError(f"TensorRT's engine inspector wrote something else than layers: {text[:80]!r}") from error
-    home = {node: layer for layer in layers for node in layer.nodes}
-    rows = [_row(gemm, home.get(gemm.node.name)) for gemm in gemms]
-    return LayerReport(rows, len(layers), [layer.name for layer in layers if layer.reformat])
-
-
-def _row(gemm: Gemm, layer: EngineLayer | None) -> LayerRow:
-    wanted = gemm.format or next((kind for kind in gemm.inputs if kind not in QUANTIZED), UNKNOWN)
-    name = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
-    if layer is None:
-        return LayerRow(name, gemm.kind, wanted, UNKNOWN, None, None)
-    return LayerRow(name, gemm.kind, wanted, layer.product_type, layer.name, layer.kernel)
-
-
-def _layer(entry: Mapping[str, Any] | str) -> EngineLayer:
-    if isinstance(entry, str):  # engines built without detailed verbosity have names alone
-        return EngineLayer(entry, "", "", _names(entry), (), None)
-    weights = entry.get("Weights")
-    kind = weights.get("Type") if isinstance(weights, dict) else None
-    return EngineLayer(
-        name=str(entry.get("Name", "")),
-        kind=str(entry.get("LayerType", "")),
-        kernel=str(entry.get("TacticName", "")),
-        nodes=tuple(_NODE.findall(str(entry.get("Metadata", "")))) or _names(str(entry.get("Name", ""))),
-        inputs=_tensor_types(entry.get("Inputs", ())),
-        weights=_first(_TYPES, kind) if kind else None,
-    )
-
-
-def _names(name: str) -> tuple[str, ...]:
-    """The nodes of a layer without metadata, which is named after them: `a + b`."""
-    return tuple(part.strip() for part in name.split(" + "))
-
-
-def _tensor_types(tensors: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    written = (str(tensor.get("DataType") or tensor.get("Format/Datatype") or "") for tensor in tensors)
-    return tuple(_first(_TYPES, kind) or UNKNOWN for kind in written)
+    rows = []
+    for gemm in gemms:
+        wanted = gemm.format or next((kind for kind in gemm.inputs if kind not in QUANTIZED), UNKNOWN)
+        product = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
+        layer, by, ran = home.get(gemm.node.name, (None, None, UNKNOWN))
+        rows.append(LayerRow(product, gemm.kind, wanted, ran, layer, by))
+    return LayerReport(rows, len(layers), reformats)
 
 
 def _first(table: Sequence[tuple[str, str]], text: str) -> str | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import OnnxFile, read_model, verified
-from swin_quant.backends.onnx_reader.products import FLOAT8, Inspection, inspect_model
+from swin_quant.backends.onnx_reader.products import Inspection, inspect_model
 from swin_quant.backends.tensorrt.host import Gpu
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
@@ -16,7 +16,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 
 SUFFIX = ".engine"
-_FLOAT8_FROM = (8, 9)  # the first compute capability with float8 products
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,9 @@ class BuildOptions:
     float32: bool = False
 
     def __post_init__(self) -> None:
+        batches = self.smallest, self.typical, self.largest
         if not 1 <= self.smallest <= self.typical <= self.largest:
-            raise UsageError(
-                f"batches {self.smallest}, {self.typical}, {self.largest}: must be from 1, in growing order"
-            )
+            raise UsageError(f"batches {', '.join(map(str, batches))}: must be from 1, in growing order")
         if self.workspace is not None and self.workspace < 1:
             raise UsageError(f"workspace of {self.workspace} MiB: must be 1 or more")
 
@@ -55,12 +53,10 @@ class EnginePlan:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         sizes, options = self.file.sizes, self.options
-        if self.file.inputs:
-            raise UsageError(f"{self.file.path}: takes several inputs: engines are built here for one")
-        if sizes is None:
-            raise UsageError(
-                f"{self.file.path}: takes pictures of any size: engines are built here for one: a classifier"
-            )
+        fault = "pictures of any size: engines are built here for one: a classifier" if sizes is None else ""
+        fault = "several inputs: engines are built here for one" if self.file.inputs else fault
+        if fault or sizes is None:
+            raise UsageError(f"{self.file.path}: takes {fault}")
         batches = (options.smallest, options.typical, options.largest)
         return [(batch, self.file.channels, *sizes) for batch in batches]
 
@@ -103,16 +99,6 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     if report.body == "float32" and not report.pairs[0]:
         log.warning("%s: is a float32 graph: its engine is no baseline for speed; export float16", file.path.name)
     return EnginePlan(artifact, file, report, options)
-
-
-def check_types(plan: EnginePlan, gpu: Gpu) -> None:
-    """UsageError if the GPU cannot multiply a type of the graph."""
-    capability = tuple(map(int, gpu.capability.split(".")))
-    if capability < _FLOAT8_FROM and (found := [g.name for g in plan.report.gemms if g.format == FLOAT8]):
-        raise UsageError(
-            f"{plan.file.path}: {len(found)} products are float8, which {gpu.name} (compute capability "
-            f"{gpu.capability}) does not multiply: it begins with 8.9; export with ‹policy› tensorrt, in int8"
-        )
 
 
 def default_output(file: Path, gpu: Gpu) -> Path:

@@ -6,7 +6,6 @@ a traced graph can hold them and run without the user's library.
 
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,45 +36,33 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
     tell(artifact)
     for extension in options.extensions:
-        _load_operators(extension)
+        if not Path(extension).is_file():
+            raise UsageError(f"‹extension› {extension}: no such file{near(extension)}")
+        try:
+            torch.ops.load_library(extension)
+        except (OSError, RuntimeError) as error:
+            raise UsageError(f"‹extension› {extension}: torch cannot load it: {str(error).splitlines()[0]}") from error
     define(parse_plugins(tuple(artifact.record["options"].get("plugin", ()))))
     if options.threads:
         torch.set_num_threads(options.threads)
-    module = _read(artifact.file)
-    return Engine(
-        NAME,
-        artifact.record["precision"],
-        get_policy_name(artifact),
-        partial(_run, artifact.file, module),
-        details=Details({"library": f"torch {torch.__version__}", "float_type": "float32"}, dict),
-    )
-
-
-def _load_operators(extension: str) -> None:
-    if not Path(extension).is_file():
-        raise UsageError(f"‹extension› {extension}: no such file{near(extension)}")
-    try:
-        torch.ops.load_library(extension)
-    except (OSError, RuntimeError) as error:
-        raise UsageError(f"‹extension› {extension}: torch cannot load it: {str(error).splitlines()[0]}") from error
-
-
-def _read(file: Path) -> Any:
+    file = artifact.file
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated
-            return torch.jit.load(str(file), map_location="cpu").eval()
+            module = torch.jit.load(str(file), map_location="cpu").eval()
     except Exception as error:  # a broken file raises RuntimeError and others
         raise SwinQuantError(f"{file}: torch cannot read it: {str(error).strip().splitlines()[0]}") from error
 
+    @torch.inference_mode()
+    def run(images: Tensor) -> Tensor:
+        try:
+            logits: Tensor = module(images)
+        except (RuntimeError, torch.jit.Error) as error:
+            raise SwinQuantError(f"{file}: torch cannot run it: {str(error).strip().splitlines()[-1]}") from error
+        return logits
 
-@torch.inference_mode()
-def _run(file: Path, module: Any, images: Tensor) -> Tensor:
-    try:
-        logits: Tensor = module(images)
-    except (RuntimeError, torch.jit.Error) as error:
-        raise SwinQuantError(f"{file}: torch cannot run it: {str(error).strip().splitlines()[-1]}") from error
-    return logits
+    details = Details({"library": f"torch {torch.__version__}", "float_type": "float32"}, dict)
+    return Engine(NAME, artifact.record["precision"], get_policy_name(artifact), run, details=details)
 
 
 def written(artifact: Artifact) -> Artifact:
@@ -95,10 +82,6 @@ def tell(artifact: Artifact) -> None:
         )
 
 
-def _roll(x: Tensor, shifts: list[int], dims: list[int]) -> Tensor:
-    return torch.roll(x, shifts, dims)
-
-
 def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: float) -> Tensor:
     return F.layer_norm(x, x.shape[axis:], scale, bias, epsilon)
 
@@ -110,7 +93,7 @@ def _window_partition(x: Tensor, window: int) -> Tensor:
 
 # Operator -> its inputs and attributes, written as in torch's schemas, and the function that computes it.
 SCHEMAS: dict[str, tuple[str, Callable[..., Tensor]]] = {
-    "roll": ("Tensor x, int[] shifts, int[] dims", _roll),
+    "roll": ("Tensor x, int[] shifts, int[] dims", torch.roll),
     "relu": ("Tensor x", torch.relu),
     "layer_norm": ("Tensor x, Tensor scale, Tensor bias, int axis, float epsilon", _layer_norm),
     "window_partition": ("Tensor x, int window", _window_partition),

@@ -37,8 +37,7 @@ class FakeQuantize(nn.Module):
         super().__init__()
         qmin, qmax = node.grid
         span = node.range_for() if weight is None else node.range_for(weight)
-        self.scale: Tensor
-        self.register_buffer("scale", (span.detach() / qmax).flatten() if span.dim() else span.detach() / qmax)
+        self.scale: Tensor = nn.Buffer((span.detach() / qmax).flatten() if span.dim() else span.detach() / qmax)
         self.zero_point = 0 if node.setting.symmetric else -qmin
         self.least, self.most = (qmin, qmax) if node.setting.symmetric else (0, qmax - qmin)
 
@@ -75,10 +74,7 @@ class TorchScriptOptions:
 
 
 def export(
-    model: Classifier,
-    card: RunCard,
-    folder: str | Path,
-    options: TorchScriptOptions = TorchScriptOptions(),
+    model: Classifier, card: RunCard, folder: str | Path, options: TorchScriptOptions = TorchScriptOptions()
 ) -> Artifact:
     """Write `<NAME>[_embedding]_<int8|w4a8|fp32>.torchscript.pt` and its run card, under the card's policy.
 
@@ -91,28 +87,21 @@ def export(
         )
     faults = {"float8 fake-quantize": lambda node: node.setting.format == FP8}
     precision = apply_for_engine(model, card, options.precision, "TorchScript", faults)
-    content = _traced(model, options)
-    file = folder / f"{file_stem(model, card, precision)}.torchscript.pt"
-    atomic_write_bytes(file, content)
-    recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
-    return written(finish_artifact(file, card, "torchscript", precision, recorded))
-
-
-def _traced(model: Classifier, options: TorchScriptOptions) -> bytes:
-    """A traced copy of the model, as the bytes of its file."""
     replacing, plugins = Replacing(chosen(options.replace)), parse_plugins(options.plugin, options.replace)
     define(plugins)
     plugging = Plugging(plugins, call)
     copied = copy.deepcopy(model).cpu().eval().requires_grad_(False)
     spell_out(copied)
-    images = torch.zeros(EXAMPLE, *model.input_shape)
+    content = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch warns that TorchScript is deprecated, and of every Python number
-        traced = torch.jit.trace(_Inside(copied, replacing, plugging), images, check_trace=False)
-        buffer = io.BytesIO()
-        torch.jit.save(traced, buffer)
+        images = torch.zeros(EXAMPLE, *model.input_shape)
+        torch.jit.save(torch.jit.trace(_Inside(copied, replacing, plugging), images, check_trace=False), content)
     check_used(options.replace, replacing, plugging)
-    return buffer.getvalue()
+    file = folder / f"{file_stem(model, card, precision)}.torchscript.pt"
+    atomic_write_bytes(file, content.getvalue())
+    recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
+    return written(finish_artifact(file, card, "torchscript", precision, recorded))
 
 
 def _sized(images: Tensor, shape: list[int]) -> Tensor:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
-from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -95,15 +95,11 @@ def test_a_pair_of_16_bits_has_the_levels_of_onnx_s_reference(calibrated):
     x = torch.linspace(float(node.bounds[0]) * 1.2, float(node.bounds[1]) * 1.2, 999)
     with torch.inference_mode(), quantizing(model):
         expected = node(x)
-    scale, zero = (node.range_for() / node.grid[1]).numpy(), np.asarray(-node.grid[0], np.uint16)
-    info = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-        helper.make_node("DequantizeLinear", ["q", "s", "z"], ["y"]),
-    ]
-    constants = [numpy_helper.from_array(scale, "s"), numpy_helper.from_array(zero, "z")]
-    graph = helper.make_graph(nodes, "g", [info("x", 1, [999])], [info("y", 1, [999])], constants)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    scale, zero = float(node.range_for() / node.grid[1]), -node.grid[0]
+    proto = onnx.parser.parse_model(f"""
+    <ir_version: 10, opset_import: ["": 21]>
+    g (float[999] x) => (float[999] y) <float s = {{{scale!r}}}, uint16 z = {{{zero}}}>
+    {{ q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }}""")
     (found,) = ReferenceEvaluator(proto).run(None, {"x": x.numpy()})
     np.testing.assert_array_equal(found, expected.numpy())
 
@@ -128,24 +124,18 @@ def test_the_form_for_npus_is_of_one_picture_in_float32(options):
 
 
 def test_misfits_are_listed_with_their_reasons():
-    info = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("Where", ["c", "x", "x"], ["w"], name="mask"),
-        helper.make_node("Det", ["w"], ["d"], name="det"),
-        helper.make_node("Reshape", ["x", "six"], ["y"], name="windows"),
-        helper.make_node("ReduceSum", ["y", "others"], ["s"], name="back", keepdims=0),
-        helper.make_node("Gather", ["wide", "zero"], ["g"], name="constant"),
-    ]
-    constants = {"c": np.array(True), "six": np.array([0, 1, 2, 2, 1, 1]), "others": np.array([1, 2, 3, 4, 5])}
-    constants |= {"wide": np.zeros((1, 1, 1, 1, 1, 2), np.float32), "zero": np.array(0)}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [info("x", 1, ["batch", 2, 2])],
-        [info("d", 1, ["batch"]), info("s", 1, ["batch"]), info("g", 1, [1, 1, 1, 1, 2])],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    data = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10).SerializeToString()
+    data = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["": 18]>
+    g (float[batch, 2, 2] x) => (float[batch] d, float[batch] s, float[1, 1, 1, 1, 2] g)
+    <bool c = {1}, int64[6] six = {0, 1, 2, 2, 1, 1}, int64[5] others = {1, 2, 3, 4, 5},
+     float[1, 1, 1, 1, 1, 2] wide = {0, 0}, int64 zero = {0}>
+    {
+        [mask] w = Where(c, x, x)
+        [det] d = Det(w)
+        [windows] y = Reshape(x, six)
+        [back] s = ReduceSum<keepdims = 0>(y, others)
+        [constant] g = Gather(wide, zero)
+    }""").SerializeToString()
 
     def found(target):
         return [(one.node, one.why.split(":")[0]) for one in misfits(onnx.ModelProto.FromString(data), target)]

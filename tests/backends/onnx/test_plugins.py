@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 from nightly import share
@@ -13,13 +14,11 @@ from operator_nodes import core_with
 
 from swin_quant.backends.onnx.export import OnnxOptions
 from swin_quant.backends.onnx.swin.attention_operator import attention
+from swin_quant.backends.onnx_reader.checks import check_scales, infer_shapes
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnx_reader.inside import find_module_outputs
 from swin_quant.backends.openvino import engine as openvino_engine
-from swin_quant.backends.saturation import saturates
-from swin_quant.base.errors import UsageError
-from swin_quant.base.files import compute_sha256
-from swin_quant.operators.plugins import Plugging, parse_plugins
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.score.options import EngineOptions
 
 SPECS = (
@@ -182,91 +181,35 @@ def test_compiled_attention(width, length, rounds, of_softmax, library):
 
 def attention_alone(levels, constant, heads, scales):
     """An ONNX file of one node."""
-    node = onnx.helper.make_node("Attention", ["x", "c"], ["y"], domain="swin_quant", heads=heads, scales=scales)
-    values = {
-        "x": (onnx.TensorProto.INT8, levels),
-        "c": (onnx.TensorProto.FLOAT, constant),
-        "y": (onnx.TensorProto.INT8, None),
-    }
-    x, c, y = (
-        onnx.helper.make_tensor_value_info(name, kind, None if of is None else of.shape)
-        for name, (kind, of) in values.items()
-    )
-    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("swin_quant", 1)]
-    graph = onnx.helper.make_graph([node], "one", [x, c], [y])
-    return onnx.helper.make_model(graph, opset_imports=opsets).SerializeToString()
+    shapes = [", ".join(map(str, one.shape)) for one in (levels, constant)]
+    ends = f"(int8[{shapes[0]}] x, float[{shapes[1]}] c) => (int8[a, b, d] y)"
+    node = f"swin_quant.Attention<heads = {heads}, scales = {[float(scale) for scale in scales]}>(x, c)"
+    opsets = '<ir_version: 10, opset_import: ["": 20, "swin_quant": 1]>'
+    return onnx.parser.parse_model(f"{opsets} one {ends} {{ y = {node} }}").SerializeToString()
 
 
 @pytest.mark.slow
-def test_openvino_runs_compiled_attention_in_a_file(attending, library, run):
-    if saturates("openvino"):
-        pytest.skip("linears saturate on this CPU")
-    _, own = attending
-    engine = openvino_engine.load(own, EngineOptions(threads=1, extensions=(str(library),)))
-    assert np.abs(engine(IMAGES).numpy() - run(own.file, IMAGES)["logits"]).mean() < 0.005
-    assert library.name in engine.details["library"] and engine.details["extensions"] == {
-        library.name: compute_sha256(library)
-    }
-    assert "extensions" not in openvino_engine.load(own, EngineOptions(threads=1)).details
+@pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
+def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators, exact_on, images):
+    exact_on("openvino")
+    if float_type not in openvino_engine.float_types():
+        pytest.skip(f"no {float_type}")
+    options = EngineOptions(threads=1, float_type=float_type)
+    both = {"plugin": ("attention_branch=swin_quant::AttentionBranch", "mlp=swin_quant::Mlp")}
+    plain, own = (openvino_engine.load(exported("swinv2", "cpu-operators", **one), options) for one in ({}, both))
+    assert with_operators.name in own.details["extensions"]
+    wanted, found = plain(images), own(images)
+    assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-3
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: (torch.nn.functional.relu(x, inplace=True), x),
-        lambda x: (torch.relu_(x), x),
-        lambda x: (x.relu_(), x),
-        lambda x: (torch.nn.functional.relu(x), x),
-        lambda x: (torch.nn.functional.relu(x, False), x),
-    ],
-)
-def test_a_relu_in_place_is_one_behind_the_plugin(call):
-    given = torch.tensor([-1.0, 2.0])
-    wanted = call(given.clone())
-    with Plugging(parse_plugins(["relu=my::Relu"]), lambda plugin, node: node.inputs[0].clamp(min=0)) as mode:
-        found = call(given.clone())
-    assert mode.done["relu"] == 1 and all(map(torch.equal, found, wanted))
-
-
-INT4 = {"target": "openvino", "int4_weights": True}
-NOT_ALL_INT8 = "has a float node.*: choose policy qdq or cuda"
-ROUNDS_MORE = "rounds more than the inputs of its linears: choose policy qdq or cuda"
-
-
-WITH_SCALES = {"rewrites": frozenset({"fusible-attention", "window-order"})}
-FULL = {"target": "tensorrt", "float_type": "float32"}
-
-
-@pytest.mark.parametrize(
-    ("operator", "kind", "policy", "options", "said"),
-    [
-        ("attention", "swin", "cpu", {}, "has a float node or a zero point: choose policy qdq or cuda"),
-        ("attention", "swin", "zero points", {}, "has a float node or a zero point"),
-        ("attention", "swin", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
-        ("attention", "swinv2", "ft-mode1", {}, "also rounds its logits or the result of qkv"),
-        ("attention", "swin", "qdq", {"precision": "float"}, "has a float node"),
-        ("attention", "swin", "zero point behind attention", FULL, "has a float node"),
-        ("attention", "swin", "qdq", WITH_SCALES, "its scale outside of its"),
-        (
-            "attention_branch",
-            "swin",
-            "ft-mode1",
-            {},
-            "attention_branch: layers.0.blocks.0.attn .*: choose policy qdq or",
-        ),
-        (
-            "attention_branch",
-            "swin",
-            "cpu",
-            {},
-            "layers.0.blocks.0.attn has a float node or a zero point: choose policy",
-        ),
-        ("attention_branch", "swin", "w4a8", INT4, "attention_branch: takes int8 weights: leave int4_weights out"),
-        ("mlp", "swin", "ft-mode1", {}, f"layers.0.blocks.0.mlp {ROUNDS_MORE}"),
-        ("mlp", "swin", "qdq", {"precision": "float"}, NOT_ALL_INT8),
-        ("mlp", "swin", "w4a8", INT4, "mlp: takes int8 weights: leave int4_weights out"),
-        ("patch_merging", "swin", "ft-mode1", {}, "layers.0.downsample rounds more than the inputs of its linears"),
-    ],
-)
-def test_what_an_operator_does_not_compute_is_refused(operator, kind, policy, options, said, assert_refused):
-    assert_refused(said, kind, policy, plugin=(f"{operator}=my::Own",), **options)
+@pytest.mark.parametrize("place, said", [(3, "must be finite and above zero"), (13, "its graph makes no sense")])
+def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, exported, tmp_path):
+    model = onnx.load(exported("swinv2", "cpu", plugin=("mlp=swin_quant::Mlp",)).file)
+    node = next(node for node in model.graph.node if node.op_type == "Mlp")
+    if place < len(node.input):
+        scale = next(one for one in model.graph.initializer if one.name == node.input[place])
+        scale.CopyFrom(onnx.numpy_helper.from_array(np.float32(0), scale.name))
+    else:
+        del node.input[3:]
+    with pytest.raises(SwinQuantError, match=said):
+        check_scales(infer_shapes(model), tmp_path)

@@ -12,11 +12,13 @@ from swin_quant.backends import engine_loader
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.swin_maps import map_join, map_mask, map_neighbours, map_patches, map_windows
+from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.maps import Cut, neighbours, patches
 from swin_quant.quant.policy import dequantize, quantize
 from swin_quant.score.difference import compare_batches
+from swin_quant.score.options import EngineOptions
 
 SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]
 SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
@@ -118,3 +120,30 @@ def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, option
     for name in ("onnxruntime", "openvino"):
         found = engine_loader(name)(artifact)(images)
         assert compare_batches([found], [expected])["mean"] < (0.02 if precision == "int8" else 1e-4), name
+
+
+SMALL = {"IMG_SIZE": 28, "WINDOW_SIZE": 7, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
+COMPILED = [("swin", "cpu-operators", "timm"), pytest.param("swinv2", "qdq", "detection", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("kind, policy, windows", COMPILED, ids=["swin", "swinv2"])
+def test_openvino_runs_a_backbone_of_any_size_whose_operators_are_compiled(
+    kind, policy, windows, calibrated, with_operators, tmp_path
+):
+    model, card = calibrated(kind, policy, **SMALL, WINDOWS=windows)
+    names = ("MapBranch", "Mlp", "PatchMerging", "PatchEmbedding")
+    plugins = zip(("map_branch", "mlp", "patch_merging", "patch_embedding"), names, strict=True)
+    options = OnnxOptions(target="openvino", plugin=tuple(f"{one}=swin_quant::{node}" for one, node in plugins))
+    artifact = export(model, card, tmp_path, options)
+    nodes = [node.op_type for node in onnx.load(artifact.file).graph.node if node.domain == "swin_quant"]
+    assert nodes == ["PatchEmbedding", *["MapBranch", "Mlp"] * 2, "PatchMerging", "MapBranch", "Mlp"]
+    own = openvino_engine.load(artifact, EngineOptions(threads=1, float_type="float32"))
+    assert with_operators.name in own.details["extensions"]
+    quantize(model)
+    for batch, *size in [(2, 32, 32), (2, 41, 60), (1, 2, 2), (0, 9, 30)]:
+        images = torch.randn(batch, 3, *size)
+        with torch.inference_mode():
+            expected = model(images)
+        found = own(images)
+        assert [x.shape for x in found] == [x.shape for x in expected]
+        assert batch == 0 or compare_batches([found], [expected])["mean"] < 0.02, size

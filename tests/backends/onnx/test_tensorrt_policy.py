@@ -81,6 +81,11 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
         add = found.makers[softmax.input[0]]
         product = found.makers[add.input[0]]
         assert (add.op_type, product.op_type) == ("Add", "MatMul")
+        pairs = [found.makers[name] for name in product.input]
+        quantizers = [found.makers[node.input[0]] for node in pairs]
+        assert [node.op_type for node in (*pairs, *quantizers)] == ["DequantizeLinear"] * 2 + ["QuantizeLinear"] * 2
+        # Model-Optimizer, pull request 1289: K is transposed before its pair, with no Cast in between
+        assert found.maker(quantizers[1].input[0]) == "Transpose"
         constant = found.tensors[add.input[1]]
         assert constant.ndim == 3  # so logits [B, heads, L, L] have rank 4
         (quantize,) = found.readers(softmax)
@@ -94,21 +99,6 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
         assert found.maker(second.input[1]) == "DequantizeLinear"
     if kind == "swin":
         assert not found.of("Mul") and not found.of("Div")
-
-
-@pytest.mark.slow
-@KINDS
-@FORMATS
-def test_dequantized_q_and_k_feed_the_product_which_a_transposition_comes_before(kind, policy, trt):
-    """Model-Optimizer, pull request 1289: K is transposed before its pair, with no Cast in between."""
-    found = trt(kind, policy)
-    for softmax in found.of("Softmax"):
-        product = found.makers[found.makers[softmax.input[0]].input[0]]
-        pairs = [found.makers[name] for name in product.input]
-        assert [node.op_type for node in pairs] == ["DequantizeLinear"] * 2
-        quantizers = [found.makers[node.input[0]] for node in pairs]
-        assert [node.op_type for node in quantizers] == ["QuantizeLinear"] * 2
-        assert found.maker(quantizers[1].input[0]) == "Transpose"
 
 
 @KINDS

@@ -64,17 +64,6 @@ def _alone(pair):
 
 
 @pytest.mark.kernels
-@KINDS
-@pytest.mark.parametrize(
-    ("level", "entries"), [("DISABLE_ALL", {}), ("ENABLE_ALL", {}), ("ENABLE_ALL", {"session.x64quantprecision": "1"})]
-)
-def test_onnx_runtime_agrees(kind, level, entries, exported, run, images, assert_quantized_alike, exact_on):
-    if level == "ENABLE_ALL" and not entries:
-        exact_on("onnxruntime")
-    assert_quantized_alike(run(exported(kind, POLICY).file, images, level, entries)["logits"], kind, POLICY)
-
-
-@pytest.mark.kernels
 @pytest.mark.parametrize(("kind", "engine"), [("swin", "onnxruntime"), ("swinv2", "openvino")])
 def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alike, exact_on):
     pytest.importorskip(engine)

@@ -6,7 +6,7 @@ import pytest
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
-from swin_quant.backends.onnx_reader.calls import counted  # noqa: E402
+from swin_quant.backends.onnx_reader.products import counted  # noqa: E402
 from swin_quant.base.errors import SwinQuantError  # noqa: E402
 from swin_quant.verbs.analyze import analyze_onnx  # noqa: E402
 

@@ -4,7 +4,7 @@ Facts: TensorRT's fused attention wants q [B, heads, L, D], the scale before the
 OpenVINO's wants rank 4 too, and a mask that does not depend on the batch.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +15,14 @@ from swin_quant.models.swin import WindowAttention
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, WindowAttentionV2
 
 
-class Layout(Protocol):
+class AsHeads:
     """The layout of heads in a layer `attn`, which has `windows` (1 if not shifted), `heads` and `length` L.
 
-    Windows lie among the heads, or in a dimension of their own. The values are the same.
+    [B, nW * heads, L, D]: rank 4, which engines fuse, and a constant that needs no batch.
     """
 
     def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
         """[..., 3C] -> q, k, v [..., L, D]."""
-        ...
-
-    def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The heads of `split`, back to `shape` [..., C]."""
-        ...
-
-    def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
-        """The sum to add to the logits: bias [heads, L, L] + mask [nW, 1, L, L]."""
-        ...
-
-
-class AsHeads:
-    """[B, nW * heads, L, D]: rank 4, which engines fuse, and a constant that needs no batch."""
-
-    def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
         groups, depth = 3 * attn.heads, qkv.shape[-1] // (3 * attn.heads)
         if attn.windows == 1:
             return qkv.view(-1, attn.length, groups, depth).transpose(1, 2).chunk(3, 1)
@@ -45,15 +30,17 @@ class AsHeads:
         return x.reshape(-1, groups * attn.windows, attn.length, depth).chunk(3, 1)
 
     def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The heads of `split`, back to `shape` [..., C]."""
         if attn.windows > 1:
             x = x.view(-1, attn.windows, attn.heads, attn.length, x.shape[-1])
         return x.transpose(-3, -2).reshape(-1, *shape[1:])
 
     def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
+        """The sum to add to the logits: bias [heads, L, L] + mask [nW, 1, L, L]."""
         return (bias + mask).flatten(0, 1)
 
 
-class Apart:
+class Apart(AsHeads):
     """[B, nW, heads, L, D]: for engines that fuse no attention.
 
     All transpositions have rank 4 and leave the last dimension in place, which is fast. The view between them and the
@@ -74,20 +61,6 @@ class Apart:
         return bias + mask
 
 
-class AsBatch:
-    """[B * nW, heads, L, D]: no tensor above rank 4, for one picture, whose windows take the place of the batch."""
-
-    def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        groups, depth = 3 * attn.heads, qkv.shape[-1] // (3 * attn.heads)
-        return qkv.view(-1, attn.length, groups, depth).transpose(1, 2).chunk(3, 1)
-
-    def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return x.transpose(1, 2).reshape(-1, *shape[1:])
-
-    def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
-        return bias + mask
-
-
 class QuantizedAttention(nn.Module):
     """Attention of V1. The constant is the position bias plus, for shifted windows, their mask.
 
@@ -101,7 +74,8 @@ class QuantizedAttention(nn.Module):
     matmul_v_input_quantizer: nn.Module
     matmul_a_input_quantizer: nn.Module
     softmax_input_quantizer: nn.Module
-    layout: Layout = AsHeads()
+    layout: AsHeads = AsHeads()
+    scale: float | None = None  # V2 has one for each head, of normalised vectors
 
     def __init__(self, attn: Any, mask: Tensor | None) -> None:
         super().__init__()
@@ -115,10 +89,9 @@ class QuantizedAttention(nn.Module):
         bias, index = attn.relative_position_bias().detach().flatten(1), attn.relative_position_index.flatten()
         table = torch.zeros(self.heads, int(index.max()) + 1)
         table[:, index] = bias  # as small in the file as in a checkpoint, and equal for either version
-        self.table: Tensor
         self.index: Tensor | None
         self.mask: Tensor | None
-        self.register_buffer("table", table)
+        self.table: Tensor = nn.Buffer(table)
         self.register_buffer("index", index.view(self.length, self.length).int())
         self.register_buffer("mask", None if mask is None else mask[:, None].to(torch.int8))
         self.dtype = torch.float32
@@ -126,7 +99,7 @@ class QuantizedAttention(nn.Module):
 
     def prepare(self, attn: Any) -> None:
         """Move the scale from the logits into q, and scale the ranges of both nodes."""
-        self.scale: float | None = attn.scale
+        self.scale = attn.scale
         for node in (self.matmul_q_input_quantizer, self.softmax_input_quantizer):
             if isinstance(node, Pair):
                 node.scale = node.scale * attn.scale
@@ -148,9 +121,15 @@ class QuantizedAttention(nn.Module):
         bias = self.table if self.index is None else gather(self.table, self.index)
         return bias if self.mask is None else self.layout.addend(bias, self.mask.to(bias.dtype))
 
-    def set_apart(self, layout: Layout = Apart()) -> None:
-        """Take windows from among the heads: into a dimension of their own, or the batch's."""
-        self.layout = layout
+    def set_apart(self) -> None:
+        """Take windows from among the heads into a dimension of their own."""
+        self.layout = Apart()
+
+    def set_in_batch(self) -> None:
+        """For one picture: windows in the batch's place, [nW, heads, L, D], no tensor above rank 4."""
+        self.set_apart()
+        self.bake()
+        self.layout, self.windows = AsHeads(), 1
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k^T, quantized, as the first product takes them."""
@@ -174,14 +153,10 @@ class CosineAttention(QuantizedAttention):
 
     def prepare(self, attn: Any) -> None:
         scale = attn.logit_scale.detach().clamp(max=LARGEST_LOGIT_SCALE).exp()
-        self.head_scale: Tensor
-        self.register_buffer("head_scale", scale.repeat(self.windows, 1, 1))
+        self.head_scale: Tensor = nn.Buffer(scale.repeat(self.windows, 1, 1))
 
-    def fold_scale(self) -> None:
-        """Nothing: the scale multiplies normalised vectors, not the linear's output."""
-
-    def set_apart(self, layout: Layout = Apart()) -> None:
-        super().set_apart(layout)
+    def set_apart(self) -> None:
+        super().set_apart()
         self.head_scale = self.head_scale[: self.heads]
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,5 @@
-"""Window attention, alone or with the rest of its branch of a block, as one operator on int8 values, for plugins."""
+"""Window attention, alone or with the rest of its branch of a block, as one operator on int8 values, for plugins; the
+branch also on maps of any height and width."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +18,10 @@ from swin_quant.backends.onnx.swin.int8_operators import (
     NormAndLinears,
     fault_around,
     find_fault,
-    holders,
     int8_linear,
     plugged,
 )
+from swin_quant.models.maps import Cut
 from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
@@ -42,13 +43,9 @@ def attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[flo
     logits = (x[0] * q_scale) @ (x[1] * k_scale).transpose(-2, -1) + constant
     shares = logits.softmax(dim=-1)
     for scale in softmax_scales:
-        shares = _rounded(shares, scale) * scale
+        shares = (shares / scale).round().clamp(-128, 127) * scale
     x = (shares @ (x[2] * v_scale)).view(-1, windows, heads, length, depth).transpose(2, 3)
-    return _rounded(x.reshape(batch, tokens, heads * depth), result_scale).to(torch.int8)
-
-
-def _rounded(x: Tensor, scale: float) -> Tensor:
-    return (x / scale).round().clamp(-128, 127)
+    return (x.reshape(batch, tokens, heads * depth) / result_scale).round().clamp(-128, 127).to(torch.int8)
 
 
 class OperatorAttention(nn.Module):
@@ -66,7 +63,7 @@ class OperatorAttention(nn.Module):
         self.qkv: Linear = attn.qkv
         self.proj: Linear = attn.proj
         scales = [node.scale for node in _nodes(attn) if isinstance(node, Pair)]
-        self.scales = _get_scales(attn)
+        self.scales = [float(scale) for scale in scales]
         self.proj._input_quantizer = nn.Identity()
         for name in ("table", "index", "mask"):
             self.register_buffer(name, getattr(attn, name))
@@ -74,13 +71,10 @@ class OperatorAttention(nn.Module):
         ones = torch.ones(self.heads, 1)
         self.gain: Tensor | None
         self.register_buffer("gain", None if q_scale is None else torch.cat([q_scale, ones, ones]))
-        self.register_buffer("of_values", torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
+        self.of_values: Tensor = nn.Buffer(torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
         channels = attn.proj._weight_quantizer.values.shape[0]
-        self.of_values: Tensor
-        self.scale: Tensor
-        self.result: Tensor
-        self.register_buffer("scale", torch.cat([scale.expand(channels) for scale in scales[:3]]))
-        self.register_buffer("result", scales[-1])
+        self.scale: Tensor = nn.Buffer(torch.cat([scale.expand(channels) for scale in scales[:3]]))
+        self.result: Tensor = nn.Buffer(scales[-1])
 
     layout = AsHeads()
     addend: Any = QuantizedAttention.addend
@@ -88,32 +82,21 @@ class OperatorAttention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """x: float32 [B, nW * L, C]. `mask`: the trained block passes it; the layer holds its own."""
         qkv = self.qkv(x)
-        levels = quantize(qkv if self.gain is None else self.normalised(qkv, self.gain), self.scale)
+        if self.gain is not None:  # q and k of each head get the length `gain` [3 heads, 1]; v stays
+            heads = qkv.unflatten(-1, (3 * self.heads, -1))
+            qkv = (heads * torch.where(self.of_values, 1.0, self.gain / norm(heads))).flatten(2)
+        levels = quantize(qkv, self.scale)
         return self.proj(dequantize(attention(levels, self.addend(), self.heads, self.scales), self.result))
 
-    def normalised(self, qkv: Tensor, gain: Tensor) -> Tensor:
-        """qkv [B, T, 3C] with the q and k of each head scaled to the length `gain` [3 heads, 1]; v stays."""
-        x = qkv.unflatten(-1, (3 * self.heads, -1))
-        return (x * torch.where(self.of_values, 1.0, gain / norm(x))).flatten(2)
 
-
-def _get_scales(attn: QuantizedAttention) -> list[float]:
-    """The scales of q, k, v, of the softmax if it is rounded, and of the result."""
-    return [float(node.scale) for node in _nodes(attn) if isinstance(node, Pair)]
-
-
-def is_fast_branch(block: Any) -> bool:
-    """Whether the compiled operator is fast for the attention of a block."""
-    return _is_fast(block.attn, FAST_TOKENS["attention_branch"])
-
-
-def _is_fast(attn: Any, tokens: int) -> bool:
-    """Whether its kernel is fast for so many channels of a head, and for windows of at most so many `tokens`."""
-    channels = attn.proj._weight_quantizer.values.shape[0]
-    return channels == FAST_DEPTH * attn.heads and attn.length <= tokens
+def is_fast_branch(block: Any, operator: str = "attention_branch") -> bool:
+    """Whether the compiled operator is fast for the attention of a block: its channels a head and tokens a window."""
+    channels = block.attn.proj._weight_quantizer.values.shape[0]
+    return channels == FAST_DEPTH * block.attn.heads and block.attn.length <= FAST_TOKENS[operator]
 
 
 def _nodes(attn: QuantizedAttention) -> list[Any]:
+    """The nodes of q, k, v, the softmax and the result; all but the softmax's are pairs in what an operator takes."""
     names = _ROUNDED_V2 if isinstance(attn, CosineAttention) else _ROUNDED
     return [*(getattr(attn, name) for name in names), attn.proj._input_quantizer]
 
@@ -125,8 +108,7 @@ def _find_attention_fault(attn: QuantizedAttention) -> str | None:
     if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):
         return "has a float node or a zero point: choose ‹policy› qdq or cuda"
     others = [attn.softmax_input_quantizer, attn.qkv._aftergemm_quantizer]
-    if isinstance(attn, CosineAttention):
-        others += [getattr(attn, name) for name in _ROUNDED[:2]]
+    others += [getattr(attn, name) for name in _ROUNDED[:2]] if isinstance(attn, CosineAttention) else []
     if any(isinstance(x, Pair) for x in others):
         return "also rounds its logits or the result of qkv: choose ‹policy› qdq or cuda"
     if getattr(attn, "scale", None) is not None or (attn.index is None and attn.table.dim() > 3):
@@ -152,6 +134,36 @@ def attention_branch(
     x = x[:, places]
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
     y = inside_windows(y, linears, table[:, index] + make_mask(regions), lengths, heads, scales)
+    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
+
+
+@plugged
+def map_branch(
+    x: Tensor,
+    *constants: Tensor,
+    heads: int,
+    scales: Sequence[float],
+    norm_last: bool,
+    epsilon: float,
+    window: Sequence[int],
+    shift: Sequence[int],
+    pad_first: bool,
+) -> Tensor:
+    """The operator in torch: x plus its branch, which has its norm behind `proj` with `norm_last`.
+
+    x: float32 [B, H, W, C], as the result. constants: as of `attention_branch`, without places and regions: they
+    follow from `window`, `shift` and `pad_first` (`models.maps.Cut`). Tokens that pad the map are zeros behind the
+    norm.
+    """
+    (high, wide), (down, right) = window, shift
+    cut = Cut((high, wide), (down, right), pad_first)
+    gain, offset, *linears = constants[: 2 + 2 * CONSTANTS]
+    table, index, *lengths = constants[2 + 2 * CONSTANTS :]
+    windows = cut.partition(x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon))
+    constant, mask = table[:, index][None], cut.mask(x)
+    constant = constant if mask is None else constant + mask[:, None]
+    y = inside_windows(windows.flatten(1, 2), linears, constant, lengths, heads, scales)
+    y = cut.reverse(y.view_as(windows), x)
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
@@ -184,11 +196,10 @@ class WindowConstants(NormAndLinears):
     def __init__(self, block: OrderedBlock) -> None:
         attn: Any = block.attn
         super().__init__(block.norm1, block.norm_last, qkv=attn.qkv, proj=attn.proj)
-        self.heads, self.scales = attn.heads, _get_scales(attn)[:-1]
-        self.table: Tensor
-        self.index: Tensor
-        self.register_buffer("table", attn.table)
-        self.register_buffer("index", attn.index)
+        self.heads = attn.heads
+        self.scales = [float(node.scale) for node in _nodes(attn)[:-1] if isinstance(node, Pair)]
+        self.table: Tensor = nn.Buffer(attn.table)
+        self.index: Tensor = nn.Buffer(attn.index)
         q_scale = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
         self.lengths: Tensor | None
         self.register_buffer("lengths", q_scale)
@@ -210,11 +221,9 @@ class OperatorAttentionBranch(WindowConstants):
     def __init__(self, block: OrderedBlock) -> None:
         super().__init__(block)
         attn: Any = block.attn
-        self.places: Tensor
-        self.regions: Tensor
         order = block.to_windows.places if isinstance(block.to_windows, Reorder) else torch.arange(len(block.order))
-        self.register_buffer("places", order.int())
-        self.register_buffer("regions", find_regions(attn.mask, attn.length))
+        self.places: Tensor = nn.Buffer(order.int())
+        self.regions: Tensor = nn.Buffer(find_regions(attn.mask, attn.length))
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream in the order of the block before."""
@@ -243,10 +252,9 @@ def find_branch_fault(block: Any) -> str | None:
         return fault
     if attn.index is None:
         return "has its position bias and mask in one constant: export it without ‹rewrites› of your own"
-    is_other = attn.mask is not None and not torch.equal(
-        make_mask(find_regions(attn.mask, attn.length)), attn.mask.float()
-    )
-    return "has a mask that is not one of regions" if is_other else None
+    if attn.mask is None or torch.equal(make_mask(find_regions(attn.mask, attn.length)), attn.mask.float()):
+        return None
+    return "has a mask that is not one of regions"
 
 
 def _call_attention(block: Any) -> None:
@@ -258,10 +266,39 @@ def _call_branch(block: Any) -> None:
     set_forward(block, lambda self, x: self.attn(x), "attended")
 
 
+class OperatorMapBranch(WindowConstants):
+    """Windows, norm, attention and addition of a block as one operator: float32 [B, H, W, C] -> [B, H, W, C]."""
+
+    operator = "map_branch"
+
+    def __init__(self, block: OrderedBlock) -> None:
+        super().__init__(block)
+        attn: Any = block.attn
+        self.cut: Cut = attn.cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: the residual stream."""
+        cut: dict[str, Any] = {"window": self.cut.window, "shift": self.cut.shift, "pad_first": self.cut.pad_first}
+        return map_branch(x, *self.constants(), **self.attributes, **cut)
+
+
+def _call_map_branch(block: Any) -> None:
+    block.attn = OperatorMapBranch(block)
+    set_forward(block, lambda self, x: self.attn(x), "attended")
+
+
+def _find_map_fault(block: Any) -> str | None:
+    if block.attn.cut.rests and any(block.attn.cut.shift):
+        return "shifts by the size of its map (MODEL.FEATURES.WINDOWS mmpretrain)"
+    return find_branch_fault(block)
+
+
 ATTENTION = OperatorRewrite(
-    holders("attn", kind=QuantizedAttention),
+    "attn",
     lambda block: _find_attention_fault(block.attn),
-    lambda block: _is_fast(block.attn, FAST_TOKENS["attention"]),
+    lambda block: is_fast_branch(block, "attention"),
     _call_attention,
+    kind=QuantizedAttention,
 )
-ATTENTION_BRANCH = OperatorRewrite(holders("attn", OrderedBlock), find_branch_fault, is_fast_branch, _call_branch)
+ATTENTION_BRANCH = OperatorRewrite("attn", find_branch_fault, is_fast_branch, _call_branch, holder=OrderedBlock)
+MAP_BRANCH = OperatorRewrite("attn", _find_map_fault, is_fast_branch, _call_map_branch, holder=OrderedBlock)

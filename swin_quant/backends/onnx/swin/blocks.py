@@ -16,8 +16,7 @@ class Reorder(nn.Module):
 
     def __init__(self, places: Tensor) -> None:
         super().__init__()
-        self.places: Tensor
-        self.register_buffer("places", places)
+        self.places: Tensor = nn.Buffer(places)
 
     def forward(self, x: Tensor) -> Tensor:
         return gather(x, self.places)
@@ -107,8 +106,7 @@ class FlatPatchEmbed(nn.Module):
     def __init__(self, ordered: OrderedPatchEmbed) -> None:
         super().__init__()
         self.proj, self.norm, self.patch = ordered.proj, ordered.norm, ordered.patch
-        self.places: Tensor
-        self.register_buffer("places", ordered.order.int() if ordered.order is not None else torch.arange(0))
+        self.places: Tensor = nn.Buffer(ordered.order.int() if ordered.order is not None else torch.arange(0))
 
     def forward(self, x: Tensor) -> Tensor:
         _, channels, height, width = x.shape

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from swin_quant.backends.onnx.layers import FloatWeight, Linear, Pair, StoredWeight, fits_half
+from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight, fits_half
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedPatchEmbed
 from swin_quant.base.errors import listed
@@ -32,14 +32,24 @@ _STREAM = ("add1_residual_input_quantizer", "add2_residual_input_quantizer")
 def halve(model: Swin, beyond_half: Iterable[str]) -> None:
     """Make `model`, with all rewrites applied, float16, except LayerNorms and layers around nodes in `beyond_half`."""
     wide, unfit = set(beyond_half), []
-    stream = torch.float32 if wide & _stream_nodes(model) else torch.float16
+    # The residual stream, which V1's norms read, too; V2's norms read the branches
+    on_stream = {
+        f"{name}.{node}"
+        for name, block in model.named_modules()
+        if isinstance(block, OrderedBlock)
+        for node in (_STREAM if block.norm_last else (*_STREAM, *_NORM_INPUTS.values()))
+    }
+    stream = torch.float32 if wide & on_stream else torch.float16
     for name, module in model.named_modules():
         if isinstance(module, Linear):
-            if isinstance(module._weight_quantizer, StoredWeight):
-                module._weight_quantizer.raise_scales()
-            fits = _fit(module)
-            seen_beyond = wide & _linear_nodes(model, name)
-            _set_type(module, torch.float32 if seen_beyond or not fits else torch.float16)
+            module._weight_quantizer.raise_scales()
+            fits, weight = _fit(module), module._weight_quantizer
+            module.dtype = torch.float32 if wide & _linear_nodes(model, name) or not fits else torch.float16
+            module.bias = None if module.bias is None else module.bias.to(module.dtype)
+            if weight.scale is None:
+                weight.values = weight.values.to(module.dtype)
+            else:
+                weight.scale = weight.scale.to(module.dtype)
         elif isinstance(module, QuantizedAttention):
             fits = _fit(*(node for node in module.children() if isinstance(node, Pair)))
             seen_beyond = {node for node in wide if node.rpartition(".")[0] == name}
@@ -58,16 +68,6 @@ def halve(model: Swin, beyond_half: Iterable[str]) -> None:
         model.absolute_pos_embed.data = model.absolute_pos_embed.data.to(stream)
 
 
-def _stream_nodes(model: Swin) -> set[str]:
-    """The nodes on the residual stream, which V1's norms read, too; V2's norms read the branches."""
-    found = set()
-    for name, block in model.named_modules():
-        if isinstance(block, OrderedBlock):
-            nodes = _STREAM if block.norm_last else (*_STREAM, *_NORM_INPUTS.values())
-            found |= {f"{name}.{node}" for node in nodes}
-    return found
-
-
 def _linear_nodes(model: Swin, name: str) -> set[str]:
     """The nodes on a linear's input and output."""
     found = {f"{name}._input_quantizer", f"{name}._aftergemm_quantizer"}
@@ -82,15 +82,5 @@ def _linear_nodes(model: Swin, name: str) -> set[str]:
 
 def _fit(*modules: nn.Module) -> bool:
     """Whether float16 holds all scales in `modules`."""
-    found = (part.scale for module in modules for part in module.modules() if isinstance(part, Pair | StoredWeight))
-    return all(map(fits_half, found))
-
-
-def _set_type(linear: Linear, dtype: torch.dtype) -> None:
-    linear.dtype = dtype
-    linear.bias = None if linear.bias is None else linear.bias.to(dtype)
-    weight = linear._weight_quantizer
-    if isinstance(weight, FloatWeight):
-        weight.values = weight.values.to(dtype)
-    else:
-        weight.scale = weight.scale.to(dtype)
+    parts = (part for module in modules for part in module.modules() if isinstance(part, Pair | StoredWeight))
+    return all(part.scale is None or fits_half(part.scale) for part in parts)

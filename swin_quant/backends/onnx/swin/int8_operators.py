@@ -1,6 +1,6 @@
-"""An MLP's branch and a patch merging as one operator each on int8 values, for engines with a plugin for it.
+"""An MLP's branch, a patch merging and a patch embedding as one operator each, for engines with a plugin for it.
 
-Their int8 linears have five constants each.
+Their int8 linears have five constants each; a patch embedding is in floats.
 """
 
 from collections.abc import Callable, Iterable
@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, layer_norm, relu, silu
+from torch.nn.functional import conv2d, gelu, layer_norm, relu, silu
 from torch.overrides import wrap_torch_function
 
-from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight
+from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
-from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging
+from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
 from swin_quant.models.maps import neighbours as map_neighbours
+from swin_quant.models.maps import patches
 
 CONSTANTS = 5
 # Between the linears of an MLP (plugins/openvino/activation.hpp)
@@ -27,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 QUICK = 1.702  # the factor of QuickGELU
 _MLP_WIDTH, _MLP_HIDDEN = 32, 64  # what divides its widths (plugins/openvino/mlp_fast.hpp)
+_EMBEDDING_WIDTH = 32  # what divides its channels (plugins/openvino/patch_embedding.hpp)
 _MERGING_WIDTH = 32  # what divides the channels of its tokens (plugins/openvino/patch_merging.hpp)
 # Lets a mode, such as that of plugins, take the calls of a function.
 plugged: Callable[[Callable[..., Any]], Callable[..., Any]] = wrap_torch_function(lambda *inputs, **_: inputs)
@@ -61,6 +63,22 @@ def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float
     y = y if norm_last else layer_norm(y, gain.shape, gain, offset, epsilon)
     y = int8_linear(y, *linear)
     return layer_norm(y, gain.shape, gain, offset, epsilon) if norm_last else y
+
+
+@plugged
+def patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Tensor:
+    """The operator in torch: a convolution of patches that do not overlap, and a norm.
+
+    x: float32 [B, C, H, W]; the result: float32 [B, T, E]. constants: weight [E, C, p, p] and bias [E] of the
+    convolution; weight and bias of the norm [E]; the place int32 [T] of each token's patch, row by row. Without places
+    the result is a map [B, ceil(H / p), ceil(W / p), E]: zeros lie beyond the edges of the pictures.
+    """
+    weight, bias, gain, offset, *places = constants
+    if places:
+        y = conv2d(x, weight, bias, stride=weight.shape[-1]).flatten(2).transpose(1, 2)[:, places[0]]
+    else:
+        y = nn.functional.linear(patches(x, weight.shape[-1]), weight.flatten(1), bias)
+    return layer_norm(y, gain.shape, gain, offset, epsilon)
 
 
 def int8_linear(y: Tensor, scale: Tensor, zero: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
@@ -130,13 +148,34 @@ class OperatorMerging(NormAndLinears):
         return patch_merging(x, *self.constants(self.places), **self.attributes)
 
 
+class OperatorEmbedding(nn.Module):
+    """`OrderedPatchEmbed`, which gives tokens or a map, as one operator."""
+
+    operator = "patch_embedding"
+
+    def __init__(self, embed: OrderedPatchEmbed) -> None:
+        super().__init__()
+        self.norm: Any = embed.norm
+        weight = embed.proj._weight_quantizer().detach()  # [C p p, E]
+        bias = torch.zeros(weight.shape[1]) if embed.proj.bias is None else embed.proj.bias
+        self.places: Tensor | None
+        self.register_buffer("places", None if embed.order is None else embed.order.int())
+        self.weight: Tensor = nn.Buffer(weight.t().reshape(weight.shape[1], -1, embed.patch, embed.patch).contiguous())
+        self.bias: Tensor = nn.Buffer(bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        constants = [self.weight, self.bias, self.norm.weight, self.norm.bias]
+        constants += [] if self.places is None else [self.places]
+        return patch_embedding(images, *constants, epsilon=self.norm.eps)
+
+
 def find_fault(linear: Linear) -> str | None:
     """The reason why a linear cannot have these constants; None if it can."""
     node, weight = linear._input_quantizer, linear._weight_quantizer
     if fault := fault_around([linear._aftergemm_quantizer]):
         return fault
     is_eight = isinstance(node, Pair) and node.format == "int8" and not node.offset
-    if not is_eight or not isinstance(weight, StoredWeight) or weight.values.dtype != torch.int8:
+    if not is_eight or weight.scale is None or weight.values.dtype != torch.int8:
         return "has a float node: choose ‹policy› qdq or cuda"
     if weight.scale.dim() > 1:
         return "has weights in blocks: choose ‹policy› qdq or cuda"
@@ -169,22 +208,28 @@ def _call_merging(stage: Any) -> None:
     stage.downsample = OperatorMerging(stage.downsample)
 
 
-def holders(part: str, holder: type = nn.Module, kind: type = nn.Module) -> Callable[[nn.Module], dict[str, Any]]:
-    """For `OperatorRewrite.find`: the modules of type `holder` with a `part` of a kind."""
-
-    def find(model: nn.Module) -> dict[str, Any]:
-        modules = [(name, one) for name, one in model.named_modules() if isinstance(one, holder)]
-        return {f"{name}.{part}": one for name, one in modules if isinstance(getattr(one, part, None), kind)}
-
-    return find
+def _find_embedding_fault(model: Any) -> str | None:
+    if not isinstance(model.patch_embed, OrderedPatchEmbed):
+        return "has tokens row by row: leave the rewrite window-order in"
+    return "has no norm: leave it out" if isinstance(model.patch_embed.norm, nn.Identity) else None
 
 
-MLP = OperatorRewrite(
-    holders("mlp", OrderedBlock), _find_mlp_fault, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp
-)
+def _is_fast_embedding(model: Any) -> bool:
+    """Where it is chosen by its speed, it opens the stream of other operators: it was measured beside them."""
+    has_others = any(getattr(module, "operator", None) == "mlp" for module in model.modules())
+    return has_others and len(model.patch_embed.norm.weight) % _EMBEDDING_WIDTH == 0
+
+
+def _call_embedding(model: Any) -> None:
+    model.patch_embed = OperatorEmbedding(model.patch_embed)
+
+
+MLP = OperatorRewrite("mlp", _find_mlp_fault, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp, holder=OrderedBlock)
 PATCH_MERGING = OperatorRewrite(
-    holders("downsample", kind=OrderedMerging),
+    "downsample",
     lambda stage: find_fault(stage.downsample.reduction),
     lambda stage: stage.downsample.reduction._weight_quantizer.values.shape[0] % (4 * _MERGING_WIDTH) == 0,
     _call_merging,
+    kind=OrderedMerging,
 )
+PATCH_EMBEDDING = OperatorRewrite("patch_embed", _find_embedding_fault, _is_fast_embedding, _call_embedding)

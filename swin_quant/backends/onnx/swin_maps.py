@@ -6,7 +6,7 @@ trained model's own code.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.network import Rewriter
+from swin_quant.backends.onnx.operators import operator
+from swin_quant.backends.onnx.swin import scale_in_weights
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
+from swin_quant.backends.onnx.swin.attention_operator import MAP_BRANCH
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, as_linear
-from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_MERGING
-from swin_quant.backends.onnx.swin.patch_embedding import PATCH_EMBEDDING, OperatorEmbedding
-from swin_quant.backends.onnx.swin.rewrites import scale_in_weights
-from swin_quant.backends.onnx.swin_maps.branch import MAP_BRANCH
+from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_EMBEDDING, PATCH_MERGING, OperatorEmbedding
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.maps import Cut, neighbours, patches
@@ -28,84 +28,65 @@ from swin_quant.models.swin_v2 import SwinV2Block, WindowAttentionV2
 _END = 2**31 - 1  # the end of a slice without one
 
 
-@torch.library.custom_op("swin_quant::map_patches", mutates_args=())
-def map_patches(images: Tensor, patch: int) -> Tensor:
-    """`models.maps.patches`."""
-    return _own(patches(images, patch))
-
-
-@torch.library.custom_op("swin_quant::map_neighbours", mutates_args=())
-def map_neighbours(x: Tensor) -> Tensor:
-    """`models.maps.neighbours`."""
-    return _own(neighbours(x))
-
-
-@torch.library.custom_op("swin_quant::map_windows", mutates_args=())
-def map_windows(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False) -> Tensor:
-    """`Cut.partition`."""
-    return _own(Cut(_pair(window), _pair(shift), pad_first, rests).partition(x))
-
-
-@torch.library.custom_op("swin_quant::map_join", mutates_args=())
-def map_join(
-    windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False
-) -> Tensor:
-    """`Cut.reverse`."""
-    return _own(Cut(_pair(window), _pair(shift), pad_first, rests).reverse(windows, like))
-
-
-@torch.library.custom_op("swin_quant::map_mask", mutates_args=())
-def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Tensor:
-    """`Cut.mask` of a shifted cut; zeros for a map that rests."""
-    mask = (cut := Cut(_pair(window), _pair(shift), rests=rests)).mask(like)
-    count = cut.partition(like[:1, :, :, :1]).shape[1]
-    return like.new_zeros(count, *[math.prod(window)] * 2, dtype=torch.float32) if mask is None else mask
-
-
 def _own(x: Tensor) -> Tensor:
     """A copy: an operator's result may be no view of its input, as that of one window on a map is."""
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _pair(sides: Sequence[int]) -> tuple[int, int]:
-    high, wide = sides
-    return high, wide
+def _make_cut(window: Sequence[int], shift: Sequence[int], pad_first: bool = False, rests: bool = False) -> Cut:
+    (high, wide), (down, right) = window, shift
+    return Cut((high, wide), (down, right), pad_first, rests)
 
 
-def _times(size: Any, of: int) -> Any:
-    return (size + of - 1) // of
+def _shrink(x: Tensor, high: int, wide: int) -> tuple[Any, Any, Any]:
+    """Batch, and how many blocks of this size cover height and width of a map [B, H, W, C]."""
+    return x.shape[0], (x.shape[1] + high - 1) // high, (x.shape[2] + wide - 1) // wide
 
 
-@map_patches.register_fake
-def _(images: Tensor, patch: int) -> Tensor:
-    batch, channels, height, width = images.shape
-    return images.new_empty(batch, _times(height, patch), _times(width, patch), channels * patch * patch)
+@operator(lambda images, patch: images.new_empty(
+    *_shrink(images.permute(0, 2, 3, 1), patch, patch), images.shape[1] * patch * patch
+))  # fmt: skip
+def map_patches(images: Tensor, patch: int) -> Tensor:
+    """`models.maps.patches`."""
+    return _own(patches(images, patch))
 
 
-@map_neighbours.register_fake
-def _(x: Tensor) -> Tensor:
-    batch, height, width, channels = x.shape
-    return x.new_empty(batch, _times(height, 2), _times(width, 2), 4 * channels)
+@operator(lambda x: x.new_empty(*_shrink(x, 2, 2), 4 * x.shape[3]))
+def map_neighbours(x: Tensor) -> Tensor:
+    """`models.maps.neighbours`."""
+    return _own(neighbours(x))
 
 
-@map_windows.register_fake
-def _(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False) -> Tensor:
-    (batch, height, width, channels), (high, wide) = x.shape, window
-    return x.new_empty(batch, _times(height, high) * _times(width, wide), high * wide, channels)
+def _fake_windows(x: Tensor, window: Sequence[int], *_: Any, **__: Any) -> Tensor:
+    batch, rows, columns = _shrink(x, *window)
+    return x.new_empty(batch, rows * columns, math.prod(window), x.shape[3])
 
 
-@map_join.register_fake
-def _(
+@operator(_fake_windows)
+def map_windows(x: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False) -> Tensor:
+    """`Cut.partition`."""
+    return _own(_make_cut(window, shift, pad_first, rests).partition(x))
+
+
+@operator(lambda windows, like, *_, **__: windows.new_empty(like.shape))
+def map_join(
     windows: Tensor, like: Tensor, window: Sequence[int], shift: Sequence[int], pad_first: bool, rests: bool = False
 ) -> Tensor:
-    return windows.new_empty(like.shape)
+    """`Cut.reverse`."""
+    return _own(_make_cut(window, shift, pad_first, rests).reverse(windows, like))
 
 
-@map_mask.register_fake
-def _(like: Tensor, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Tensor:
-    high, wide = window
-    count = _times(like.shape[1], high) * _times(like.shape[2], wide)
-    return like.new_empty(count, high * wide, high * wide, dtype=torch.float32)
+def _fake_mask(like: Tensor, window: Sequence[int], *_: Any, **__: Any) -> Tensor:
+    _batch, rows, columns = _shrink(like, *window)
+    return like.new_empty(rows * columns, *[math.prod(window)] * 2, dtype=torch.float32)
+
+
+@operator(_fake_mask)
+def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Tensor:
+    """`Cut.mask` of a shifted cut; zeros for a map that rests."""
+    mask = (cut := _make_cut(window, shift, rests=rests)).mask(like)
+    count = cut.partition(like[:1, :, :, :1]).shape[1]
+    return like.new_zeros(count, *[math.prod(window)] * 2, dtype=torch.float32) if mask is None else mask
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
@@ -119,6 +100,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
     def ints(*values: int) -> Any:
         return op.Constant(value=from_array(np.array(values, np.int64)))
 
+    def scalar(value: Any, kind: Any = np.int64) -> Any:
+        return op.Constant(value=from_array(np.array(value, kind)))
+
     def size(x: Any, axis: int) -> Any:
         return op.Shape(x, start=axis, end=axis + 1)
 
@@ -130,12 +114,6 @@ def translations() -> dict[Any, Callable[..., Any]]:
         below, right, none = missing(size(x, 1), multiple[0]), missing(size(x, 2), multiple[1]), ints(0)
         return op.Pad(x, op.Concat(none, none, none, none, none, below, right, none, axis=0))
 
-    def rolled(x: Any, axis: int, by: Any) -> Any:
-        """`x` rolled by `by` [1] places up or left; as in torch, `by` may exceed the length."""
-        by = op.Mod(by, size(x, axis))
-        begin, end, along = ints(0), ints(_END), ints(axis)
-        return op.Concat(op.Slice(x, by, end, along), op.Slice(x, begin, by, along), axis=axis)
-
     def shifts(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool) -> list[Any]:
         """`Cut.choose_shift`, each [1]; None without a shift."""
         found = [ints(by) if by else None for by in shift]
@@ -145,8 +123,12 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return [None if by is None else op.Mul(by, moves) for by in found]
 
     def shifted(x: Any, shift: Sequence[Any], back: bool = False) -> Any:
+        """`x` rolled up and left, or back; as in torch, a shift may exceed the length."""
         for axis, by in ((axis, by) for axis, by in zip((1, 2), shift, strict=True) if by is not None):
-            x = rolled(x, axis, op.Sub(size(x, axis), op.Mod(by, size(x, axis))) if back else by)
+            by = op.Sub(size(x, axis), op.Mod(by, size(x, axis))) if back else by
+            by = op.Mod(by, size(x, axis))
+            begin, end, along = ints(0), ints(_END), ints(axis)
+            x = op.Concat(op.Slice(x, by, end, along), op.Slice(x, begin, by, along), axis=axis)
         return x
 
     def blocks(x: Any, high: int, wide: int) -> Any:
@@ -197,22 +179,20 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
     def band(length: Any, window: int, shift: Any) -> Any:
         """float [length]: the number, 0 to 2, of the part of a shifted axis that each place belongs to."""
-        scalar = op.Squeeze(length, ints(0))
-        zero, one = (op.Constant(value=from_array(np.array(value, np.int64))) for value in (0, 1))
-        places = op.Range(zero, scalar, one)
-        parts = [op.GreaterOrEqual(places, op.Sub(length, end)) for end in (ints(window), shift)]
+        end = op.Squeeze(length, ints(0))
+        places = op.Range(scalar(0), end, scalar(1))
+        parts = [op.GreaterOrEqual(places, op.Sub(length, by)) for by in (ints(window), shift)]
         return op.Add(*(op.Cast(part, to=1) for part in parts))
 
     def export_mask(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Any:
         high, wide = whole(like, window)
         down_by, right_by = (ints(0) if by is None else by for by in shifts(like, window, shift, rests))
-        three = op.Constant(value=from_array(np.array(3, np.float32)))
+        three = scalar(3, np.float32)
         down = op.Mul(op.Unsqueeze(band(high, window[0], down_by), ints(1)), three)
         region = op.Add(down, op.Unsqueeze(band(wide, window[1], right_by), ints(0)))
         windows = op.Squeeze(cut(op.Unsqueeze(region, ints(0, 3)), window), ints(0, 3))
         same = op.Equal(op.Unsqueeze(windows, ints(2)), op.Unsqueeze(windows, ints(1)))
-        allowed, masked = (op.Constant(value=from_array(np.array(value, np.float32))) for value in (0, -100))
-        return op.Where(same, allowed, masked)
+        return op.Where(same, scalar(0, np.float32), scalar(-100, np.float32))
 
     ops = torch.ops.swin_quant
     return {
@@ -261,15 +241,8 @@ class MapCosineAttention(MapAttention, CosineAttention):
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k)
-        by_head = (q / norm(q)).view(-1, self.heads, *q.shape[-2:]) * self.head_scale
-        return self.mha_q_input_quantizer(by_head.view_as(q)), self.mha_k_input_quantizer(
-            (k / norm(k)).transpose(-2, -1)
-        )
-
-
-def map_attention(attn: Any, cut: Any) -> MapAttention:
-    """The exported attention for V1 or V2."""
-    return (MapCosineAttention if isinstance(attn, WindowAttentionV2) else MapAttention)(attn, cut)
+        by_head = ((q / norm(q)).view(-1, self.heads, *q.shape[-2:]) * self.head_scale).view_as(q)
+        return self.mha_q_input_quantizer(by_head), self.mha_k_input_quantizer((k / norm(k)).transpose(-2, -1))
 
 
 class LoweredMapBlock(OrderedBlock):
@@ -280,7 +253,9 @@ class LoweredMapBlock(OrderedBlock):
         self.to_windows = nn.Identity()
         self.norm_last = isinstance(block, SwinV2Block)
         for name, child in block.named_children():
-            self.add_module(name, map_attention(child, block.cut) if name == "attn" else child)
+            self.add_module(name, child)
+        attention = MapCosineAttention if isinstance(block.attn, WindowAttentionV2) else MapAttention
+        self.attn = attention(block.attn, block.cut)
 
 
 class MapMerge(OrderedMerging):
@@ -310,10 +285,15 @@ class MapPatches(OrderedPatchEmbed):
 
 
 class MapNetwork(nn.Module):
-    """From pictures [B, in, H, W] of `io_type` to the maps of all stages; submodules keep the trained model's names."""
+    """From pictures [B, in, H, W] to maps [B, C, h, w] of some stages, or to logits [B, classes], all of `io_type`.
+
+    Submodules keep the trained model's names.
+    """
 
     patch_embed: Any
     layers: Any
+    norm: Any
+    head: Any
 
     def __init__(self, model: Any, io_type: torch.dtype) -> None:
         super().__init__()
@@ -322,44 +302,19 @@ class MapNetwork(nn.Module):
         for name, child in model.named_children():
             self.add_module(name, child)
         self.io_type = io_type
+        self.stages = model.output_stages if model.output_kind == FEATURES else None
+        self.normed = getattr(model, "normed", None)
 
-    def maps(self, images: Tensor) -> Iterator[Tensor]:
-        """The map [B, h, w, C] of each stage."""
-        x = self.patch_embed(images.float())
-        for layer in self.layers:
+    def forward(self, images: Tensor) -> Any:
+        x, maps = self.patch_embed(images.float()), []
+        for stage, layer in enumerate(self.layers):
             for block in layer.blocks:
                 x = block(x)
-            yield x
+            if self.normed and self.stages and stage in self.stages:
+                maps.append(self.normed(x, stage).permute(0, 3, 1, 2).to(self.io_type))
             if layer.downsample is not None:
                 x = layer.downsample(x)
-
-
-class BackboneNetwork(MapNetwork):
-    """Pictures [B, in, H, W] -> maps [B, C, h, w] of some stages, all of `io_type`."""
-
-    def __init__(self, model: Any, io_type: torch.dtype) -> None:
-        super().__init__(model, io_type)
-        self.stages, self.normed = model.output_stages, model.normed
-
-    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        maps = ((stage, x) for stage, x in enumerate(self.maps(images)) if stage in self.stages)
-        return tuple(self.normed(x, stage).permute(0, 3, 1, 2).to(self.io_type) for stage, x in maps)
-
-
-class ClassifierNetwork(MapNetwork):
-    """Pictures [B, in, H, W] -> logits [B, classes], both of `io_type`."""
-
-    norm: Any
-    head: Any
-
-    def forward(self, images: Tensor) -> Tensor:
-        *_, last = self.maps(images)
-        return self.head(self.norm(last).mean(dim=(1, 2))).to(self.io_type)
-
-
-def make_network(model: Any, io_type: torch.dtype) -> MapNetwork:
-    """The network to export, for what the model gives."""
-    return (BackboneNetwork if model.output_kind == FEATURES else ClassifierNetwork)(model, io_type)
+        return tuple(maps) if self.stages else self.head(self.norm(x).mean(dim=(1, 2))).to(self.io_type)
 
 
 def any_size(model: Any) -> None:
@@ -374,7 +329,7 @@ def any_size(model: Any) -> None:
 
 REWRITER = Rewriter(
     {"any-size": any_size, "scale-in-weights": scale_in_weights},
-    make_network,
+    MapNetwork,
     builds_on="any-size",
     plugins={
         "map_branch": MAP_BRANCH,
