@@ -110,8 +110,9 @@ def wrap(
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A deep copy, also of a module whose weight a hook computes: torch copies no tensor with a gradient function."""
-    values = [value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor)]
+    """A deep copy, also of a module whose weight a hook computes, or that keeps tensors of an earlier forward pass, as
+    timm's LeViT does: torch copies no tensor with a gradient function."""
+    values = [one for part in module.modules() for one in _pytree.tree_leaves(vars(part)) if isinstance(one, Tensor)]
     return copy.deepcopy(module, {id(value): value.detach().clone() for value in values if not value.is_leaf})
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import swin_quant as sq
+from swin_quant.base.compat import import_timm
 
 
 def _module(run, **parts):
@@ -386,3 +387,13 @@ def test_an_fft_runs_or_the_engine_names_the_operation_that_it_lacks(tmp_path):
             assert wanted.square().sum() > 1000 * noise.square().sum()
     noise = sq.export(model, "onnxruntime", tmp_path).load()(x) - wanted
     assert wanted.square().sum() > 1000 * noise.square().sum()
+
+
+def test_a_module_that_ran_with_gradients_before_is_wrapped():
+    """timm's EfficientViT keeps its biases of the last forward pass in a dictionary, with their gradient function."""
+    module = import_timm().create_model("efficientvit_m0").eval()
+    images = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    wanted = module(images).detach()
+    model = sq.wrap(module, 224)
+    with torch.no_grad():
+        torch.testing.assert_close(model.module(images), wanted, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,64 @@
+"""OpenVINO gives with open shapes what it gives with fixed ones: users load our files without reshaping them."""
+
+import pytest
+import torch
+from torch import nn
+
+import swin_quant as sq
+from swin_quant.base.compat import import_timm
+
+openvino = pytest.importorskip("openvino")
+
+
+class Joined(nn.Module):
+    """A convolution without a bias whose output is read twice, by an addition too."""
+
+    def __init__(self, join, groups=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.norm = nn.Conv2d(3, 18, 3, padding=1, bias=False, groups=groups), nn.GroupNorm(2, 18)
+        self.join, self.head = join, nn.Linear(18, 10)
+
+    def forward(self, x):
+        return self.head(self.join(self.stem(x), self.norm).mean((-1, -2)))
+
+
+def poolformer():
+    import_timm()  # allows torchvision beside a CPU-only torch
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    found = transformers.PoolFormerForImageClassification(transformers.PoolFormerConfig(num_labels=10))
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = found
+
+        def forward(self, x):
+            return self.network(x).logits
+
+    return Logits(), 128
+
+
+NETWORKS = {
+    "itself": lambda: (Joined(lambda x, norm: x + torch.tanh(x)), 16),
+    "a norm": lambda: (Joined(lambda x, norm: x - norm(x)), 16),
+    "its mean": lambda: (Joined(lambda x, norm: x + x.mean((-1, -2), keepdim=True)), 16),
+    "groups": lambda: (Joined(lambda x, norm: x - norm(x), groups=3), 16),
+    "PoolFormer": poolformer,
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
+    module, side = NETWORKS[name]()
+    images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = module.eval()(images)
+    model = sq.wrap(module, side)
+    sq.calibrate(model, [images])
+    file = sq.export(model, "openvino", tmp_path).file
+    core = openvino.Core()
+    found = torch.from_numpy(core.compile_model(core.read_model(file), "CPU")(images.numpy())[0])
+    error = (found - expected).square().sum() / expected.square().sum()
+    assert -10 * error.log10() > 25
