@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.quantize import Quantized as Quantized
     from swin_quant.verbs.quantize import quantize as quantize
     from swin_quant.verbs.search import search as search
-    from swin_quant.verbs.search_costs import Search as Search
+    from swin_quant.verbs.search_result import Search as Search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
     from swin_quant.verbs.service import app as app
     from swin_quant.verbs.verification import Verification as Verification
@@ -67,7 +67,7 @@ _FACE = {
     "wrap": "swin_quant.wrapping",
     "sensitivity": "swin_quant.verbs.sensitivity",
     "search": "swin_quant.verbs.search",
-    "Search": "swin_quant.verbs.search_costs",
+    "Search": "swin_quant.verbs.search_result",
     "Budget": "swin_quant.verbs.budget",
     "export": "swin_quant.verbs.export",
     "verify": "swin_quant.verbs.verify",

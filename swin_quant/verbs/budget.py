@@ -7,7 +7,6 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.quant.distance import Loss
 
-MAX_DROP = 0.1  # points that a policy may lose, where no budget is given
 _FEW = 100  # pictures times points: a sample of fewer may show no difference and still hide the drop
 _LIMITS = {  # the words for each, and the largest number that says something
     "max_drop": ("expected drop of top-1 at most {:g} points", 100.0),
@@ -44,8 +43,8 @@ class Budget:
 
     @property
     def or_default(self) -> "Budget":
-        """These limits; a drop of `MAX_DROP` where none of the loss is given."""
-        return self if replace(self, max_ms=None) != Budget() else replace(self, max_drop=MAX_DROP)
+        """These limits; a drop of 0.1 points where none of the loss is given."""
+        return self if replace(self, max_ms=None) != Budget() else replace(self, max_drop=0.1)
 
     def allows(self, loss: Loss) -> bool:
         return (
@@ -57,10 +56,8 @@ class Budget:
     def tell_if_few(self, pictures: int) -> None:
         """Warn where so many pictures may show no difference and still hide the drop."""
         if (drop := self.max_drop) and pictures * drop < _FEW:
-            needed = math.ceil(_FEW / max(drop, 1e-6))
-            log.warning(
-                "%d pictures hardly tell a drop of %g points: give %d or more (‹pictures›)", pictures, drop, needed
-            )
+            told = "%d pictures hardly tell a drop of %g points: give %d or more (‹pictures›)"
+            log.warning(told, pictures, drop, math.ceil(_FEW / max(drop, 1e-6)))
 
     def __str__(self) -> str:
         return ", ".join(_LIMITS[name][0].format(value) for name, value in asdict(self).items() if value is not None)

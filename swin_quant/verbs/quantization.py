@@ -37,7 +37,7 @@ from swin_quant.model import choose_checkpoint_path
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import AUTO, CALIBRATED_ON
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.policy import Policy, load_policy
 from swin_quant.score.engine import HALF_TYPES
 from swin_quant.score.scoring import dataset_record
 from swin_quant.verbs.budget import Budget
@@ -45,8 +45,7 @@ from swin_quant.verbs.calibrate import plan_passes
 from swin_quant.verbs.calibration_passes import passes_in_weights
 from swin_quant.verbs.calibration_result import place_named
 from swin_quant.verbs.export_target import engine_for, float_type_options
-from swin_quant.verbs.search import found_before
-from swin_quant.verbs.search_costs import policy_file
+from swin_quant.verbs.search_result import policy_file
 from swin_quant.verbs.verification import failures
 
 
@@ -134,7 +133,11 @@ class Quantization:
         """The policy of the artifact; None while it is not found yet."""
         if not self.is_automatic:
             return self.policy
-        return found_before(_card(self.calibrated), self.target.name, 1, self.budget, self.found_file)
+        card, key = _card(self.calibrated), (self.target.name, 1, str(self.budget.or_default))
+        known = [one for one in card.searches if (one["engine"], one["batch"], one["budget"]) == key] if card else []
+        is_there = known and known[-1]["met"] and self.found_file.is_file()
+        policy = load_policy(str(self.found_file)) if is_there else None
+        return policy if policy and policy.sha256 == known[-1].get("policy_sha256") else None
 
     @property
     def artifact(self) -> Artifact:

@@ -37,7 +37,8 @@ from swin_quant.verbs.quantization import (
     is_verified,
 )
 from swin_quant.verbs.search import search
-from swin_quant.verbs.search_costs import Search, timed_backend
+from swin_quant.verbs.search_result import Search
+from swin_quant.verbs.timing import timed_backend
 from swin_quant.verbs.verify import verify
 
 ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it
@@ -172,7 +173,7 @@ def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
     """SwinQuantError where a search kept no budget, or left every layer float."""
     if not found:
         raise SwinQuantError(f"{found.unmet} ({found.verdict.summary})")
-    if not found.nodes:
+    if not next(one["nodes"] for one in found.record["tried"] if one["found"]):
         raise SwinQuantError(
             f"within the budget ({found.record['budget']}) every layer stays float: loosen it, or deploy the float "
             f"model: `swin-quant export {shlex.quote(str(checkpoint))} --for {target.name} --precision float`"

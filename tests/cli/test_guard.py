@@ -179,11 +179,6 @@ def test_arguments_that_no_library_takes(run, flags, says):
         (["report", "{long}"], "name too long|no such"),  # which of the two depends on Python's version
         (["show", "{long}.onnx"], "name too long|no such"),
         (["show", "--cfg", "swin_digits", "--checkpoint", "{loop}"], "symbolic links"),
-        (["convert", "--cfg", "swin_digits", "--checkpoint", "{loop}", "--to", "{there}"], "symbolic links"),
-        (
-            ["convert", "--cfg", "swin_digits", "--checkpoint", "none.pth", "--to", "{there}"],
-            "none.pth: no such checkpoint",
-        ),
         (["export", "--checkpoint", "none.pth", "--for", "onnx", "--output", "{out}"], "none.pth: no such checkpoint"),
         (["predict", "none.pth", "x.jpg"], "no such"),
     ],

@@ -155,18 +155,15 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         (RuntimeError("Triton Error [CUDA]: out of memory"), "GPU memory"),
     ],
 )
-def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(
-    run, float_flags, monkeypatch, error, memory, tmp_path
-):
+def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float_flags, monkeypatch, error, memory):
     def much(*_, **__):
         raise error
 
     monkeypatch.setattr("swin_quant.verbs.calibrate.calibrated_on", much)
     told = run("calibrate", *float_flags, "--policy", "qdq", "--quiet")
     assert told.error(1) == f"error: out of {memory}: lower --batch\n"
-    monkeypatch.setattr("swin_quant.verbs.convert.save_float", much)
-    words = ["--to", tmp_path / "x.pth", "--quiet"]
-    assert run("convert", *float_flags[:4], *words).error(1) == f"error: out of {memory}\n"
+    monkeypatch.setattr("swin_quant.verbs.show.model_or_shapes", much)
+    assert run("show", *float_flags[:4], "--quiet").error(1) == f"error: out of {memory}\n"
 
 
 def test_a_result_is_printed_by_the_first_rank(run, monkeypatch):

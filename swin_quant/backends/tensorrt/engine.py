@@ -93,7 +93,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
     """
     record = artifact.record
     if record["backend"] != "tensorrt":
-        raise UsageError(f"{artifact.file}: is not a TensorRT engine: make one with `swin-quant build-engine`")
+        raise UsageError(f"{artifact.file}: is no TensorRT engine: make one by `swin-quant export FILE --for tensorrt`")
     for name, why in _CHOSEN_BEFORE.items():
         if getattr(options, name) != getattr(EngineOptions(), name):
             raise UsageError(f"{artifact.file}: {name} cannot be chosen for a TensorRT engine: {why}")
@@ -130,7 +130,7 @@ def _check_host(artifact: Artifact, trt: ModuleType, gpu: host.Gpu) -> None:
         if built.get(key) != value:
             raise UsageError(
                 f"{artifact.file}: was built with {names[key]} {built.get(key)}, here is {value}: "
-                "build it again on this machine with `swin-quant build-engine`"
+                "build it again on this machine by `swin-quant export FILE --for tensorrt`"
             )
 
 
