@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from swin_quant.policies import policy as policy
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.verbs.align import align as align
-    from swin_quant.verbs.align_sides import Alignment as Alignment
+    from swin_quant.verbs.alignment import Alignment as Alignment
     from swin_quant.verbs.analyze import analyze as analyze
     from swin_quant.verbs.budget import Budget as Budget
     from swin_quant.verbs.calibrate import calibrate as calibrate
@@ -73,7 +73,7 @@ _FACE = {
     "verify": "swin_quant.verbs.verify",
     "Verification": "swin_quant.verbs.verification",
     "align": "swin_quant.verbs.align",
-    "Alignment": "swin_quant.verbs.align_sides",
+    "Alignment": "swin_quant.verbs.alignment",
     "predict": "swin_quant.verbs.predict",
     "artifact": "swin_quant.exported",
     "package": "swin_quant.verbs.package",

@@ -28,7 +28,8 @@ from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
-from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
+from swin_quant.verbs.export_policy import check_policy
+from swin_quant.verbs.export_target import ExportTarget, engine_for, float_type_options
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization
 from swin_quant.verbs.quantize_steps import finish, print_steps, refuse_contradictions, refuse_useless, verdict_on

@@ -25,17 +25,11 @@ from swin_quant.report.verdict import DeployVerdict, artifact_verdict
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
-from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, exporter_options
+from swin_quant.verbs.export_policy import check_policy
+from swin_quant.verbs.export_target import ExportTarget, engine_for, exporter_options
 from swin_quant.verbs.export_tuned import check_tunable
-from swin_quant.verbs.quantization import (
-    Quantization,
-    changed,
-    find_artifact,
-    is_calibrated,
-    is_found,
-    is_scored,
-    is_verified,
-)
+from swin_quant.verbs.quantization import Quantization, changed
+from swin_quant.verbs.quantized_before import find_artifact, is_scored, is_verified
 from swin_quant.verbs.search import search
 from swin_quant.verbs.search_result import Search
 from swin_quant.verbs.timing import timed_backend
@@ -69,15 +63,13 @@ def steps(job: Quantization) -> list[Step]:
     own, found = ModelFile(str(job.calibrated), device=device), find_artifact(job)
     file = str(found.file) if found else ARTIFACT
     calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
-    done = is_calibrated(job)
-    output = ("--output", shlex.quote(str(job.folder)))
+    done, output = job.is_calibrated, ("--output", shlex.quote(str(job.folder)))
     all_steps = [Step("calibrate", calibrate, calibrating, done, () if done else changed(job) or (), output)]
     if job.is_automatic:
         searched = replace(job.asked, count=None, batch=None)
         searching = {"model": own, "pictures": searched, "engine": job.target.name, "folder": job.folder}
-        all_steps.append(
-            Step("search", search, {**searching, "budget": job.budget.or_default, **timing}, is_found(job))
-        )
+        searching |= {"budget": job.budget.or_default, **timing}
+        all_steps.append(Step("search", search, searching, done and job.exported_policy is not None))
     policy = PolicyChoice((str(job.found_file),)) if job.is_automatic else job.calibrated_under
     exporting = {"model": ModelFile(own.checkpoint), "backend": job.target.name, "folder": job.folder}
     exporting |= {"policy": None if job.tune else policy, "float_type": job.float_type}
@@ -135,7 +127,9 @@ def finish(job: Quantization) -> Artifact:
             verify(**arguments).check()
         else:
             step.function(**arguments)
-    return job.artifact
+    if (found := find_artifact(job)) is None:
+        raise SwinQuantError(f"{job.folder}: holds no artifact of {job.calibrated.name} for {job.target.name}")
+    return found
 
 
 def refuse_contradictions(job: Quantization) -> None:
@@ -165,7 +159,7 @@ def _check_before(job: Quantization) -> None:
     ensure_writable_dir(job.folder)
     if job.engine and job.has_val:
         job.scored_on  # noqa: B018  (opens them)
-    if job.is_automatic and not is_found(job):
+    if job.is_automatic and not (job.is_calibrated and job.exported_policy):
         job.budget.or_default.tell_if_few(SEARCHED_ON)
 
 

@@ -96,10 +96,10 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
     def before():
         os.setpgrp()
         from swin_quant.data import loader
-        from swin_quant.verbs import calibration_result
+        from swin_quant.verbs import calibration_pictures
 
         loader.default_workers = lambda *_: 2
-        original = calibration_result.track
+        original = calibration_pictures.track
 
         def track(items, *arguments):
             for item in original(items, *arguments):
@@ -107,7 +107,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
                 started.touch()
                 time.sleep(600)
 
-        calibration_result.track = track
+        calibration_pictures.track = track
 
     child = fork(["calibrate", *float_flags, "--output", tmp_path / "out"], before=before)
     while not started.exists():
