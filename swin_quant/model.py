@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count, islice, takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, versions
 from swin_quant.cards.lineage import calibrated_again, dependents, refuse_to_replace
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import CalibrationRecord, CheckpointRecord, PassRecord
+from swin_quant.cards.records import CheckpointRecord, PassRecord
 from swin_quant.checkpoint import calibrated_bytes, save_float
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import from_dict
@@ -40,8 +40,6 @@ from swin_quant.quant.watch import eval_mode
 from swin_quant.report.nodes import NodeRow, list_nodes
 from swin_quant.report.table import html_facts
 from swin_quant.score.engine import engine_under
-
-MINDSPORE = ".ckpt"  # the suffix of a checkpoint in MindSpore's names
 
 
 def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> RunCard:
@@ -221,14 +219,6 @@ class Model:
         return heads[-1]
 
     @property
-    def known_classes(self) -> int | None:
-        """`classes`, or None."""
-        try:
-            return self.classes
-        except UsageError:
-            return None
-
-    @property
     def class_names(self) -> list[str]:
         """The names of its classes, in the order of its logits; none where nobody said them."""
         return list(self.card.class_names)
@@ -300,9 +290,8 @@ class Model:
         report page draws, and which give QAT its PTQ baseline at other bits), any other as float. Results measured with
         the weights of its file are left out where the weights have changed since.
 
-        A file for other tools holds the float weights alone: .safetensors, .ckpt (in MindSpore's names, of Swin and
-        ResNet), or weights as `dtype`: float32, float16, bfloat16. How they were trained, or corrected by passes, stays
-        in its card; the model keeps its own file.
+        For other tools .safetensors, .ckpt (MindSpore's names, of Swin and ResNet) and any file with a `dtype`
+        (float32, float16, bfloat16) hold float weights alone; the card keeps how they came about.
 
         Raises:
             SwinQuantError: A weight does not fit into `dtype`.
@@ -315,7 +304,7 @@ class Model:
                 told = "%s: its weights were changed since %s, its ranges were not: calibrate again"
                 log.warning(told, self.name, self.file)
             self.card = self.card.with_new_weights(source=None)
-        if dtype or path.suffix == MINDSPORE or (path.suffix == ".safetensors" and self.is_calibrated):
+        if dtype or path.suffix == ".ckpt" or (path.suffix == ".safetensors" and self.is_calibrated):
             self._save_for_others(path, dtype or "float32")
             return path
         if self.calibration and self.policy:
@@ -331,25 +320,22 @@ class Model:
         return path
 
     def _save_for_others(self, path: Path, dtype: str) -> None:
-        kinds = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-        if dtype not in kinds:
+        if dtype not in (kinds := ("float32", "float16", "bfloat16")):
             raise UsageError(f"‹dtype› {dtype}: must be {', '.join(kinds)}")
         model = self.card.config.get("MODEL", {})
-        name = model.get("TIMM", {}).get("ARCHITECTURE", "") if model.get("TYPE") == "timm" else model.get("TYPE", "")
-        if path.suffix == MINDSPORE and not name.startswith(("swin", "resnet")):
+        name = model["TIMM"]["ARCHITECTURE"] if model.get("TYPE") == "timm" else model.get("TYPE", "")
+        if path.suffix == ".ckpt" and not name.startswith(("swin", "resnet")):
             raise UsageError(f"{path}: MindSpore's names are known of Swin and ResNet alone: write another format")
-        if self.file and path.exists() and path.samefile(self.file):
-            raise UsageError(f"{path}: is the checkpoint that the model was loaded from: give another name")
-        if self.card_file and card_path(path) == self.card_file:
-            raise UsageError(f"{path}: {self.card_file} is the run card of {self.file}: give another name")
+        if self.file and card_path(path).resolve() == card_path(self.file).resolve():
+            raise UsageError(f"{path}: {self.file}, which was loaded, or its run card would be lost: give another name")
         refuse_to_replace(path)
         module = copy.deepcopy(self.module)
         for exchange in list_exchanges(module):  # other tools know the names of a trained network only
             take_back(module, exchange)
-        save_float(module, path, kinds[dtype])
-        record, passes = self.card.calibration, passes_in_weights(self.card)
-        ranges = {"check": None, "statistics": None, "advice": []}
-        kept = cast(CalibrationRecord, {**record, "passes": passes, **ranges}) if record and passes else None
+        save_float(module, path, getattr(torch, dtype))
+        kept, passes = self.card.calibration, passes_in_weights(self.card)
+        if kept:  # without the facts on its ranges
+            kept = {**kept, "passes": passes, "check": None, "statistics": None, "advice": []} if passes else None
         training = calibrated_again(self.card) if self.card.is_qat else self.card.training
         self._write_float_card(path, self.card.with_new_weights(policy=None, calibration=kept, training=training))
 

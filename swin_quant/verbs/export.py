@@ -17,14 +17,14 @@ from swin_quant.base.files import ensure_writable_dir, read_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.ranges import check_bits
-from swin_quant.exported import Exported, artifact, open_model
+from swin_quant.exported import Exported, open_model
 from swin_quant.loading import ModelFile, giving
 from swin_quant.model import Model, place_for
 from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant.policy import Policy, apply_policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.verbs.export_compared import compared as beside_fake_quant
-from swin_quant.verbs.export_engine import build_engine
+from swin_quant.verbs.export_engine import build_engine, find_onnx
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.export_tuned import check_tunable, tuned_forms, write_fastest
 
@@ -118,7 +118,7 @@ def export(
     if isinstance(policy, PolicyChoice):
         saturation_safe = policy.saturation_safe
         policy = None if policy == PolicyChoice(saturation_safe=True) else policy
-    if backend == "tensorrt" and (found := _find_onnx(model)):
+    if backend == "tensorrt" and (found := find_onnx(model)):
         others = {"policy": policy, "tune": tune, "precision": precision != "int8", **given}
         if wrong := [name for name, value in others.items() if value]:
             raise UsageError(f"‹{wrong[0]}›: is for a checkpoint, and {found.file} is exported already: leave it out")
@@ -136,12 +136,6 @@ def export(
     for engine in at_risk(target.backend):
         warn(engine, made)
     return Exported(made, origin)
-
-
-def _find_onnx(model: Any) -> Exported | None:
-    """The exported ONNX file that is given in place of a model."""
-    file = model.checkpoint if isinstance(model, ModelFile) else model
-    return file if isinstance(file, Exported) else artifact(file) if str(file).endswith(".onnx") else None
 
 
 def _from_file(
@@ -176,9 +170,7 @@ def _from_memory(
     check_bits(model.module, model.card, [used], model.name)
     apply_policy(module, used)
     made = target.write(module, model.card, file, folder, used)
-    if model.card.wrapped and compared:
-        made = beside_fake_quant(made, model, module, target.backend)
-    return made
+    return beside_fake_quant(made, model, module, target.backend) if model.card.wrapped and compared else made
 
 
 def ensure_saved(model: Model, folder: Path) -> Path:
@@ -189,9 +181,8 @@ def ensure_saved(model: Model, folder: Path) -> Path:
     refuse_changed(model)
     if model.file:
         return model.file
-    place = folder / f"{model.name}_float.pth"
-    if model.is_calibrated:
-        place = place_for(folder, model.module, model.card)
+    is_float, name = not model.is_calibrated, f"{model.name}_float.pth"
+    place = folder / name if is_float else place_for(folder, model.module, model.card)
     if place.exists() or card_path(place).exists():
         name = None
         with contextlib.suppress(SwinQuantError):

@@ -11,7 +11,8 @@ from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_outp
 from swin_quant.base.errors import listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.exported import Exported
+from swin_quant.exported import Exported, artifact
+from swin_quant.loading import ModelFile
 from swin_quant.report.engines import products_table
 from swin_quant.report.next_command import DIR, fill
 from swin_quant.report.printed import Printed
@@ -36,6 +37,12 @@ class BuiltEngine(Printed, Exported):
     def to_json(self) -> dict[str, Any]:
         """The file, and the types of its products."""
         return {"file": str(self.file), **self.layers.to_dict()}
+
+
+def find_onnx(given: Any) -> Exported | None:
+    """The exported ONNX file that is given in place of a model."""
+    file = given.checkpoint if isinstance(given, ModelFile) else given
+    return file if isinstance(file, Exported) else artifact(file) if str(file).endswith(".onnx") else None
 
 
 def build_engine(exported: Exported, folder: str | Path | None, options: BuildOptions) -> BuiltEngine:

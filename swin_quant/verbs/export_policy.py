@@ -69,10 +69,8 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
         best = _best(offered, target, checkpoint)
         if own.sha256 != best.sha256:
             what = "in float8" if own.has_float8 else f"not for {target}"
-            told = (
-                "policy %s of the run card is %s: the file gets %s: score it by `evaluate` with ‹policy› %s, or keep "
-            )
-            log.warning(told + "the other by ‹policy› %s", own.name, what, best.name, best.name, own.name)
+            told = "the file gets %s: score it by `evaluate` with ‹policy› %s, or keep the other by ‹policy› %s"
+            log.warning(f"policy %s of the run card is %s: {told}", own.name, what, best.name, best.name, own.name)
         return best
     elif scored and own.sha256 not in scored:
         told = "policy %s of the run card is exported, though %s was scored: ‹policy› chooses"

@@ -18,7 +18,7 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.exported import (
     Exported,
-    file_subject,
+    SubjectFiles,
     labels_in,
     load_engines,
     one_engine,
@@ -127,7 +127,13 @@ def predict(
     if folder is None:
         one_process("predict without --output")
     options = EngineOptions(threads, float_type, device or this_world().device.type, extensions=extension)
-    subject = file_subject(model) if isinstance(model, ModelFile) else open_subject(model)
+    subject: Model | ModelFile | Exported
+    if isinstance(model, ModelFile):  # a checkpoint, or an artifact, which has no other fields
+        given = {one.name: getattr(model, one.name) for one in fields(ModelFile)} | {"checkpoint": None}
+        files = SubjectFiles(**given, files=(model.checkpoint,) if model.checkpoint else ()).subjects()
+        subject = files if isinstance(files, ModelFile) else files[0]
+    else:
+        subject = open_subject(model)
     if isinstance(images, PictureSet):
         how = images.settled()
         pictures: Pictures = how.with_default_split("val").open()

@@ -155,10 +155,9 @@ def quantize(
     if config and not isinstance(model, ModelFile):
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     subject = model.load() if isinstance(model, ModelFile) else open_model(model)
-    exporting: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
-    engine = engine_for(target)
+    engine, exporting = engine_for(target), {"int4_weights": int4_weights, "tune": tune}
     exporting |= float_type_options(target, engine_named(engine) if engine else None, float_type)
-    place, folder = source if isinstance(source, PictureSet) else None, folder or "output"
+    place, folder = source if isinstance(source, PictureSet) else None, folder or Path("output", subject.name)
     if place and scored_on is None and place_has(place.path, "val", bool(place.zip_mode)):
         scored_on = replace(place, split=None, count=None, seed=None)
     target.exporting.check_packages()

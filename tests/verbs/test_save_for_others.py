@@ -37,8 +37,8 @@ def test_mindspore_s_names_are_read_again(model, tmp_path):
 def test_neither_its_own_file_nor_its_card_is_overwritten(model, tmp_path):
     file = model.save(tmp_path / "x.pth")
     before = {one: one.read_bytes() for one in tmp_path.iterdir()}
-    for name, said in (("x.pth", "is the checkpoint that the model was loaded from"), ("x.ckpt", "is the run card of")):
-        with pytest.raises(sq.UsageError, match=said):
+    for name in ("x.pth", "x.ckpt"):
+        with pytest.raises(sq.UsageError, match="or its run card would be lost"):
             sq.load(file).save(tmp_path / name, dtype="float16")
     assert {one: one.read_bytes() for one in tmp_path.iterdir()} == before
 
