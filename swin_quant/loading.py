@@ -74,7 +74,6 @@ class ModelFile:
 
         opened = self.opened
         wanted = {
-            "MODEL.RESUME": opened and str(opened),
             "MODEL.OUTPUT_KIND": self.output_kind,
             "MODEL.WEIGHTS": self.weights,
             "DATA.IMG_SIZE": _sides_in(self.img_size),
@@ -90,6 +89,10 @@ class ModelFile:
             cfg = config_for(opened, elsewhere | keys_and_values(self.opts) | wanted)
         else:
             raise UsageError("no model: give a CHECKPOINT, or ‹cfg› FILE")
+        if opened:
+            cfg.defrost()
+            cfg.MODEL.RESUME = str(opened)
+            cfg.freeze()
         if self.window and "WINDOW_SIZE" not in architecture(cfg):
             raise UsageError(f"‹window› {self.window}: {cfg.MODEL.NAME} is no Swin, and has no windows of one size")
         if not 0 <= cfg.SEED < 2**32:

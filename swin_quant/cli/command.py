@@ -280,7 +280,7 @@ def _with_json(arguments: Sequence[str]) -> list[str]:
 @cache
 def _read_docstring(described: Any) -> tuple[str, dict[str, str]]:
     """The summary in a docstring, and the help of each argument; a class has its parents' arguments, too."""
-    summary, found = "", {}
+    summary, found = "", dict[str, str]()
     for kind in reversed(described.__mro__) if isinstance(described, type) else [described]:
         parsed = docstring_parser.parse(inspect.cleandoc(kind.__doc__ or ""), docstring_parser.DocstringStyle.GOOGLE)
         summary = "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
