@@ -321,7 +321,7 @@ class Model:
 
     def _save_for_others(self, path: Path, dtype: str) -> None:
         if dtype not in (kinds := ("float32", "float16", "bfloat16")):
-            raise UsageError(f"‹dtype› {dtype}: must be {', '.join(kinds)}")
+            raise UsageError(f"dtype {dtype}: must be {', '.join(kinds)}")
         model = self.card.config.get("MODEL", {})
         name = model["TIMM"]["ARCHITECTURE"] if model.get("TYPE") == "timm" else model.get("TYPE", "")
         if path.suffix == ".ckpt" and not name.startswith(("swin", "resnet")):

@@ -139,21 +139,18 @@ class Command:
 
     def call(self, given: Mapping[str, Any]) -> Any:
         """The function's result for the flags that were given."""
-        parts: dict[str, dict[str, Any]] = {}
-        direct: dict[str, Any] = {}
-        for name, value in given.items():
-            if (one := self.arguments.get(name)) is None:
-                continue
-            if one.field:
-                parts.setdefault(one.argument, {})[one.field] = value
-            else:
-                direct[one.argument] = value
-        if self.saves and "folder" in inspect.signature(self.function).parameters:
-            direct["folder"] = given.get("output") or Path("output")
         parameters = inspect.signature(self.function).parameters
-        for name, inside in {one.argument: one.fields for one in self.arguments.values()}.items():
-            if inside and (name in parts or parameters[name].default is inspect.Parameter.empty):
-                direct[name] = inside.kind(**parts.get(name, {}))
+        direct: dict[str, Any] = {}
+        parts: dict[str, dict[str, Any]] = {}
+        for name, one in self.arguments.items():
+            if name in given:
+                place = parts.setdefault(one.argument, {}) if one.field else direct
+                place[one.field or one.argument] = given[name]
+        if self.saves and "folder" in parameters:
+            direct["folder"] = given.get("output") or Path("output")
+        for one in self.arguments.values():
+            if one.fields and (one.argument in parts or parameters[one.argument].default is inspect.Parameter.empty):
+                direct[one.argument] = one.fields.kind(**parts.get(one.argument, {}))
         return self.function(**direct)
 
 

@@ -112,7 +112,7 @@ def align(
     source = PictureSet() if images is None else images if isinstance(images, PictureSet) else resolve_source(images)
     with eval_mode(*(one.module for one in given if isinstance(one, Model))):
         if step:
-            labelled = None
+            labelled: tuple[Tensor, Tensor] | None = None
             if not isinstance(source, PictureSet) or source.path:
                 classes = next((side.classes for side in sides if side.classes), None)
                 pictures, labels = zip(*_batches(source, sides, classes), strict=True)

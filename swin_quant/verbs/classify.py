@@ -152,9 +152,15 @@ def write_logits(
     cfg = read_config(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
     target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"
-    sizes = {"batch_size": how.batch or 32, "workers": how.workers or 0}
-    engines, most = load_engines(artifact, [name], options), how.max_unreadable or 0.0
-    inferred = infer(engines, pictures, artifact.preprocess, count_classes(cfg), **sizes, max_unreadable=most)
+    inferred = infer(
+        load_engines(artifact, [name], options),
+        pictures,
+        artifact.preprocess,
+        count_classes(cfg),
+        batch_size=how.batch or 32,
+        workers=how.workers or 0,
+        max_unreadable=how.max_unreadable or 0.0,
+    )
     if inferred.unreadable:
         log.warning("left out, unreadable: %s", listed(inferred.unreadable))
     arrays: dict[str, np.ndarray] = {"names": np.array(inferred.names), "labels": inferred.labels.numpy()}

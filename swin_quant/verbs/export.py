@@ -184,10 +184,10 @@ def ensure_saved(model: Model, folder: Path) -> Path:
     is_float, name = not model.is_calibrated, f"{model.name}_float.pth"
     place = folder / name if is_float else place_for(folder, model.module, model.card)
     if place.exists() or card_path(place).exists():
-        name = None
+        owner = ""
         with contextlib.suppress(SwinQuantError):
-            name = RunCard.read(card_path(place)).name
-        if name != model.name:
+            owner = RunCard.read(card_path(place)).name
+        if owner != model.name:
             raise UsageError(
                 f"{place}: was not written by `save` of {model.name}: give another folder, or save it first"
             )

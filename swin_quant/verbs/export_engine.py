@@ -41,8 +41,10 @@ class BuiltEngine(Printed, Exported):
 
 def find_onnx(given: Any) -> Exported | None:
     """The exported ONNX file that is given in place of a model."""
-    file = given.checkpoint if isinstance(given, ModelFile) else given
-    return file if isinstance(file, Exported) else artifact(file) if str(file).endswith(".onnx") else None
+    if isinstance(given, Exported):
+        return given
+    file = str(given.checkpoint if isinstance(given, ModelFile) else given)
+    return artifact(file) if file.endswith(".onnx") else None
 
 
 def build_engine(exported: Exported, folder: str | Path | None, options: BuildOptions) -> BuiltEngine:

@@ -193,5 +193,5 @@ def _classifier(
             )
     name = model.file.name if isinstance(subject, ModelFile) and model.file else model.name
     under = engine_under(model.module, model.device, (policies or model.policies)[:1])
-    sha256 = model.card.weights_sha256
-    return Classifying(name, under, model.preprocess, model.classes, model.class_names, sha256, model.device)
+    own = model.classes, model.class_names, model.card.weights_sha256, model.device
+    return Classifying(name, under, model.preprocess, *own)

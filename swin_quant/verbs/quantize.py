@@ -121,7 +121,14 @@ def quantize(
             "one, ‹float_type› and ‹int4_weights› out"
         )
     if isinstance(choice, PolicyChoice):
-        _check_choice(choice)
+        if len(choice.policy) > 1:
+            raise UsageError(f"--policy {' '.join(choice.policy)}: give one")
+        if is_searched and choice.saturation_safe:
+            raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")
+        if is_searched and choice != PolicyChoice((AUTO,)):
+            change = next(one.name for one in fields(choice) if one.name != "policy" and getattr(choice, one.name))
+            told = "is for a policy with a name: calibrate, then `search --policy NAME` with it"
+            raise UsageError(f"--policy {AUTO}: ‹{change}› {told}")
     given = asked_for(PictureSet() if pictures is None else pictures)
     source = given.settled() if isinstance(given, PictureSet) else given
     target = target_named(backend)
@@ -136,7 +143,7 @@ def quantize(
     if is_plain and isinstance(choice, PolicyChoice) and isinstance(model, ModelFile) and isinstance(given, PictureSet):
         cfg = model.config()
         model.need_checkpoint().forget()
-        output = Path("output") / cfg.MODEL.NAME if folder is None else Path(folder)
+        output = Path(folder or Path("output", cfg.MODEL.NAME))
         settled = given.settled(cfg)
         asked = replace(given, path=settled.path, zip_mode=settled.zip_mode or None)
         if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
@@ -155,7 +162,8 @@ def quantize(
     if config and not isinstance(model, ModelFile):
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     subject = model.load() if isinstance(model, ModelFile) else open_model(model)
-    engine, exporting = engine_for(target), {"int4_weights": int4_weights, "tune": tune}
+    engine = engine_for(target)
+    exporting: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
     exporting |= float_type_options(target, engine_named(engine) if engine else None, float_type)
     place, folder = source if isinstance(source, PictureSet) else None, folder or Path("output", subject.name)
     if place and scored_on is None and place_has(place.path, "val", bool(place.zip_mode)):
@@ -184,17 +192,3 @@ def quantize(
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
     verdict = scored.verdict or verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
     return Quantized(exported, replace(scored, verdict=verdict))
-
-
-def _check_choice(choice: PolicyChoice) -> None:
-    if len(choice.policy) > 1:
-        raise UsageError(f"--policy {' '.join(choice.policy)}: give one")
-    if choice.policy != (AUTO,):
-        return
-    if choice.saturation_safe:
-        raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")
-    if changes := [one.name for one in fields(choice) if one.name != "policy" and getattr(choice, one.name)]:
-        raise UsageError(
-            f"--policy {AUTO}: ‹{changes[0]}› is for a policy with a name: calibrate, then `search --policy NAME` "
-            "with it"
-        )
