@@ -19,13 +19,13 @@ from swin_quant.cards.lineage import find_original
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import NEEDS_MODULE, list_search_folders, load_engines, load_origin, no_checkpoint
-from swin_quant.loading import open_baseline
+from swin_quant.loading import giving, load_for_scoring, open_baseline
 from swin_quant.model import Model
-from swin_quant.quant.policy import Policy
+from swin_quant.quant.policy import Policy, load_policy
 from swin_quant.score.baseline import Baseline, engines_beside, find_baseline, load_original, load_original_engines
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.export_target import ExportTarget, export_checkpoint
+from swin_quant.verbs.export_target import ExportTarget
 
 
 @dataclass(frozen=True)
@@ -123,12 +123,13 @@ def load_own_floats(
         if name in given or not runs_float or not backend.is_fast_on(backend.home or world.device.type):
             continue
         try:
+            target, plain = ExportTarget.parse(name, "float"), load_policy("float")
             if scoring.origin is None:
-                artifact, _ = export_checkpoint(first.checkpoint, name, folder / name, first.cfg, precision="float")
+                model, _ = load_for_scoring(first.cfg, first.checkpoint, [plain])
+                module, card = model.network, giving(model.card, first.cfg)
             else:  # a wrapped module, which no file can build
-                target, module = ExportTarget.parse(name, "float"), deepcopy(scoring.origin.network).cpu().eval()
-                plain = target.policy(None, None)
-                artifact = target.write(module, scoring.origin.card, first.checkpoint, folder / name, plain)
+                module, card = deepcopy(scoring.origin.network).cpu().eval(), scoring.origin.card
+            artifact = target.write(module, card, first.checkpoint, folder / name, plain)
             offered = function(backend.float_types)() if backend.float_types else []
             half = [kind for kind in HALF_TYPES if kind in offered and kind == half_type("auto", world.device)]
             for kind in dict.fromkeys([options.float_type, *half]):

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
@@ -15,11 +14,6 @@ from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import compute_sha256, ensure_writable_dir, resolve_path
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
-from swin_quant.config import from_dict
-from swin_quant.loading import giving, load_for_scoring
-from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, load_policy
 from swin_quant.verbs.export_policy import policy_for
 
@@ -106,21 +100,3 @@ class ExportTarget:
             module, card, ensure_writable_dir(folder), self.options
         )
         return made
-
-
-def export_checkpoint(
-    checkpoint: Checkpoint, backend: str, folder: str | Path, cfg: CfgNode | None = None, precision: str = "int8"
-) -> tuple[Artifact, Classifier]:
-    """The artifact of a checkpoint under its own policy for a backend, and the model that it was made from.
-
-    The config is that of the run card beside the checkpoint; `cfg` is for one that has none. SwinQuantError for a
-    checkpoint without ranges.
-    """
-    target, opened = ExportTarget.parse(backend, precision), open_checkpoint(checkpoint)
-    used = target.policy(opened.card, opened.file)
-    if cfg is None:
-        if opened.card is None:
-            raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
-        cfg = from_dict(opened.card.config, str(card_path(checkpoint)))
-    model, _ = load_for_scoring(cfg, opened, [used])
-    return target.write(model.network, giving(model.card, cfg), opened.file, folder, used), model.network

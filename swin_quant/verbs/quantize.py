@@ -32,7 +32,7 @@ from swin_quant.verbs.export_policy import check_policy
 from swin_quant.verbs.export_target import ExportTarget, engine_for, float_type_options
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization
-from swin_quant.verbs.quantize_steps import finish, print_steps, refuse_contradictions, refuse_useless, verdict_on
+from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
 from swin_quant.verbs.search import search
 from swin_quant.verbs.verify import verify
 
@@ -152,7 +152,9 @@ def quantize(
         job = Quantization(model, cfg, output, target, settled, asked, *wanted, float_type, threads, half)
         refuse_contradictions(job)
         if dry_run:
-            print_steps(job)
+            print(*(step.command + ("    # done" if step.is_done else "") for step in steps(job)), sep="\n")
+            if job.engine and not job.has_val:
+                print(f"# not scored: {settled.path} has no val split")
             return None
         made = finish(job)
         verdict = verdict_on(made, target, job.calibrated, settled.path, f"{settled.path} has no val split")

@@ -94,14 +94,6 @@ def _name_artifact(job: Quantization) -> str:
     return job.target.exporting.file_name.format(**words)
 
 
-def print_steps(job: Quantization) -> None:
-    """Print the steps as commands, and which of them are done."""
-    for step in steps(job):
-        print(step.command + ("    # done" if step.is_done else ""))
-    if job.engine and not job.has_val:
-        print(f"# not scored: {job.pictures.path} has no val split")
-
-
 def finish(job: Quantization) -> Artifact:
     """Do the steps that are not done yet.
 
@@ -111,7 +103,13 @@ def finish(job: Quantization) -> Artifact:
     Raises:
         SwinQuantError: The artifact does not compute what the model computes: it is then not scored.
     """
-    _check_before(job)
+    if not all(step.is_done for step in steps(job)):
+        job.target.exporting.check_packages()
+        ensure_writable_dir(job.folder)
+        if job.engine and job.has_val:
+            job.scored_on  # noqa: B018  (opens them: labels that do not fit are told before the first picture is read)
+        if job.is_automatic and not (job.is_calibrated and job.exported_policy):
+            job.budget.or_default.tell_if_few(SEARCHED_ON)
     count = len(steps(job))
     for number in range(count):
         step = steps(job)[number]
@@ -156,19 +154,6 @@ def refuse_contradictions(job: Quantization) -> None:
         card = job.checkpoint.card
         before = replace(card, policy=job.policy.to_dict()) if card else None  # it is calibrated for that policy
         check_tunable(ExportTarget.parse(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
-
-
-def _check_before(job: Quantization) -> None:
-    """Raise, before the first picture is read, for a package that a later step imports, a folder that cannot be written
-    and labels that do not fit; warn of a sample that is too small for the budget of a search."""
-    if all(step.is_done for step in steps(job)):
-        return
-    job.target.exporting.check_packages()
-    ensure_writable_dir(job.folder)
-    if job.engine and job.has_val:
-        job.scored_on  # noqa: B018  (opens them)
-    if job.is_automatic and not (job.is_calibrated and job.exported_policy):
-        job.budget.or_default.tell_if_few(SEARCHED_ON)
 
 
 def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:

@@ -114,7 +114,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
         Disagreement(
             picture=seen.names[at],
             label=get_english_names(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
-            thumbnail=_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
+            thumbnail=_make_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
             float_sees=top_classes(before[at][None], names)[0],
             quantized_sees=top_classes(after[at][None], names)[0],
             kl=float(divergences[rank]),
@@ -138,7 +138,7 @@ def _float_and_quantized(engines: Mapping[str, Engine], card: RunCard) -> dict[s
     return {label: engines[label] for label in (first[0], last[-1])}
 
 
-def _thumbnail(picture: Image.Image) -> str:
+def _make_thumbnail(picture: Image.Image) -> str:
     """A JPEG of at most SIDE pixels a side, in base64."""
     small = picture.copy()
     small.thumbnail((SIDE, SIDE))

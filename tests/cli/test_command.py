@@ -142,6 +142,8 @@ def test_help_fits_80_columns_and_has_examples(name, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = run(*name.split(), "--help").ok().out
     assert max(map(len, shown.splitlines())) <= 80 and f"swin-quant {name}" in shown
+    assert "--verbose" in shown and "--quiet" in shown
+    assert f"swin-quant {name} --help" in run(*name.split(), "--verbos").error(2)  # no abbreviations
     _, _, examples = shown.replace("\\\n", "").rpartition("╯\n")
     assert [line.split() for line in examples.splitlines()] == [
         line.split() for line in PARSERS[name].examples.splitlines()

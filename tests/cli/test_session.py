@@ -25,15 +25,6 @@ def test_usage_lists_the_commands(capsys):
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_has_examples_and_no_abbreviations(run, command):
-    done = run(command, "--help")
-    assert done.code == 0 and f"swin-quant {command}" in done.out
-    assert "--verbose" in done.out and "--quiet" in done.out
-    line = run(command, "--verbos").error(2)
-    assert f"swin-quant {command} --help" in line
-
-
 @pytest.mark.parametrize(
     "words",
     [
