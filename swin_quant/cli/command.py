@@ -148,9 +148,9 @@ class Command:
                 place[one.field or one.argument] = given[name]
         if self.saves and "folder" in parameters:
             direct["folder"] = given.get("output") or Path("output")
-        for one in self.arguments.values():
-            if one.fields and (one.argument in parts or parameters[one.argument].default is inspect.Parameter.empty):
-                direct[one.argument] = one.fields.kind(**parts.get(one.argument, {}))
+        for name, inside in {one.argument: one.fields for one in self.arguments.values()}.items():
+            if inside and (name in parts or parameters[name].default is inspect.Parameter.empty):
+                direct[name] = inside.kind(**parts.get(name, {}))
         return self.function(**direct)
 
 

@@ -8,7 +8,7 @@ from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.build import build
 from swin_quant.backends.tensorrt.layers import LayerReport
 from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
-from swin_quant.base.errors import listed
+from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.exported import Exported, artifact
@@ -44,7 +44,11 @@ def find_onnx(given: Any) -> Exported | None:
     if isinstance(given, Exported):
         return given
     file = str(given.checkpoint if isinstance(given, ModelFile) else given)
-    return artifact(file) if file.endswith(".onnx") else None
+    if not file.endswith(".onnx"):
+        return None
+    if isinstance(given, ModelFile) and given != ModelFile(given.checkpoint, device=given.device):
+        raise UsageError(f"{file}: is exported already: leave the options of models out")
+    return artifact(file)
 
 
 def build_engine(exported: Exported, folder: str | Path | None, options: BuildOptions) -> BuiltEngine:

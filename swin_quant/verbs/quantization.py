@@ -21,15 +21,17 @@ from swin_quant.cards.records import DatasetRecord
 from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before
 from swin_quant.config.load import portable_config
+from swin_quant.config.outputs import LOGITS
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import TRAIN, place_has
-from swin_quant.loading import ModelFile
+from swin_quant.loading import ModelFile, model_or_shapes
 from swin_quant.model import choose_checkpoint_path, passes_in_weights
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import Policy, load_policy
+from swin_quant.score.engine import get_precision
 from swin_quant.score.scoring import dataset_record
 from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import plan_passes
@@ -121,6 +123,14 @@ class Quantization:
     def found_file(self) -> Path:
         """The policy that a search finds."""
         return policy_file(self.folder, self.cfg.MODEL.NAME, self.target.name)
+
+    @cached_property
+    def exported_file(self) -> Path:
+        """The file that the export will write."""
+        model, kind = model_or_shapes(self.cfg, policy=self.policy), self.cfg.MODEL.OUTPUT_KIND
+        precision = "int4" if self.int4_weights else get_precision(model).lower()
+        words = {"name": self.cfg.MODEL.NAME, "kind": "" if kind == LOGITS else f"_{kind}", "precision": precision}
+        return self.folder / self.target.exporting.file_name.format(**words)
 
     @property
     def exported_policy(self) -> Policy | None:

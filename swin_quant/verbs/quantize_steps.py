@@ -15,15 +15,13 @@ from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.config.outputs import LOGITS
 from swin_quant.data.sources import TRAIN
 from swin_quant.exported import SubjectFiles
-from swin_quant.loading import ModelFile, model_or_shapes
+from swin_quant.loading import ModelFile
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import DEFAULT_PERCENTILE, SEARCHED_ON
 from swin_quant.report.next_command import TIME, Abilities, after_export, fill
 from swin_quant.report.verdict import DeployVerdict, artifact_verdict
-from swin_quant.score.engine import get_precision
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
@@ -61,7 +59,7 @@ def steps(job: Quantization) -> list[Step]:
     method: dict[str, Any] = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
     method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
     own, found = ModelFile(str(job.calibrated), device=device), find_artifact(job)
-    file = str(found.file if found else job.folder / _name_artifact(job))
+    file = str(found.file if found else job.exported_file)
     calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
     done, output = job.is_calibrated, ("--output", shlex.quote(str(job.folder)))
     all_steps = [Step("calibrate", calibrate, calibrating, done, () if done else changed(job) or (), output)]
@@ -84,14 +82,6 @@ def steps(job: Quantization) -> list[Step]:
         scoring = {"model": SubjectFiles(files=(file,), device=device), "pictures": scored, "half": job.half}
         all_steps.append(Step("evaluate", evaluate, {**scoring, "engine": (engine,), **timing}, is_scored(job)))
     return all_steps
-
-
-def _name_artifact(job: Quantization) -> str:
-    """The name of the file that the export will write."""
-    model, kind = model_or_shapes(job.cfg, policy=job.policy), job.cfg.MODEL.OUTPUT_KIND
-    precision = "int4" if job.int4_weights else get_precision(model).lower()
-    words = {"name": job.cfg.MODEL.NAME, "kind": "" if kind == LOGITS else f"_{kind}", "precision": precision}
-    return job.target.exporting.file_name.format(**words)
 
 
 def finish(job: Quantization) -> Artifact:
