@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from swin_quant.verbs.align import align as align
     from swin_quant.verbs.alignment import Alignment as Alignment
     from swin_quant.verbs.analyze import analyze as analyze
-    from swin_quant.verbs.budget import Budget as Budget
     from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import evaluate as evaluate
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.quantize import Quantized as Quantized
     from swin_quant.verbs.quantize import quantize as quantize
     from swin_quant.verbs.search import search as search
+    from swin_quant.verbs.search_result import Budget as Budget
     from swin_quant.verbs.search_result import Search as Search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
     from swin_quant.verbs.service import app as app
@@ -61,7 +61,7 @@ _FACE = {  # name -> its module
     "Policy": "swin_quant.quant.policy",
     "Preprocess": "swin_quant.data.preprocess",
     "Alignment": "swin_quant.verbs.alignment",
-    "Budget": "swin_quant.verbs.budget",
+    "Budget": "swin_quant.verbs.search_result",
     "Evaluation": "swin_quant.verbs.evaluation",
     "Finetuned": "swin_quant.verbs.finetune",
     "Quantized": "swin_quant.verbs.quantize",

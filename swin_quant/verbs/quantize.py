@@ -23,17 +23,16 @@ from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import load_policy
 from swin_quant.report.verdict import DeployVerdict
-from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
-from swin_quant.verbs.export_policy import check_policy
-from swin_quant.verbs.export_target import ExportTarget, engine_for, float_type_options
+from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization
 from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
 from swin_quant.verbs.search import search
+from swin_quant.verbs.search_result import Budget
 from swin_quant.verbs.verify import verify
 
 EXAMPLES = """swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out

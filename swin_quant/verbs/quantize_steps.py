@@ -25,8 +25,7 @@ from swin_quant.report.verdict import DeployVerdict, artifact_verdict
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
-from swin_quant.verbs.export_policy import check_policy
-from swin_quant.verbs.export_target import ExportTarget, engine_for, exporter_options
+from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, exporter_options
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization, changed
 from swin_quant.verbs.quantized_before import find_artifact, is_scored, is_verified

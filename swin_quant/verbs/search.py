@@ -23,10 +23,9 @@ from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import SEARCHED_ON
 from swin_quant.quant.policy import apply_policy
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.export import ensure_saved, refuse_changed
 from swin_quant.verbs.search_costs import Losses, in_order, measure_layers, without
-from swin_quant.verbs.search_result import Search, write_found
+from swin_quant.verbs.search_result import Budget, Search, write_found
 from swin_quant.verbs.sensitivity import read_sample
 from swin_quant.verbs.timing import Timer
 
