@@ -16,15 +16,7 @@ from swin_quant.config.sides import shortest, sides
 from swin_quant.data.named import collect_pictures
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
-from swin_quant.exported import (
-    Exported,
-    SubjectFiles,
-    labels_in,
-    load_engines,
-    one_engine,
-    open_subject,
-    read_config,
-)
+from swin_quant.exported import Exported, SubjectFiles, labels_in, load_engines, one_engine, open_subject, read_config
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, policies_from
