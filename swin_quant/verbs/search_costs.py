@@ -129,10 +129,7 @@ def measure_layers(timer: Timer, losses: Losses) -> list[Layer]:
     module, shape = losses.module, losses.choosing[0][0].shape[1:]
     images = torch.cat([one for one, _ in losses.choosing if one.shape[1:] == shape])[:_ALONE].to(losses.device)
     alone = layer_losses(
-        module,
-        images,
-        blocks_or_units(module),
-        lambda some, count: track(some, "measuring layers", count, "layers"),
+        module, images, blocks_or_units(module), lambda some, count: track(some, "measuring layers", count, "layers")
     )
     found: list[Layer] = []
     base_ms, float_ms = timer.reference
