@@ -64,6 +64,16 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     assert weights.code == 0  # a calibrated checkpoint can be calibrated again
 
 
+@pytest.mark.slow
+def test_without_output_a_command_writes_beside_the_ones_before_it(run, float_flags, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    run("calibrate", *float_flags, "--policy", "qdq").ok()
+    run("export", "output/swin_micro/swin_micro_calib.pth", "--for", "onnx").ok()
+    run("package", "output/swin_micro/swin_micro_int8.onnx").ok()
+    assert (tmp_path / "output" / "swin_micro" / "package" / "infer.py").is_file()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flags, snapshot, tmp_path, number):
     out, started = tmp_path / "out", tmp_path / "started"
