@@ -123,7 +123,7 @@ class Quantization:
         """The policy that a search finds."""
         return policy_file(self.folder, self.cfg.MODEL.NAME, self.target.name)
 
-    @cached_property
+    @property
     def exported_file(self) -> Path:
         """The file that the export will write."""
         model, kind = model_or_shapes(self.cfg, policy=self.policy), self.cfg.MODEL.OUTPUT_KIND

@@ -151,7 +151,8 @@ def quantize(
         job = Quantization(model, cfg, output, target, settled, asked, *wanted, float_type, threads, half)
         refuse_contradictions(job)
         if dry_run:
-            print(*(step.command + ("    # done" if step.is_done else "") for step in steps(job)), sep="\n")
+            for step in steps(job, job.exported_file):
+                print(step.command + ("    # done" if step.is_done else ""))
             if job.engine and not job.has_val:
                 print(f"# not scored: {settled.path} has no val split")
             return None

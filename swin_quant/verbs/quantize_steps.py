@@ -51,14 +51,14 @@ class Step(NamedTuple):
         return as_command(self.name, self.function, *self.more, **self.arguments)
 
 
-def steps(job: Quantization) -> list[Step]:
-    """The steps of a job as they are now, in order."""
+def steps(job: Quantization, unexported: Path = Path()) -> list[Step]:
+    """The steps of a job as they are now, in order. `unexported`: the artifact's file while it is not there."""
     engine, device = job.engine, job.file.device
     timing = {"threads": job.threads, "float_type": job.float_type_asked}
     method: dict[str, Any] = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
     method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
     own, found = ModelFile(str(job.calibrated), device=device), find_artifact(job)
-    file = str(found.file if found else job.exported_file)
+    file = str(found.file if found else unexported)
     calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
     done, output = job.is_calibrated, ("--output", shlex.quote(str(job.folder)))
     all_steps = [Step("calibrate", calibrate, calibrating, done, () if done else changed(job) or (), output)]
