@@ -142,7 +142,7 @@ def test_a_dry_run_names_the_file_that_the_export_writes(run, calibrated_32, pic
     choice = PolicyChoice(policy=(options["policy"],), wprec=options.get("wprec"))
     model = sq.load(calibrated_32.with_name("micro.pth"), config=calibrated_32.with_name("micro.yaml"))
     sq.calibrate(model, [torch.zeros(1, 3, 32, 32)], choice, passes=[])
-    made = sq.export(model, backend, tmp_path, int4_weights=options.get("int4_weights", False))
+    made = sq.export(model, backend, tmp_path, choice, int4_weights=options.get("int4_weights", False))
     assert all(str(made.file) in line for line in told if "verify" in line or "evaluate" in line), told
 
 
