@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from swin_quant.policies import policy as policy
     from swin_quant.quant.policy import Policy as Policy
     from swin_quant.verbs.align import align as align
-    from swin_quant.verbs.align_sides import Alignment as Alignment
+    from swin_quant.verbs.alignment import Alignment as Alignment
     from swin_quant.verbs.analyze import analyze as analyze
-    from swin_quant.verbs.budget import Budget as Budget
     from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.doctor import doctor as doctor
     from swin_quant.verbs.evaluate import evaluate as evaluate
@@ -41,45 +40,34 @@ if TYPE_CHECKING:
     from swin_quant.verbs.quantize import Quantized as Quantized
     from swin_quant.verbs.quantize import quantize as quantize
     from swin_quant.verbs.search import search as search
-    from swin_quant.verbs.search_costs import Search as Search
+    from swin_quant.verbs.search_result import Budget as Budget
+    from swin_quant.verbs.search_result import Search as Search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
     from swin_quant.verbs.service import app as app
     from swin_quant.verbs.verification import Verification as Verification
     from swin_quant.verbs.verify import verify as verify
     from swin_quant.wrapping import wrap as wrap
 
-# Name -> its module.
-_FACE = {
+_VERBS = "align analyze calibrate doctor evaluate export finetune package predict quantize search sensitivity verify"
+_FACE = {  # name -> its module
+    **{name: f"swin_quant.verbs.{name}" for name in _VERBS.split()},
     "load": "swin_quant.loading",
     "Model": "swin_quant.model",
+    "wrap": "swin_quant.wrapping",
+    "artifact": "swin_quant.exported",
+    "Exported": "swin_quant.exported",
     "pictures": "swin_quant.data.picture_set",
     "policy": "swin_quant.policies",
     "Policy": "swin_quant.quant.policy",
     "Preprocess": "swin_quant.data.preprocess",
-    "analyze": "swin_quant.verbs.analyze",
-    "quantize": "swin_quant.verbs.quantize",
-    "Quantized": "swin_quant.verbs.quantize",
-    "finetune": "swin_quant.verbs.finetune",
-    "Finetuned": "swin_quant.verbs.finetune",
-    "calibrate": "swin_quant.verbs.calibrate",
-    "evaluate": "swin_quant.verbs.evaluate",
+    "Alignment": "swin_quant.verbs.alignment",
+    "Budget": "swin_quant.verbs.search_result",
     "Evaluation": "swin_quant.verbs.evaluation",
-    "wrap": "swin_quant.wrapping",
-    "sensitivity": "swin_quant.verbs.sensitivity",
-    "search": "swin_quant.verbs.search",
-    "Search": "swin_quant.verbs.search_costs",
-    "Budget": "swin_quant.verbs.budget",
-    "export": "swin_quant.verbs.export",
-    "verify": "swin_quant.verbs.verify",
+    "Finetuned": "swin_quant.verbs.finetune",
+    "Quantized": "swin_quant.verbs.quantize",
+    "Search": "swin_quant.verbs.search_result",
     "Verification": "swin_quant.verbs.verification",
-    "align": "swin_quant.verbs.align",
-    "Alignment": "swin_quant.verbs.align_sides",
-    "predict": "swin_quant.verbs.predict",
-    "artifact": "swin_quant.exported",
-    "package": "swin_quant.verbs.package",
     "app": "swin_quant.verbs.service",
-    "Exported": "swin_quant.exported",
-    "doctor": "swin_quant.verbs.doctor",
     "SwinQuantError": "swin_quant.base.errors",
     "UsageError": "swin_quant.base.errors",
     "reproducible": "swin_quant.base.cpu",

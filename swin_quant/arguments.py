@@ -33,12 +33,14 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _R:
+        if is_command():  # its arguments were parsed by their names
+            return function(*args, **options)
         try:
             given = signature.bind(*args, **options).arguments
         except TypeError as error:
             raise UsageError(f"{name}: {error}: call {_right_call(name, signature, {}, {})}") from None
         wanted = [one for one in signature.parameters.values() if _is_needed(one) and given.get(one.name) is None]
-        if wanted and not is_command():
+        if wanted:
             call_ = _right_call(name, signature, {}, {})
             raise UsageError(f"{name}: missing a required argument: '{wanted[0].name}': call {call_}")
         if torch.get_default_dtype() is not torch.float32:

@@ -21,7 +21,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import WrappedRecord, sha256_in
+from swin_quant.cards.records import sha256_in
 from swin_quant.config.load import from_dict
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.sides import shortest, sides
@@ -117,15 +117,12 @@ class Exported:
             "size": f"{self.file.stat().st_size / 2**20:.1f} MB",
             "made from": checkpoint["file"] if checkpoint else None,
             "classes": listed(self.card.class_names, 3) or None,
-            **{name: _said(value) for name, value in record["options"].items() if value not in (None, False, [])},
         }
+        for name, value in record["options"].items():
+            if value not in (None, False, []):
+                several = [f"{key} {one}" for key, one in value.items()] if isinstance(value, dict) else value
+                facts[name] = ", ".join(map(str, several)) if isinstance(several, list | tuple) else str(several)
         return html_facts(self.card.name, facts)
-
-
-def _said(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {one}" for key, one in value.items())
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:
@@ -171,17 +168,8 @@ class SubjectFiles(ModelFile):
         return [Exported(open_artifact(file)) for file in dict.fromkeys(files)]
 
     def _model(self, checkpoint: str) -> ModelFile:
-        return ModelFile(
-            **{**{one.name: getattr(self, one.name) for one in fields(ModelFile)}, "checkpoint": checkpoint}
-        )
-
-
-def file_subject(file: ModelFile) -> ModelFile | Exported:
-    """The checkpoint that is named, or the artifact, which has no other fields. UsageError for none, and for those."""
-    given = {one.name: getattr(file, one.name) for one in fields(ModelFile)}
-    named = {"checkpoint": None, "files": (file.checkpoint,) if file.checkpoint else ()}
-    found = SubjectFiles(**{**given, **named}).subjects()
-    return found if isinstance(found, ModelFile) else found[0]
+        given = {one.name: getattr(self, one.name) for one in fields(ModelFile)}
+        return ModelFile(**{**given, "checkpoint": checkpoint})
 
 
 def is_checkpoint(path: str) -> bool:
@@ -225,8 +213,14 @@ Engine.html = lambda engine: html_facts(engine.name, engine.facts)
 def read_config(artifact: Artifact, overrides: Mapping[str, Any] | None = None) -> CfgNode:
     """The config in the artifact's card, checked, with `overrides` (dotted keys). Its image size is preprocessing's."""
     where = str(card_path(artifact.file))
-    wrapped = artifact.card.wrapped
-    config = _make_wrapped_config(wrapped, where) if wrapped else artifact.card.config
+    config = artifact.card.config
+    if wrapped := artifact.card.wrapped:  # the size and the outputs of a module that no config builds
+        if (classes := wrapped.get("classes")) is None:
+            raise SwinQuantError(f"{where}: does not say how many classes the module has: export it again")
+        side = shortest(wrapped["shape"][-2:]) if len(wrapped["shape"]) == 3 else 1
+        model: dict[str, Any] = {"TYPE": "timm", "TIMM": {"ARCHITECTURE": "wrapped"}}  # whose geometry nothing checks
+        model |= {"OUTPUT_KIND": LOGITS if classes else FEATURES, "NUM_CLASSES": classes or 1}
+        config = {"MODEL": model, "DATA": {"IMG_SIZE": side}}
     cfg = from_dict(config, f"{where}: config")
     taken = sides(cfg.DATA.IMG_SIZE)
     made = taken if wrapped and not artifact.card.preprocess else artifact.preprocess.sides
@@ -238,19 +232,6 @@ def read_config(artifact: Artifact, overrides: Mapping[str, Any] | None = None) 
     merge(cfg, overrides or {}, "command line")
     cfg.freeze()
     return cfg
-
-
-def _make_wrapped_config(wrapped: WrappedRecord, where: str) -> dict[str, Any]:
-    """The size and the outputs of a module that no config builds."""
-    classes = wrapped.get("classes")
-    if classes is None:
-        raise SwinQuantError(f"{where}: does not say how many classes the module has: export it again")
-    kind = LOGITS if classes else FEATURES
-    own = {"TYPE": "timm", "TIMM": {"ARCHITECTURE": "wrapped"}}  # a family whose geometry nothing checks
-    return {
-        "MODEL": {**own, "OUTPUT_KIND": kind, "NUM_CLASSES": classes or 1},
-        "DATA": {"IMG_SIZE": shortest(wrapped["shape"][-2:]) if len(wrapped["shape"]) == 3 else 1},
-    }
 
 
 def prepared_by(artifact: Artifact) -> Prepared:

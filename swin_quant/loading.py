@@ -19,7 +19,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import choose_result_source
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
-from swin_quant.checkpoint import Checkpoint, Source, load_calibrated, load_float, made_before, open_checkpoint
+from swin_quant.checkpoint import Checkpoint, load_calibrated, load_float, made_before, open_checkpoint
 from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import OpenedCheckpoint
 from swin_quant.checkpoint.ranges import check_bits
@@ -32,14 +32,7 @@ from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, apply_policy, load_policy, policy_from_dict, settings_for
-from swin_quant.score.baseline import (
-    Baseline,
-    find_baseline,
-    load_original,
-    missing,
-    unnamed_baseline,
-    whose_weights,
-)
+from swin_quant.score.baseline import Baseline, find_baseline, load_original, missing, unnamed_baseline, whose_weights
 from swin_quant.wrapping import wrapped_again
 
 
@@ -81,7 +74,6 @@ class ModelFile:
 
         opened = self.opened
         wanted = {
-            "MODEL.RESUME": opened and str(opened),
             "MODEL.OUTPUT_KIND": self.output_kind,
             "MODEL.WEIGHTS": self.weights,
             "DATA.IMG_SIZE": _sides_in(self.img_size),
@@ -97,6 +89,10 @@ class ModelFile:
             cfg = config_for(opened, elsewhere | keys_and_values(self.opts) | wanted)
         else:
             raise UsageError("no model: give a CHECKPOINT, or ‹cfg› FILE")
+        if opened:
+            cfg.defrost()
+            cfg.MODEL.RESUME = str(opened)
+            cfg.freeze()
         if self.window and "WINDOW_SIZE" not in architecture(cfg):
             raise UsageError(f"‹window› {self.window}: {cfg.MODEL.NAME} is no Swin, and has no windows of one size")
         if not 0 <= cfg.SEED < 2**32:
@@ -128,11 +124,28 @@ class ModelFile:
         return model
 
     def load_float(self) -> Model:
-        """The model in float, also of a calibrated file: its ranges are left out."""
+        """The model in float, also of a calibrated file: its ranges are left out. Without a checkpoint its weights are
+        random; else its card names their original, their training and their earlier passes."""
         if not self.checkpoint and not self.random_weights:
             raise UsageError("no checkpoint: name one (or ‹random_weights› to time an untrained model)")
-        cfg = self.config()
-        model, _ = load_float_model(cfg, self.opened, this_world(), self.replace_head)
+        cfg, checkpoint = self.config(), self.opened
+        torch.manual_seed(cfg.SEED)
+        module = build_model(cfg)
+        source = load_float(module, checkpoint, replace_head=self.replace_head).record() if checkpoint else None
+        before = made_before(checkpoint)
+        if checkpoint is None:
+            log.warning("no checkpoint: these are random weights, good for timing only")
+        refuse_changed_features(str(checkpoint), before, cfg)
+        card = _card(
+            cfg,
+            choose_result_source(before, source),
+            training=before.training if before else None,
+            calibration=before.calibration if before else None,
+            class_names=read_class_names(cfg, checkpoint, self.replace_head),
+        )
+        if checkpoint:
+            checkpoint.forget()
+        model = Model(module.to(this_world().device), card=card)
         model.given = cfg
         return model
 
@@ -244,33 +257,6 @@ def load_for_scoring(
     return Model(module.to(world.device), card=card, file=checkpoint.file), policies
 
 
-def load_float_model(
-    cfg: CfgNode, checkpoint: Checkpoint | None, world: World, replace_head: bool = False
-) -> tuple[Model, Source | None]:
-    """The float weights of a checkpoint as a new model of `cfg`, and their source; None: seeded random weights.
-
-    The model's card names the weights' original, their training and their earlier passes.
-    """
-    checkpoint = open_checkpoint(checkpoint) if checkpoint else None
-    torch.manual_seed(cfg.SEED)
-    module = build_model(cfg)
-    source = load_float(module, checkpoint, replace_head=replace_head) if checkpoint else None
-    before = made_before(checkpoint)
-    if checkpoint is None:
-        log.warning("no checkpoint: these are random weights, good for timing only")
-    refuse_changed_features(str(checkpoint), before, cfg)
-    card = _card(
-        cfg,
-        choose_result_source(before, source.record() if source else None),
-        training=before.training if before else None,
-        calibration=before.calibration if before else None,
-        class_names=read_class_names(cfg, checkpoint, replace_head),
-    )
-    if checkpoint:
-        checkpoint.forget()
-    return Model(module.to(world.device), card=card), source
-
-
 def _card(cfg: CfgNode, source: SourceRecord | None, **known: Any) -> RunCard:
     """The run card of a model of `cfg` with weights from `source`."""
     return RunCard(cfg.MODEL.NAME, portable_config(cfg), Preprocess.from_config(cfg).to_dict(), source, **known)
@@ -331,9 +317,13 @@ def open_baseline(
                 log.info("no run card: its weights are taken for the float model's; after QAT give ‹float› FILE")
             return None
         float_model, source = load_original(cfg or model.config, original, world)
-        model.card = replace(model.card, source=source.record(), checkpoint=_file_record(model.card.source))
-        weights, own = dict(float_model.named_parameters()), dict(model.module.named_parameters())
-        same = own.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in own.items())
+        given = model.card.source
+        own = CheckpointRecord(file=given["file"], sha256=given["sha256"]) if given else None
+        if own and given and "path" in given:
+            own["path"] = given["path"]
+        model.card = replace(model.card, source=source.record(), checkpoint=own)
+        weights, ours = dict(float_model.named_parameters()), dict(model.module.named_parameters())
+        same = ours.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in ours.items())
         return None if same else Baseline(float_model)
     if original is None and model.original is not None:
         return Baseline(model.original, whose=whose_weights(card))
@@ -344,10 +334,3 @@ def open_baseline(
         return unnamed_baseline(card)
     folders = [model.file.resolve().parent] if model.file else []
     return find_baseline(card, folders, cfg or model.config, policies, world, str(original) if original else None)
-
-
-def _file_record(source: SourceRecord | None) -> CheckpointRecord | None:
-    if source is None:
-        return None
-    record: CheckpointRecord = {"file": source["file"], "sha256": source["sha256"]}
-    return {**record, "path": source["path"]} if "path" in source else record

@@ -18,17 +18,20 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, compute_sha256, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, versions
-from swin_quant.cards.lineage import dependents, refuse_to_replace
+from swin_quant.cards.lineage import calibrated_again, dependents, refuse_to_replace
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import CheckpointRecord
+from swin_quant.cards.records import CheckpointRecord, PassRecord
 from swin_quant.checkpoint import calibrated_bytes, save_float
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import from_dict
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
+from swin_quant.models.registry import list_exchanges
 from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.outputs import joined, named
+from swin_quant.quant.passes import choosing_ranges
+from swin_quant.quant.passes.places import take_back
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.ranges import MOST
@@ -37,8 +40,6 @@ from swin_quant.quant.watch import eval_mode
 from swin_quant.report.nodes import NodeRow, list_nodes
 from swin_quant.report.table import html_facts
 from swin_quant.score.engine import engine_under
-
-_MOST_PLACES = 1000
 
 
 def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> RunCard:
@@ -61,7 +62,18 @@ def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration
 def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:
     """The file for a calibrated model: see `choose_checkpoint_path`."""
     content = calibrated_bytes(model)
-    return choose_checkpoint_path(folder, card.name, card.policy, lambda file: _holds(file, content, card))
+
+    def holds(file: Path) -> bool:
+        """Whether a file has that content, calibrated under the same policy."""
+        if file.stat().st_size != len(content) or file.read_bytes() != content:
+            return False
+        try:
+            there = RunCard.read(card_path(file))
+        except SwinQuantError:
+            return True
+        return (there.policy or {}).get("rules") == (card.policy or {}).get("rules")
+
+    return choose_checkpoint_path(folder, card.name, card.policy, holds)
 
 
 def choose_checkpoint_path(
@@ -76,24 +88,13 @@ def choose_checkpoint_path(
     own = f"{name}_calib_{re.sub('[^A-Za-z0-9.]+', '-', (policy or {}).get('name', '')).strip('-.')[:80] or 'other'}"
     numbered = (folder / f"{own}_{number}.pth" for number in count(2))
     tried = [usual, folder / f"{own}.pth"]
-    tried += takewhile(Path.exists, islice(numbered, _MOST_PLACES))
+    tried += takewhile(Path.exists, islice(numbered, 1000))
     found = next((place for place in tried if place.is_file() and holds(place)), None)
     free = found or next((place for place in tried if not dependents(place)), folder / f"{own}_{len(tried)}.pth")
     if tell and free != usual and not found:
-        log.warning("%s stays, because %s was made from it: this calibration is written to %s",
-                    usual, listed(map(str, dependents(usual)), 1), free)  # fmt: skip
+        needed = listed(map(str, dependents(usual)), 1)
+        log.warning("%s stays, because %s was made from it: this calibration is written to %s", usual, needed, free)
     return free
-
-
-def _holds(file: Path, content: bytes | memoryview, card: RunCard) -> bool:
-    """Whether a file has that content, calibrated under the same policy."""
-    if file.stat().st_size != len(content) or file.read_bytes() != content:
-        return False
-    try:
-        there = RunCard.read(card_path(file))
-    except SwinQuantError:
-        return True
-    return (there.policy or {}).get("rules") == (card.policy or {}).get("rules")
 
 
 def save_with_card(
@@ -115,7 +116,10 @@ def save_with_card(
     return card
 
 
-_SAID = ("calibrated", "policy")  # by repr, after network and size
+def passes_in_weights(card: RunCard | None) -> list[PassRecord]:
+    """The kept passes of a card that its weights have seen, in order; other passes chose ranges alone."""
+    kept = card.kept_passes if card else []
+    return [one for one in kept if not (one["keeps_function"] and choosing_ranges([one]))]
 
 
 class Model:
@@ -215,14 +219,6 @@ class Model:
         return heads[-1]
 
     @property
-    def known_classes(self) -> int | None:
-        """`classes`, or None."""
-        try:
-            return self.classes
-        except UsageError:
-            return None
-
-    @property
     def class_names(self) -> list[str]:
         """The names of its classes, in the order of its logits; none where nobody said them."""
         return list(self.card.class_names)
@@ -287,18 +283,30 @@ class Model:
         shape = getattr(self.module, "input_shape", None) or (3, *self.preprocess.sides)
         return list_nodes(self.module, (1, *shape))
 
-    def save(self, file: str | Path) -> Path:
+    def save(self, file: str | Path, dtype: str | None = None) -> Path:
         """Write the checkpoint and its run card beside it, both whole or not at all; returns the checkpoint's path.
 
         A calibrated model is saved in FasterTransformer's layout (with the statistics of its calibration, which the
         report page draws, and which give QAT its PTQ baseline at other bits), any other as float. Results measured with
-        the weights of its file are left out where the weights have changed since. UsageError where something was made
-        of the file that lies there.
+        the weights of its file are left out where the weights have changed since.
+
+        For other tools .safetensors, .ckpt (MindSpore's names, of Swin and ResNet) and any file with a `dtype`
+        (float32, float16, bfloat16) hold float weights alone; the card keeps how they came about.
+
+        Raises:
+            SwinQuantError: A weight does not fit into `dtype`.
+            UsageError: Something was made of the file that lies there, or the format has no names for this network.
         """
         path = Path(file)
         ensure_writable_dir(path.parent)
         if self.is_changed:
-            self._forget_measured()
+            if self.is_calibrated:
+                told = "%s: its weights were changed since %s, its ranges were not: calibrate again"
+                log.warning(told, self.name, self.file)
+            self.card = self.card.with_new_weights(source=None)
+        if dtype or path.suffix == ".ckpt" or (path.suffix == ".safetensors" and self.is_calibrated):
+            self._save_for_others(path, dtype or "float32")
+            return path
         if self.calibration and self.policy:
             self.card = finish(self.module, path, self.card, self.calibration, World())
         elif self.is_calibrated and self.policy:
@@ -307,11 +315,36 @@ class Model:
             if self.is_changed or path != self.file:
                 refuse_to_replace(path)
             save_float(self.module, path)
-            record: CheckpointRecord = {"file": path.name, "sha256": compute_sha256(path)}
-            self.card = replace(self.card, checkpoint=record, versions=versions())
-            self.card.write(card_path(path))
+            self.card = self._write_float_card(path, self.card)
         self.file, self._saved = path, _weights_digest(self.module)
         return path
+
+    def _save_for_others(self, path: Path, dtype: str) -> None:
+        if dtype not in (kinds := ("float32", "float16", "bfloat16")):
+            raise UsageError(f"dtype {dtype}: must be {', '.join(kinds)}")
+        model = self.card.config.get("MODEL", {})
+        name = model["TIMM"]["ARCHITECTURE"] if model.get("TYPE") == "timm" else model.get("TYPE", "")
+        if path.suffix == ".ckpt" and not name.startswith(("swin", "resnet")):
+            raise UsageError(f"{path}: MindSpore's names are known of Swin and ResNet alone: write another format")
+        if self.file and card_path(path).resolve() == card_path(self.file).resolve():
+            raise UsageError(f"{path}: {self.file}, which was loaded, or its run card would be lost: give another name")
+        refuse_to_replace(path)
+        module = copy.deepcopy(self.module)
+        for exchange in list_exchanges(module):  # other tools know the names of a trained network only
+            take_back(module, exchange)
+        save_float(module, path, getattr(torch, dtype))
+        kept, passes = self.card.calibration, passes_in_weights(self.card)
+        if kept:  # without the facts on its ranges
+            kept = {**kept, "passes": passes, "check": None, "statistics": None, "advice": []} if passes else None
+        training = calibrated_again(self.card) if self.card.is_qat else self.card.training
+        self._write_float_card(path, self.card.with_new_weights(policy=None, calibration=kept, training=training))
+
+    @staticmethod
+    def _write_float_card(path: Path, card: RunCard) -> RunCard:
+        """Write the card of a float checkpoint; returns it."""
+        card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)}, versions=versions())
+        card.write(card_path(path))
+        return card
 
     def save_in(self, folder: Path, world: World) -> None:
         """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that
@@ -331,15 +364,10 @@ class Model:
         """The run card."""
         return self.card.to_dict()
 
-    def _forget_measured(self) -> None:
-        if self.is_calibrated:
-            log.warning("%s: its weights were changed since %s, its ranges were not: calibrate again",
-                        self.name, self.file)  # fmt: skip
-        self.card = self.card.with_new_weights(source=None)
-
     def __repr__(self) -> str:
         facts = {key: text for key, text in self._facts().items() if text}
-        said = [facts["network"], facts["size"], *(f"{key} {facts[key]}" for key in _SAID if key in facts)]
+        more = [f"{key} {facts[key]}" for key in ("calibrated", "policy") if key in facts]
+        said = [facts["network"], facts["size"], *more]
         return f"{self.name}: {', '.join(said)}" + (f" ({self.file})" if self.file else "")
 
     def _repr_html_(self) -> str:

@@ -56,23 +56,12 @@ class PolicyChoice:
         counted = Counter(policy.sha256 for policy in policies)
         if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
             raise UsageError(f"‹policy›: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")
-        nothing, changes = load_policy("float").sha256, " ".join(self._changes())
-        return [
-            replace(policy.and_then(*rules), name=f"{policy.name} {changes}")
-            if rules and policy.sha256 != nothing
-            else policy
-            for policy in policies
-        ]
-
-    def _changes(self) -> list[str]:
-        words = {
-            f"W{self.wprec}": self.wprec,
-            f"A{self.aprec}": self.aprec,
-            "per-tensor": self.quant_per_tensor,
-            "narrow-range": self.narrow_range,
-            "saturation-safe": self.saturation_safe,
-        }
-        return [word for word, is_given in words.items() if is_given] + [f"-{selector}" for selector in self.off]
+        words = {f"W{self.wprec}": self.wprec, f"A{self.aprec}": self.aprec, "per-tensor": self.quant_per_tensor}
+        words |= {"narrow-range": self.narrow_range, "saturation-safe": self.saturation_safe}
+        named = " ".join([word for word, is_given in words.items() if is_given] + [f"-{one}" for one in self.off])
+        changed = [replace(one.and_then(*rules), name=f"{one.name} {named}") if rules else one for one in policies]
+        nothing = load_policy("float").sha256
+        return [one if one.sha256 == nothing else new for one, new in zip(policies, changed, strict=True)]
 
     def _rules(self) -> list[Rule]:
         if self.wprec and self.saturation_safe:
@@ -82,11 +71,8 @@ class PolicyChoice:
                 raise UsageError(f"{flag} {bits}: must be from 2 to 8")
         rules = []
         if self.wprec or self.quant_per_tensor or self.narrow_range:
-            granularity = "per-tensor" if self.quant_per_tensor else None
-            narrow = self.narrow_range or None
-            rules.append(
-                Rule(nodes=("role:gemm_weight",), bits=self.wprec, granularity=granularity, narrow_range=narrow)
-            )
+            kind, narrow = "per-tensor" if self.quant_per_tensor else None, self.narrow_range or None
+            rules.append(Rule(nodes=("role:gemm_weight",), bits=self.wprec, granularity=kind, narrow_range=narrow))
         if self.saturation_safe:
             rules.append(SAFE_WEIGHTS)
         if self.aprec:

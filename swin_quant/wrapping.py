@@ -59,7 +59,10 @@ def wrap(
     named = Inputs.from_examples(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _make_shape(named, channels)
-    _check_prepared(name, preprocess, input_shape)
+    made = (len(preprocess.mean), *preprocess.sides) if preprocess and preprocess.is_square else input_shape
+    if made != input_shape:
+        taken = f"takes {list(input_shape)}, and its `preprocess` makes {list(made)}"
+        raise UsageError(f"{name}: {taken}: give another `size`")
     _check_parts(name, module)
     given = _copied(module).eval()  # before a hook of the module keeps what capturing gives it
     original = _uncompiled(_copied(module)).eval()
@@ -77,7 +80,9 @@ def wrap(
         except Exception as error:
             shown = f"inputs {listed(inputs.names, 8)}" if inputs else list(images.shape)
             raise SwinQuantError(f"{name}: does not take {shown}: {first_line(error)[:200]}") from error
-        _open_dataclasses(result)
+        while kinds := {type(leaf) for leaf in _pytree.tree_leaves(result) if is_dataclass(type(leaf))}:
+            for kind in kinds:  # torch would take one for a value
+                torch.export.register_dataclass(kind)
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
         _check_outputs(wanted, tensors, name, lambda: find_selection(original, lambda: run(images.clone())))
@@ -103,8 +108,8 @@ def wrap(
         how["constants"] = constants
     if inputs:
         how["inputs"] = inputs.records()
-    made = preprocess.to_dict() if preprocess else {}
-    model = Model(network, card=RunCard(name, {}, made, wrapped=how, class_names=list(class_names)))
+    prepared = preprocess.to_dict() if preprocess else {}
+    model = Model(network, card=RunCard(name, {}, prepared, wrapped=how, class_names=list(class_names)))
     model.keep_original(reference)
     return model
 
@@ -208,13 +213,6 @@ def _make_shape(size: int | Sequence[int], channels: int) -> tuple[int, ...]:
     return shape
 
 
-def _check_prepared(name: str, preprocess: Preprocess | None, shape: tuple[int, ...]) -> None:
-    """UsageError where pictures are prepared in another size than the module takes."""
-    made = (len(preprocess.mean), *preprocess.sides) if preprocess and preprocess.is_square else shape
-    if made != shape:
-        raise UsageError(f"{name}: takes {list(shape)}, and its `preprocess` makes {list(made)}: give another `size`")
-
-
 def _check_parts(name: str, module: nn.Module) -> None:
     """SwinQuantError for a scripted part, a parameter that is not made yet or of another float type, and complex
     numbers, which no checkpoint holds."""
@@ -240,7 +238,8 @@ def _check_outputs(
         if not tensor.isfinite().all():
             raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
         if tensor.dim() < 1 or len(tensor) != _EXAMPLES:
-            others = listed(_by_picture(tensors), 8)
+            fit = [key for key, one in tensors.items() if one is not None and one.dim() and len(one) == _EXAMPLES]
+            others = listed(fit, 8)
             mended = remedy() or (f"choose others by ‹output›: {others}" if others else "")
             what = f"gives {key} {list(tensor.shape)} for {_EXAMPLES} inputs, not one each"
             raise SwinQuantError(f"{name}: {what}{f': {mended}' if mended else ''}")
@@ -257,13 +256,6 @@ def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | No
             )
 
 
-def _open_dataclasses(output: object) -> None:
-    """Register the dataclasses in a module's output with torch, which would take one for a value."""
-    while kinds := {type(leaf) for leaf in _pytree.tree_leaves(output) if is_dataclass(type(leaf))}:
-        for kind in kinds:
-            torch.export.register_dataclass(kind)
-
-
 def _named(output: object) -> dict[str, Tensor | None]:
     """The tensors in a module's output by name, in the order of torch's tree; None for any other value."""
     leaves, _ = _pytree.tree_flatten_with_path(output)
@@ -275,11 +267,6 @@ def _named(output: object) -> dict[str, Tensor | None]:
         key or "output": leaf if isinstance(leaf, Tensor) else None
         for key, (_, leaf) in zip(names, leaves, strict=True)
     }
-
-
-def _by_picture(tensors: Mapping[str, Tensor | None]) -> list[str]:
-    """The names of the tensors that have one part for each example."""
-    return [key for key, one in tensors.items() if one is not None and one.dim() and len(one) == _EXAMPLES]
 
 
 def _chosen(tensors: Mapping[str, Tensor | None], output: str | Sequence[str] | None, name: str) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ CALLS = {
     ),
     "export(model, folder, backend)": (
         lambda model: sq.export(model, "out", "onnxruntime"),
-        "export: folder is a backend, 'onnxruntime': call sq.export(model, 'onnxruntime', folder)",
+        "export: folder is a backend, 'onnxruntime': call sq.export(model, 'onnxruntime')",
     ),
     "quantize(model, backend, data)": (
         lambda model: sq.quantize(model, "openvino", [X], "out"),

@@ -32,6 +32,7 @@ class Exports:
     `activation_bits`: the bits of activations that its files hold; empty: any.
     `float_type`: the default type of layers that are not int8.
     `next_step`: commands to go on with; {file} is the artifact, {data} a folder of pictures.
+    `file_name`: of an export in {precision} of the model {name}, whose outputs are of this {kind} ("": logits).
     `with_operators`: the best of `policies` where operators are compiled, and the name of a function that says whether
     they are, for the model of a configuration (a dict).
     `needs`: the packages that the exporter imports, and the extra that brings them.
@@ -49,6 +50,7 @@ class Exports:
     activation_bits: tuple[int, ...] = (8,)
     float_type: str = "float32"
     next_step: tuple[str, ...] = ()
+    file_name: str = ""
     with_operators: tuple[str, str] | None = None
     needs: tuple[tuple[str, ...], str] | None = None
     detail: Any = None
@@ -251,5 +253,6 @@ def onnx_target(
         needs=(("onnx", "onnxscript"), "onnx"),
         detail=target,
         next_step=next_step,
+        file_name="{name}{kind}_{precision}" + (f"_{target.name}" if target.name != "portable" else "") + ".onnx",
         with_operators=with_operators,
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from swin_quant.base import __version__
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import UsageError, offered
-from swin_quant.cli.commands import COMMANDS, FRONT_DOOR, FUNCTIONS, SECTIONS
+from swin_quant.cli.commands import COMMANDS, FRONT_DOOR, SECTIONS
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # C++ stack dumps add nothing to our one line
 _WIDE = 140  # columns of help in a pipe
@@ -42,7 +42,7 @@ def _main(arguments: Sequence[str]) -> int:
 
         return front_door.run(arguments[2:])
     name = arguments[0]
-    if name not in FUNCTIONS:
+    if name not in COMMANDS:
         raise UsageError(f"no command {name!r:.60}{offered(name, COMMANDS)}")
     from swin_quant.cli.command import run
 

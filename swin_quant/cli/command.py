@@ -21,7 +21,6 @@ from rich.console import Console
 
 from swin_quant.base.arguments import command_arguments
 from swin_quant.base.errors import UsageError, command_lines, did_you_mean, listed, memory_errors_named, speaking
-from swin_quant.cli.commands import FUNCTIONS
 
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
 _COMMON = {
@@ -36,15 +35,14 @@ class Command:
     """The command `name`: parses arguments, calls its function, saves and shows the result."""
 
     def __init__(self, name: str) -> None:
-        place, _, function = FUNCTIONS[name].partition(":")
-        module = importlib.import_module(place)
-        self.name, self.function = name, getattr(module, function)
+        module = importlib.import_module(f"swin_quant.verbs.{name}")
+        self.name, self.function = name, getattr(module, name)
         self.examples: str = getattr(module, "EXAMPLES", "")
         self.saves = "save_in" in dir(inspect.signature(self.function).return_annotation)
         self.arguments = {one.name: one for one in command_arguments(self.function)}
         self.app = App(
             name=f"swin-quant {name}",
-            help=_summary(self.function),
+            help=_read_docstring(self.function)[0],
             help_format="markdown",
             version_flags=[],
             default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True, json_list=False),
@@ -74,9 +72,9 @@ class Command:
         parts: dict[str, inspect.Parameter] = {}
         for one in self.arguments.values():
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if one.is_placed else inspect.Parameter.KEYWORD_ONLY
-            help = _notes(one.fields.kind if one.fields else self.function).get(one.name, "")
+            _, notes = _read_docstring(one.fields.kind if one.fields else self.function)
             group = Group(one.fields.title) if one.fields else None
-            parts[one.name] = _part(one.name, one.hint, one.default, help, kind, group)
+            parts[one.name] = _part(one.name, one.hint, one.default, notes.get(one.name, ""), kind, group)
         if self.saves:
             note = Parameter(help=r"folder of the results (default: output/\<NAME>)", group="output")
             parts["output"] = _part("output", Annotated[Path | None, note], None, "")
@@ -100,8 +98,7 @@ class Command:
 
     def _examples(self, width: int) -> str:
         """The examples in lines that a shell joins, so that they can be copied."""
-        lines = (line for one in self.examples.splitlines() for line in command_lines(one, width))
-        return "".join(f"{line}\n" for line in lines)
+        return "".join(f"{line}\n" for one in self.examples.splitlines() for line in command_lines(one, width))
 
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
@@ -123,7 +120,13 @@ class Command:
             called(*bound.args, **bound.kwargs)
             sys.stdout.write(self._examples(shutil.get_terminal_size().columns))
             return None
-        return {name: _checked(name, value) for name, value in bound.arguments.items()}
+        values: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            if isinstance(value, int) and abs(value) > _LARGEST:
+                raise UsageError(f"‹{name}› {value}: is beyond {_LARGEST}")
+            is_home = isinstance(value, str | Path) and str(value).startswith("~/")  # as in `--data-path=~/folder`
+            values[name] = type(value)(os.path.expanduser(value)) if is_home else value
+        return values
 
     def _surplus(self, surplus: Sequence[str], arguments: Sequence[str]) -> str:
         """The message about words that no argument takes; a folder among the words is likely that of the pictures."""
@@ -136,18 +139,15 @@ class Command:
 
     def call(self, given: Mapping[str, Any]) -> Any:
         """The function's result for the flags that were given."""
-        parts: dict[str, dict[str, Any]] = {}
-        direct: dict[str, Any] = {}
-        for name, value in given.items():
-            if (one := self.arguments.get(name)) is None:
-                continue
-            if one.field:
-                parts.setdefault(one.argument, {})[one.field] = value
-            else:
-                direct[one.argument] = value
-        if self.saves and "folder" in inspect.signature(self.function).parameters:
-            direct["folder"] = given.get("output") or Path("output")
         parameters = inspect.signature(self.function).parameters
+        direct: dict[str, Any] = {}
+        parts: dict[str, dict[str, Any]] = {}
+        for name, one in self.arguments.items():
+            if name in given:
+                place = parts.setdefault(one.argument, {}) if one.field else direct
+                place[one.field or one.argument] = given[name]
+        if self.saves and "folder" in parameters:
+            direct["folder"] = given.get("output") or Path("output")
         for name, inside in {one.argument: one.fields for one in self.arguments.values()}.items():
             if inside and (name in parts or parameters[name].default is inspect.Parameter.empty):
                 direct[name] = inside.kind(**parts.get(name, {}))
@@ -165,7 +165,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from swin_quant.base.distributed import process_group, read_launcher_rank
     from swin_quant.base.files import check_writable, ensure_writable_dir
     from swin_quant.cards.card import is_card
-    from swin_quant.cli.results import save, show
 
     json = given.get("json")
     if json not in (None, "-"):
@@ -179,13 +178,34 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 ensure_writable_dir(given["output"])  # before the work
             result = command.call(given)
             if command.saves:
-                save(result, given.get("output"), world)
+                folder = given.get("output") or Path("output") / result.name
+                if world.is_main:
+                    ensure_writable_dir(folder)
+                result.save_in(folder, world)
         if world.is_main and result is not None:
-            show(result, json)
+            _show(result, json)
             if hasattr(result, "check"):
                 result.check()
         sys.stdout.flush()  # flushed before this rank waits for the other ranks
     return 0
+
+
+def _show(result: Any, json: str | None) -> None:
+    """Show a result: `result.show()`; or its `to_json()`, in a file beside that or, for "-", alone."""
+    from swin_quant.base.files import atomic_write_bytes, json_text
+    from swin_quant.base.progress import log
+
+    if json is not None:
+        told = result.to_json() if hasattr(result, "to_json") else str(result)
+        if json == "-":
+            print(json_text(told), end="")
+            return
+        atomic_write_bytes(json, json_text(told).encode())
+        log.info("JSON: %s", json)
+    if hasattr(result, "show"):
+        result.show()
+    else:
+        print(result)
 
 
 def _part(
@@ -254,26 +274,12 @@ def _with_json(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def _checked(name: str, value: Any) -> Any:
-    """The value, with a home folder for a leading ~, which shells leave in `--data-path=~/folder`."""
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        raise UsageError(f"‹{name}› {value}: is beyond {_LARGEST}")
-    if isinstance(value, str | Path) and str(value).startswith("~/"):
-        return type(value)(os.path.expanduser(value))
-    return value
-
-
 @cache
-def _notes(described: Any) -> dict[str, str]:
-    """The help of each argument in a docstring."""
-    kinds = reversed(described.__mro__) if isinstance(described, type) else [described]
-    found: dict[str, str] = {}
-    for kind in kinds:
+def _read_docstring(described: Any) -> tuple[str, dict[str, str]]:
+    """The summary in a docstring, and the help of each argument; a class has its parents' arguments, too."""
+    summary, found = "", dict[str, str]()
+    for kind in reversed(described.__mro__) if isinstance(described, type) else [described]:
         parsed = docstring_parser.parse(inspect.cleandoc(kind.__doc__ or ""), docstring_parser.DocstringStyle.GOOGLE)
+        summary = "\n\n".join(filter(None, (parsed.short_description, parsed.long_description)))
         found |= {one.arg_name: " ".join((one.description or "").split()) for one in parsed.params}
-    return found
-
-
-def _summary(function: Callable[..., Any]) -> str:
-    parsed = docstring_parser.parse(inspect.getdoc(function) or "", docstring_parser.DocstringStyle.GOOGLE)
-    return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description))).replace("<", "\\<")
+    return summary.replace("<", "\\<"), found

@@ -1,4 +1,4 @@
-"""The commands by their section in --help, each with its sentence there."""
+"""The commands by their section in --help, each with its sentence there; `verbs/NAME.py` has the function NAME."""
 
 SECTIONS = {
     "the main way": {
@@ -13,7 +13,6 @@ SECTIONS = {
     "make": {
         "finetune": "QAT: calibrated checkpoint + pictures -> fine-tuned INT8 checkpoint + run card",
         "train": "float training from scratch or from weights -> checkpoint + run card",
-        "convert": "a float checkpoint in another format or type: Microsoft, timm, safetensors -> .pth or .safetensors",
     },
     "measure": {
         "sensitivity": "the cost of each node and group of nodes: alone, and left out; in dB, KL and agreement",
@@ -23,7 +22,6 @@ SECTIONS = {
     "deploy": {
         "package": "ONNX artifact -> a folder that runs without torch: Python, C++, Docker, Triton, OpenVINO, KServe",
         "serve": "an artifact over HTTP on this machine: KServe v2 protocol, dynamic batching, metrics",
-        "build-engine": "ONNX file -> TensorRT engine for this GPU, and which layers really run in int8",
     },
     "look": {
         "analyze": "operators, MACs, shapes, precision risks, limits and replacements, before anything is quantized",
@@ -36,27 +34,3 @@ SECTIONS = {
 }
 COMMANDS = {name: help for section in SECTIONS.values() for name, help in section.items()}
 FRONT_DOOR = "ft front-door"  # main.py: not listed among the commands
-
-# The commands that are made of a function.
-FUNCTIONS = {
-    "analyze": "swin_quant.verbs.analyze:analyze",
-    "calibrate": "swin_quant.verbs.calibrate:calibrate",
-    "evaluate": "swin_quant.verbs.evaluate:evaluate",
-    "export": "swin_quant.verbs.export:export",
-    "verify": "swin_quant.verbs.verify:verify",
-    "quantize": "swin_quant.verbs.quantize:quantize",
-    "search": "swin_quant.verbs.search:search",
-    "sensitivity": "swin_quant.verbs.sensitivity:sensitivity",
-    "finetune": "swin_quant.verbs.finetune:finetune",
-    "train": "swin_quant.verbs.train:train",
-    "demo": "swin_quant.verbs.demo:demo",
-    "show": "swin_quant.verbs.show:show",
-    "package": "swin_quant.verbs.package:package",
-    "convert": "swin_quant.verbs.convert:convert",
-    "report": "swin_quant.verbs.report:report",
-    "predict": "swin_quant.verbs.predict:predict",
-    "align": "swin_quant.verbs.align:align",
-    "serve": "swin_quant.verbs.serve:serve",
-    "doctor": "swin_quant.verbs.doctor:doctor",
-    "build-engine": "swin_quant.verbs.build_engine:build_engine",
-}

@@ -80,7 +80,13 @@ class FrontDoor:
             zip_mode=args.zip or None,
             cache_mode=args.cache_mode,
         )
-        self.policy = _policy_from(args)
+        if NO_SWIN_NODE in args.quant_disable_keyword:
+            told = "--quant-disable-keyword %s: left out, for no node of Swin is called so (BERT's is)"
+            log.info(told, NO_SWIN_NODE)
+        choice = options_from(args, PolicyChoice)  # modes are policies, keywords patterns of nodes
+        keywords = (f"*{word}*" for word in args.quant_disable_keyword if word != NO_SWIN_NODE)
+        named = ("float",) if args.quant_disable else (INT8_MODES[args.int8_mode],) if args.int8_mode else choice.policy
+        self.policy = replace(choice, policy=named, off=(*choice.off, *keywords))
         self.policies = self.policy.load()
         self.half: Any = "none" if args.disable_amp or args.amp_opt_level == "O0" else args.half
         self.cfg = self._config()
@@ -122,14 +128,9 @@ class FrontDoor:
         folder = ensure_writable_dir(args.calib_output_path or self.folder)
         count, split = args.num_calib_batch * args.calib_batchsz, args.calib_split or "train"
         sample = replace(self.place, split=split, count=count, seed=cfg.SEED, batch=args.calib_batchsz)
-        ranges: dict[str, Any] = {
-            "method": args.calibrator,
-            "percentile": args.percentile,
-            "exact": args.exact_histogram,
-        }
-        passes = args.passes or NONE  # main.py does nothing unasked
-        how: dict[str, Any] = {"passes": passes, "augment": args.calib_augment, "folder": folder}
-        model = calibrate(self.file, sample, self.policies[:1] or None, **ranges, **how)
+        how: dict[str, Any] = {"method": args.calibrator, "percentile": args.percentile, "exact": args.exact_histogram}
+        how |= {"passes": args.passes or NONE, "augment": args.calib_augment}  # main.py does nothing unasked
+        model = calibrate(self.file, sample, self.policies[:1] or None, **how, folder=folder)
         model.save_in(folder, self.world)
         return model
 
@@ -165,13 +166,8 @@ class FrontDoor:
             training = replace(training, set=("distill.weight=0", *training.set))
         training = replace(training, lr=args.qat_lr if training.lr is None else training.lr)
         goes_on = getattr(args, "continue") or args.resume == _AUTO
-        how: dict[str, Any] = {
-            "epochs": args.num_epochs,
-            "resume": goes_on,
-            "overwrite": args.overwrite,
-            "amax": args.amax,
-        }
-        how |= {"distill": args.distill, "teacher": args.teacher, "qat": qat}
+        how: dict[str, Any] = {"epochs": args.num_epochs, "resume": goes_on, "overwrite": args.overwrite}
+        how |= {"amax": args.amax, "distill": args.distill, "teacher": args.teacher, "qat": qat}
         scoring: dict[str, Any] = {"half": self.half, "original": args.float, "no_eval": args.no_eval}
         tuned = finetune(self.file, self.place, self.folder, training, self.policy, **how, **scoring)
         if self.world.is_main:
@@ -208,22 +204,10 @@ class FrontDoor:
         scored = [results.get(policy.sha256) or results[None] for policy in self.policies or kept]
         for result in scored or [results[None]]:
             images = result.dataset["pictures"]
-            for line in (
-                f" * Acc@1 {result.acc1:.3f} Acc@5 {result.acc5:.3f}",
-                f"Accuracy of the network on the {images} test images: {result.acc1:.1f}%",
-            ):
+            figures = f" * Acc@1 {result.acc1:.3f} Acc@5 {result.acc5:.3f}"
+            for line in (figures, f"Accuracy of the network on the {images} test images: {result.acc1:.1f}%"):
                 print(line)
                 log_file.handle(logging.makeLogRecord({"levelname": "INFO", "levelno": logging.INFO, "msg": line}))
-
-
-def _policy_from(args: Namespace) -> PolicyChoice:
-    """The policies in our words: FasterTransformer's modes are policies, its keywords patterns of nodes."""
-    if NO_SWIN_NODE in args.quant_disable_keyword:
-        log.info("--quant-disable-keyword %s: left out, for no node of Swin is called so (BERT's is)", NO_SWIN_NODE)
-    choice = options_from(args, PolicyChoice)
-    keywords = (f"*{word}*" for word in args.quant_disable_keyword if word != NO_SWIN_NODE)
-    named = (INT8_MODES[args.int8_mode],) if args.int8_mode else choice.policy
-    return replace(choice, policy=("float",) if args.quant_disable else named, off=(*choice.off, *keywords))
 
 
 def _refuse(args: Namespace, words: dict[str, str]) -> None:

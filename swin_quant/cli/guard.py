@@ -96,8 +96,14 @@ _NO_OUTPUT = "standard output cannot be written"
 
 def guarded(work: Callable[[], int], verbose: bool = False) -> int:
     """The exit code of `work()`: its own, or that of its exception. `verbose` adds tracebacks."""
-    _open_what_is_closed()
-    _print_any_name()
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # a closed standard stream is open to nowhere, or the next opened file would take its place
+    os.close(handle)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    codecs.register_error("swin_quant.names", _encoded)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        sys.stdout.reconfigure(errors="swin_quant.names")
     code = _outcome(work, verbose)
     try:
         sys.stdout.flush()
@@ -174,23 +180,8 @@ def _tell_launcher(line: str) -> None:
             Path(file).write_text(json.dumps({"message": found}), encoding="utf-8")
 
 
-def _open_what_is_closed() -> None:
-    """Open a closed standard stream to nowhere, or the next opened file would take its place."""
-    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(handle)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-
-
-def _print_any_name() -> None:
-    """Print a path that standard output's encoding lacks as its own bytes, which a shell can use, or with escapes."""
-    codecs.register_error("swin_quant.names", _encoded)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="swin_quant.names")
-
-
 def _encoded(error: UnicodeError) -> tuple[str | bytes, int]:
+    """A path that standard output's encoding lacks as its own bytes, which a shell can use, or with escapes."""
     try:
         return codecs.lookup_error("surrogateescape")(error)
     except UnicodeError:

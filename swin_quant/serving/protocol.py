@@ -56,22 +56,18 @@ def read_request(
         raise Refused(400, f"there must be one input, called {name}")
     if id_ is not None and not (isinstance(id_, str) and len(id_) <= 256):
         raise Refused(400, "id must be a text of at most 256 characters")
-    outputs = _read_outputs(content, [end.name for end in model.outputs])
-    return InferRequest(_read_images(inputs[0], raw, model, preprocess, most), id_, outputs)
-
-
-def _read_outputs(content: dict[str, Any], known: list[str]) -> dict[str, bool]:
-    """The outputs that a request names, else all of them."""
-    records = content.get("outputs")
+    known, records = [end.name for end in model.outputs], content.get("outputs")
     if records is None:
-        return dict.fromkeys(known, _parameters(content).get("binary_data_output") is True)
-    records = records if isinstance(records, list) and all(isinstance(one, dict) for one in records) else []
-    names = [one.get("name") for one in records]
-    if not names or any(name not in known or names.count(name) > 1 for name in names[: len(known) + 1]):
-        raise Refused(400, f"outputs must be some of {', '.join(known)}")
-    if any("classification" in _parameters(one) for one in records):
-        raise Refused(400, "classification is not supported: ask for logits, or send a picture to /predict")
-    return {one["name"]: _parameters(one).get("binary_data") is True for one in records}
+        outputs = dict.fromkeys(known, _parameters(content).get("binary_data_output") is True)
+    else:
+        records = records if isinstance(records, list) and all(isinstance(one, dict) for one in records) else []
+        names = [one.get("name") for one in records]
+        if not names or any(one not in known or names.count(one) > 1 for one in names[: len(known) + 1]):
+            raise Refused(400, f"outputs must be some of {', '.join(known)}")
+        if any("classification" in _parameters(one) for one in records):
+            raise Refused(400, "classification is not supported: ask for logits, or send a picture to /predict")
+        outputs = {one["name"]: _parameters(one).get("binary_data") is True for one in records}
+    return InferRequest(_read_images(inputs[0], raw, model, preprocess, most), id_, outputs)
 
 
 def _read_images(

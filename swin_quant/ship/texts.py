@@ -58,6 +58,8 @@ def readme(facts: PackageFacts, version: str) -> str:
     outputs = facts.file.outputs if facts.file else [served.output.name]
     kind = "maps" if len(outputs) > 1 or len(served.output.shape) > 1 else f"an {outputs[0]}"
     policy = f", policy {about['policy']}" if about["policy"] else ""
+    saturation = _SATURATES.format(engines=" and ".join(facts.saturates_in)) if facts.saturates_in else ""
+    saturation += _EXACT if saturation and exact_session("onnxruntime", facts.artifact) else ""
     return template("README.template.md" if facts.file else "README.executorch.template.md").substitute(
         name=served.name,
         version=version,
@@ -70,19 +72,11 @@ def readme(facts: PackageFacts, version: str) -> str:
         labels=f"| `{facts.labels}` | names of the classes, one a line |\n" if served.labels else "",
         input_name=served.input.name,
         operators=_OPERATORS if facts.library else "",
-        saturation=_saturation(facts),
+        saturation=saturation,
         batching=_BATCHING if served.batch is None else _FIXED.format(batch=served.batch),
         output_name=served.output.name,
         release=facts.releases.get("executorch", ""),
         shape=", ".join(str(size) for size in (served.batch, *served.input.shape)),
-    )
-
-
-def _saturation(facts: PackageFacts) -> str:
-    if not facts.saturates_in:
-        return ""
-    return _SATURATES.format(engines=" and ".join(facts.saturates_in)) + (
-        _EXACT if exact_session("onnxruntime", facts.artifact) else ""
     )
 
 

@@ -25,17 +25,15 @@ from swin_quant.quant.watch import eval_mode
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import evenly, readable_batches
 from swin_quant.verbs.align_sides import (
-    Alignment,
     Side,
     agree_on_preprocessing,
     artifact_side,
-    compare,
-    compare_steps,
     dump,
     model_side,
     open_side,
     take_step,
 )
+from swin_quant.verbs.alignment import Alignment, compare, compare_steps
 
 Compared: TypeAlias = Model | Exported | str | Path
 EXAMPLES = """swin-quant align out/my_calib.pth out/my_int8_openvino.onnx --policy cpu --images cat.jpg photo.jpg
@@ -113,7 +111,23 @@ def align(
     sides = [_side(*one, options, world, form) for one in zip(given, chosen, engines, strict=True)]
     source = PictureSet() if images is None else images if isinstance(images, PictureSet) else resolve_source(images)
     with eval_mode(*(one.module for one in given if isinstance(one, Model))):
-        found = _steps(sides, source, below, to, names, lr) if step else _forward(sides, source, below, to, names)
+        if step:
+            labelled: tuple[Tensor, Tensor] | None = None
+            if not isinstance(source, PictureSet) or source.path:
+                classes = next((side.classes for side in sides if side.classes), None)
+                pictures, labels = zip(*_batches(source, sides, classes), strict=True)
+                labelled = torch.cat(pictures), torch.cat(labels)
+            others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
+            sides = [take_step(side, lr, labelled, other) for side, other in zip(sides, others, strict=True)]
+            if to:
+                dump(sides[0], to, names=names)
+            found = compare_steps(sides[0], sides[1], below) if len(sides) > 1 else None
+        else:
+            taken: Iterable[Tensor] = (pictures for pictures, _ in _batches(source, sides))
+            if to:
+                taken = list(taken)
+                dump(sides[0], to, torch.cat(taken), names)
+            found = compare(sides[0], sides[1], taken, below) if len(sides) > 1 else None
     return None if found is None else replace(found, shown=only)
 
 
@@ -155,39 +169,3 @@ def _batches(
     for batch in readable_batches(pictures, preprocess, chunks(chosen, source.batch or _BATCH), limit, 0, "aligning"):
         if batch.indices:
             yield batch.images, batch.labels
-
-
-def _forward(
-    sides: Sequence[Side],
-    source: PictureSet | Iterable[Any],
-    below: float | None,
-    to: str | Path | None,
-    names: str,
-) -> Alignment | None:
-    """Dump A's tensors, compare both sides, or do both."""
-    images: Iterable[Tensor] = (images for images, _ in _batches(source, sides))
-    if to:
-        images = list(images)
-        dump(sides[0], to, torch.cat(images), names)
-    return compare(sides[0], sides[1], images, below) if len(sides) > 1 else None
-
-
-def _steps(
-    sides: Sequence[Side],
-    source: PictureSet | Iterable[Any],
-    below: float | None,
-    to: str | Path | None,
-    names: str,
-    lr: float,
-) -> Alignment | None:
-    """Dump A's training step, compare the steps of both sides, or do both."""
-    labelled = None
-    if not isinstance(source, PictureSet) or source.path:
-        classes = next((side.classes for side in sides if side.classes), None)
-        images, labels = zip(*_batches(source, sides, classes), strict=True)
-        labelled = torch.cat(images), torch.cat(labels)
-    others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
-    steps = [take_step(side, lr, labelled, other) for side, other in zip(sides, others, strict=True)]
-    if to:
-        dump(steps[0], to, names=names)
-    return compare_steps(steps[0], steps[1], below) if len(steps) > 1 else None

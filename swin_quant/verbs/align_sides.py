@@ -1,10 +1,8 @@
 """The two sides that `align` compares: checkpoints run by torch, artifacts on engines, or tensors that were dumped."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +13,7 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import backends, engine_named
 from swin_quant.base.arrays import read_arrays, write_arrays
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
@@ -24,15 +22,9 @@ from swin_quant.data.preprocess import UNPREPARED, Preprocess
 from swin_quant.exported import load_engines, on_its_device, one_engine
 from swin_quant.loading import ModelFile, load_for_scoring
 from swin_quant.quant.policy import Policy
-from swin_quant.report.engines import alignment_data, alignment_table
-from swin_quant.report.printed import Printed
-from swin_quant.report.table import ReportTable
 from swin_quant.score.alignment import (
     IMAGES,
     LABELS,
-    Aligned,
-    Differences,
-    Tally,
     Trace,
     from_arrays,
     step_trace,
@@ -45,22 +37,7 @@ from swin_quant.score.engine import engine_under
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.verification import is_quantized
 
-FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
 _PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are
-
-
-@dataclass(frozen=True)
-class Alignment(Differences, Printed):
-    """How far two sides are apart, tensor by tensor; printed, it is a table of the tensors with names like `shown`."""
-
-    shown: tuple[str, ...] = ()
-
-    def tables(self) -> list[ReportTable[Aligned]]:
-        return [alignment_table(self, self.shown)]
-
-    def to_json(self) -> dict[str, Any]:
-        """All tensors, and which is the first that differs."""
-        return alignment_data(self)
 
 
 @dataclass(frozen=True)
@@ -195,27 +172,6 @@ def dump(side: Side, file: str | Path, images: Tensor | None = None, names: str 
     log.info("%s: %d tensors", file, len(trace))
 
 
-def compare(a: Side, b: Side, batches: Iterable[Tensor] = (), below: float | None = None) -> Alignment:
-    """Compare what both sides compute of the same images, batches [B, 3, H, W]; a dump brings its own, if it has any.
-
-    `below`: the SQNR in dB under which two tensors differ. SwinQuantError where not one tensor can be compared.
-    """
-    tally, count = Tally(), 0
-    for images in _images(a, b, batches):
-        count += len(images)
-        tally.add(_without_input(a.trace(images)), _without_input(b.trace(images)))
-    return _alignment(a, b, tally, count, below)
-
-
-def compare_steps(a: Side, b: Side, below: float | None = None) -> Alignment:
-    """Compare two dumps of a training step (`take_step`), group by group in the order of a step."""
-    assert a.dumped is not None and b.dumped is not None
-    tally = Tally()
-    tally.add(a.dumped, b.dumped)
-    count = len(next((dumped[IMAGES] for dumped in (a.dumped, b.dumped) if IMAGES in dumped), ()))
-    return _alignment(a, b, tally, count, below)
-
-
 def agree_on_preprocessing(sides: Sequence[Side]) -> Preprocess:
     """How pictures become the input of all sides. UsageError where they disagree, or none says."""
     known = [(side.name, side.preprocess) for side in sides if side.preprocess]
@@ -227,37 +183,6 @@ def agree_on_preprocessing(sides: Sequence[Side]) -> Preprocess:
         apart = [f"{key} is {value} and {theirs[key]}" for key, value in asdict(first).items() if value != theirs[key]]
         raise UsageError(f"{a} and {b} take pictures differently: {'; '.join(apart)}")
     return first
-
-
-def _images(a: Side, b: Side, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-    dumps = [side.dumped for side in (a, b) if side.dumped is not None]
-    if not dumps:
-        yield from batches
-        return
-    own = next((dumped[IMAGES] for dumped in dumps if IMAGES in dumped), None)
-    if own is None and len(dumps) == 1:
-        own = torch.cat(list(batches))
-    yield torch.empty(0) if own is None else own.float()
-
-
-def _without_input(trace: Trace) -> Trace:
-    return {name: tensor for name, tensor in trace.items() if name not in (IMAGES, LABELS)}
-
-
-def _alignment(a: Side, b: Side, tally: Tally, pictures: int, below: float | None) -> Alignment:
-    if below is None:
-        kinds = {a.quantized, b.quantized} - {None}
-        below = MIXED_BELOW if len(kinds) > 1 else QUANTIZED_BELOW if kinds == {True} else FLOAT_BELOW
-    rows, only = tally.rows(), tally.only
-    if not rows:
-        sides = (listed(sorted(names), 3) or "nothing" for names in only)
-        raise SwinQuantError(f"{a.name} and {b.name}: they name no tensor alike: {' - '.join(sides)}")
-    if all(row.problem and math.isnan(row.sqnr_db) for row in rows):
-        raise SwinQuantError(
-            f"{a.name} and {b.name}: no tensor can be compared ({rows[0].group}/{rows[0].name}: {rows[0].problem}): "
-            "other pictures, or weights of another model"
-        )
-    return Alignment(a.name, b.name, rows, below, pictures, (len(only[0]), len(only[1])))
 
 
 def _renamed(trace: Trace, rename: Callable[[Trace], Trace]) -> Trace:

@@ -1,7 +1,7 @@
 """Calibrate a model on pictures: find the range of every node, apply a policy."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,8 +30,9 @@ from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import all_or_nothing, copy_state, give_state
-from swin_quant.quant.policy import Policy, apply_policy, load_policy
-from swin_quant.verbs.calibration_result import calibrated_on, draw, take
+from swin_quant.quant.policy import apply_policy, load_policy
+from swin_quant.verbs.calibration_pictures import CalibrationBatches, draw, take
+from swin_quant.verbs.calibration_result import calibrated_on
 
 EXAMPLES = """swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
 swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out
@@ -88,65 +89,74 @@ def calibrate(
     if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):
         check_channels(model.config())
     subject = model.load_float() if isinstance(model, ModelFile) else open_model(model)
-    cfg = subject.given
     if folder and isinstance(model, ModelFile) and model.opened:
         place = Path(folder) / f"{subject.name}_calib.pth"
         if place.exists() and place.samefile(model.opened) and not model.opened.is_calibrated:
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
-    is_named, chosen = chosen is not None, chosen or default_policy(subject)
-    source = resolve_source(PictureSet() if pictures is None else pictures, cfg)
+    is_named = chosen is not None
+    if chosen is None:
+        family = families()[subject.config.MODEL.TYPE] if subject.card.config else None
+        chosen = load_policy(family.policy if family else WRAPPED)
+    source = resolve_source(PictureSet() if pictures is None else pictures, subject.given)
     if augment and not isinstance(source, PictureSet):
         raise UsageError("‹augment›: draws crops of pictures on disk: give a place, or batches that are augmented")
     if isinstance(model, ModelFile) and isinstance(source, PictureSet) and not source.images:
         source = replace(source, split=source.split or TRAIN)
-    scratch = (
-        Scratch(Path(folder) / f"{subject.name}_calib.passes", writes=this_world().is_main) if folder else Scratch()
-    )
-    before = dict(vars(subject))
-    try:
-        with all_or_nothing(subject.module):
-            apply_policy(subject.module, chosen)
-            plan = plan.for_model(subject.module)  # refused before pictures are looked for
-            if isinstance(source, PictureSet):
-                _tell_upright(subject, source)
-                transform = augmented(subject.config, source.seed or 0) if augment else subject.preprocess
-                batches = draw(source, transform, augment)
-            else:
-                batches = take(source, subject.prepared)
-            origin = _source(subject)  # before passes change its weights
-            is_known = bool(subject.card.config) or subject.keep_original()
-            had = subject.card if is_known and (subject.card.has_own_weights or subject.card.calibration) else None
-            found = calibrated_on(subject.module, batches, found_by).improved(subject.module, plan, had, scratch)
-            names = subject.class_names
-            if batches.class_names and not names:
-                with contextlib.suppress(UsageError):  # it need not say how many classes it has
-                    names = stated(batches.class_names, subject.classes)
-            subject.card = subject.card.with_new_weights(
-                source=origin,
-                policy=chosen.to_dict(),
-                calibration=found.checked(subject.module, chosen),
-                training=calibrated_again(had),
-                checkpoint=None,
-                class_names=names,
-            )
-            # Ranks with other kernels go on with the first rank's ranges.
-            shared = from_main(copy_state(subject.module))
-            give_state(subject.module, {name: value.to(subject.device) for name, value in shared.items()})
-    except BaseException:
-        vars(subject).update(before)
-        raise
+    kept_parts = Path(folder) / f"{subject.name}_calib.passes" if folder else None
+    scratch = Scratch(kept_parts, writes=this_world().is_main)
+    with _restored_after_errors(subject):
+        apply_policy(subject.module, chosen)
+        plan = plan.for_model(subject.module)  # refused before pictures are looked for
+        batches = _open_batches(subject, source, augment)
+        origin = _find_origin(subject)  # before passes change its weights
+        is_known = bool(subject.card.config) or subject.keep_original()
+        had = subject.card if is_known and (subject.card.has_own_weights or subject.card.calibration) else None
+        found = calibrated_on(subject.module, batches, found_by).improved(subject.module, plan, had, scratch)
+        names = subject.class_names
+        if batches.class_names and not names:
+            with contextlib.suppress(UsageError):  # it need not say how many classes it has
+                names = stated(batches.class_names, subject.classes)
+        subject.card = subject.card.with_new_weights(
+            source=origin,
+            policy=chosen.to_dict(),
+            calibration=found.checked(subject.module, chosen),
+            training=calibrated_again(had),
+            checkpoint=None,
+            class_names=names,
+        )
+        # Ranks with other kernels go on with the first rank's ranges.
+        shared = from_main(copy_state(subject.module))
+        give_state(subject.module, {name: value.to(subject.device) for name, value in shared.items()})
     subject.calibration, subject.file = found.calibration, None
     if not subject.card.config:
         subject.keep_weights()
     subject.examples = found.images[0][1][:KEPT].cpu() if subject.card.wrapped and found.images else None
     scratch.clear()
     if not is_named:
-        log.info(
-            "policy %s, because none is named (%s): give that of your engine; `swin-quant show policies` lists them",
-            chosen.name,
-            chosen.description.rstrip("."),
-        )
+        told = "policy %s, because none is named (%s): give that of your engine; `swin-quant show policies` lists them"
+        log.info(told, chosen.name, chosen.description.rstrip("."))
     return subject
+
+
+@contextlib.contextmanager
+def _restored_after_errors(model: Model) -> Iterator[None]:
+    """Leave the model, its weights and its ranges as they were where the block ends in an error or an interrupt."""
+    before = dict(vars(model))
+    try:
+        with all_or_nothing(model.module):
+            yield
+    except BaseException:
+        vars(model).update(before)
+        raise
+
+
+def _open_batches(model: Model, source: PictureSet | Iterable[Any], augment: bool) -> CalibrationBatches:
+    if not isinstance(source, PictureSet):
+        return take(source, model.prepared)
+    if source.upright not in (None, model.preprocess.upright):
+        told = "calibration and the run card turn pictures differently: set DATA.UPRIGHT of its config, or `upright`"
+        log.warning("%s: %s of its preprocess", model.name, told)
+    return draw(source, augmented(model.config, source.seed or 0) if augment else model.preprocess, augment)
 
 
 def plan_passes(passes: str | Sequence[Any] | None) -> PassPlan:
@@ -158,21 +168,7 @@ def plan_passes(passes: str | Sequence[Any] | None) -> PassPlan:
     return PassPlan(parse_steps(() if passes is None else passes), automatic=passes is None)
 
 
-def default_policy(model: Model) -> Policy:
-    """The policy of the model's family, or of a wrapped module, where nobody names one."""
-    return load_policy(families()[model.config.MODEL.TYPE].policy if model.card.config else WRAPPED)
-
-
-def _tell_upright(model: Model, pictures: PictureSet) -> None:
-    if pictures.upright not in (None, model.preprocess.upright):
-        log.warning(
-            "%s: calibration and the run card turn pictures differently: set DATA.UPRIGHT of its config, or `upright` "
-            "of its preprocess",
-            model.name,
-        )
-
-
-def _source(model: Model) -> SourceRecord | None:
+def _find_origin(model: Model) -> SourceRecord | None:
     """The float file that the model was loaded from, if its weights are that file's own; else its card's source."""
     card, file = model.card, model.file
     if model.is_changed:

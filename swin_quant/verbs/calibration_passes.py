@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units, norms_without_weights
@@ -18,14 +17,14 @@ from swin_quant.quant.auto_calibrator import choose_methods
 from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
 from swin_quant.quant.fold import list_foldable_norms
 from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
-from swin_quant.quant.passes import PassContext, choosing_ranges
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import NO_GAIN, outliers
 from swin_quant.quant.passes.recipe import PassStep
-from swin_quant.quant.passes.run import CORRECTED, EVENED, Gain, PassPlan, run_passes
+from swin_quant.quant.passes.run import CORRECTED, EVENED, PassPlan, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import enabled_nodes
 
-CHUNK = 8  # pictures at a time, whatever the batches were
+_CHUNK = 8  # pictures at a time, whatever the batches were
 
 
 def improve(
@@ -48,7 +47,7 @@ def improve(
         raise SwinQuantError(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
-    everyone = chunked(images)
+    everyone = _chunked(images)
     parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
     context = PassContext(model, everyone, method, *parts)
     if not steps and not (context.units and (steps := _automatic(model, context))):
@@ -63,7 +62,21 @@ def improve(
         log.warning("taken back, because the logits came out worse: %s", listed(lost))
     observing = [gain for gain in gains if gain.observed]
     seen = [calibration, *(found for found, gain in zip(again, observing, strict=True) if gain.kept)]
-    return seen[-1], [_record(gain) for gain in gains]
+    records = [
+        PassRecord(
+            name=gain.step.name,
+            options={key: value for key, value in gain.step.to_dict().items() if key != "name"},
+            note=gain.note,
+            seconds=round(gain.seconds, 1),
+            kept=gain.kept,
+            keeps_function=gain.keeps_function,
+            keeps_features=gain.keeps_features,
+            sqnr_db=list(gain.sqnr_db),
+            agreement=list(gain.agreement),
+        )
+        for gain in gains
+    ]
+    return seen[-1], finite(records)
 
 
 def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
@@ -71,13 +84,8 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
     steps: tuple[PassStep, ...] = ()
     if found := outliers(context):
         worst = max(found, key=found.__getitem__)
-        log.info(
-            "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them",
-            len(found),
-            "s" if len(found) > 1 else "",
-            worst,
-            found[worst],
-        )
+        told = "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them"
+        log.info(told, len(found), "s" if len(found) > 1 else "", worst, found[worst])
         steps += EVENED
     is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
     return steps + CORRECTED if is_wrapped and list_foldable_norms(model) else steps
@@ -86,21 +94,15 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
 def choose(model: nn.Module, calibration: Calibration, images: Sequence[tuple[int, Tensor]], method: Method) -> Method:
     """Calibrator auto: give every node the range of the method that suits it, and return which that is."""
     units = list_units(model) if _is_known(model) else {}
-    found = choose_methods(PassContext(model, chunked(images), method, units), calibration)
+    found = choose_methods(PassContext(model, _chunked(images), method, units), calibration)
     if found is None:  # nothing is on that could tell methods apart
         chosen = replace(method.alone(None), by_node={})
     else:
         name, own = found.method.name, dict(found.method.by_node or {})
         chosen = replace(found.method, by_node=own)
         each = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in found.singles.items())
-        log.info(
-            "calibrator auto: %s, another at %d nodes; SQNR of the logits %.1f dB on %d pictures (%s)",
-            name or "by bits",
-            len(own),
-            found.sqnr_db,
-            found.pictures,
-            each,
-        )
+        told = "calibrator auto: %s, another at %d nodes; SQNR of the logits %.1f dB on %d pictures (%s)"
+        log.info(told, name or "by bits", len(own), found.sqnr_db, found.pictures, each)
     set_ranges(model, calibration, chosen)
     return chosen
 
@@ -113,38 +115,15 @@ def outliers_left(
         return []
     ran = [one for one in passes if one["name"] == "equalize"]
     exchanged = any(one["kept"] and not one["note"].startswith(NO_GAIN) for one in ran)
-    context = PassContext(model, chunked(images), exchanges=list_exchanges(model))
+    context = PassContext(model, _chunked(images), exchanges=list_exchanges(model))
     return outlier_channels(context, exchanged, tried=bool(ran))
-
-
-def passes_in_weights(card: RunCard | None) -> list[PassRecord]:
-    """The kept passes of a card that its weights have seen, in order; other passes chose ranges alone."""
-    kept = card.kept_passes if card else []
-    return [one for one in kept if not (one["keeps_function"] and choosing_ranges([one]))]
 
 
 def _is_known(model: nn.Module) -> bool:
     return isinstance(model, Classifier) and (model.architecture is not None or bool(model.own_units))
 
 
-def _record(gain: Gain) -> PassRecord:
-    options = {key: value for key, value in gain.step.to_dict().items() if key != "name"}
-    return finite(
-        PassRecord(
-            name=gain.step.name,
-            options=options,
-            note=gain.note,
-            seconds=round(gain.seconds, 1),
-            kept=gain.kept,
-            keeps_function=gain.keeps_function,
-            keeps_features=gain.keeps_features,
-            sqnr_db=list(gain.sqnr_db),
-            agreement=list(gain.agreement),
-        )
-    )
-
-
-def chunked(images: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-    """The pictures in the order of their batches' numbers, in batches of CHUNK."""
+def _chunked(images: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+    """The pictures in the order of their batches' numbers, in batches of _CHUNK."""
     batches = [batch for _, batch in sorted(images, key=itemgetter(0)) if len(batch)]
-    return list(torch.cat(batches).split(CHUNK)) if batches else []
+    return list(torch.cat(batches).split(_CHUNK)) if batches else []

@@ -6,11 +6,10 @@ Parquet files hold some thousand rows each, are shared among ranks, and a run th
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 import numpy as np
 import torch
-from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.base.arrays import write_arrays
@@ -20,18 +19,16 @@ from swin_quant.base.files import compute_data_sha256, ensure_writable_dir, writ
 from swin_quant.base.progress import log
 from swin_quant.base.schema import within
 from swin_quant.base.shards import Sharding, Shards
-from swin_quant.config.outputs import FEATURES, LOGITS, count_classes, need_logits
+from swin_quant.config.outputs import FEATURES, LOGITS, count_classes
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.exported import labels_in, load_engines, one_engine, read_config
-from swin_quant.model import Model
-from swin_quant.quant.policy import Policy
-from swin_quant.score.engine import Engine, engine_under
+from swin_quant.exported import load_engines, one_engine, read_config
+from swin_quant.score.engine import Engine
 from swin_quant.score.metrics import Guess, class_names, top_classes
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import Inferred, infer
+from swin_quant.score.run_engines import infer
 
 SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
 
@@ -50,30 +47,6 @@ class Classifying:
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """The most probable classes of each readable picture, best first; for an unreadable one, the reason."""
-
-    answers: dict[str, list[Guess]]
-    unreadable: dict[str, str]
-
-
-def artifact_classifier(artifact: Artifact, engine_name: str | None, options: EngineOptions) -> Classifying:
-    """An artifact on one engine."""
-    cfg, preprocess = read_config(artifact), artifact.preprocess
-    need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
-    name = one_engine(artifact, [engine_name] if engine_name else [])
-    (engine,) = load_engines(artifact, [name], options).values()
-    names, sha256 = labels_in(artifact), artifact.record["sha256"]
-    return Classifying(artifact.file.name, engine, preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)
-
-
-def model_classifier(model: Model, policies: Sequence[Policy], name: str) -> Classifying:
-    """A model in torch: quantized under the first of `policies`, else in float."""
-    engine, sha256 = engine_under(model.module, model.device, policies[:1]), model.card.weights_sha256
-    return Classifying(name, engine, model.preprocess, model.classes, model.class_names, sha256, model.device)
-
-
-@dataclass(frozen=True)
 class Answers:
     """The answers for each picture: `top` classes, named by the file `labels`; and how pictures are read,
     of which the share `max_unreadable` may be unreadable."""
@@ -85,24 +58,19 @@ class Answers:
     max_unreadable: float = 1.0
 
 
-def classify(by: Classifying, pictures: Pictures, wanted: Answers) -> Predictions:
-    """The classes of each picture by name: from the file of labels, else as `class_names` says."""
+def classify(by: Classifying, pictures: Pictures, wanted: Answers) -> tuple[dict[str, list[Guess]], dict[str, str]]:
+    """The most probable classes of each readable picture, best first, and for each unreadable one the reason.
+
+    Names of classes are those in the file of labels, else as `class_names` says.
+    """
     names = class_names(by.classes, wanted.labels, by.names)
-    inferred = infer(
-        {by.engine.label: by.engine},
-        pictures,
-        by.preprocess,
-        by.classes,
-        batch_size=wanted.batch_size,
-        workers=wanted.workers,
-        max_unreadable=wanted.max_unreadable,
-        device=by.device,
-    )
+    sizes = {"batch_size": wanted.batch_size, "workers": wanted.workers}
+    most, engines = wanted.max_unreadable, {by.engine.label: by.engine}
+    inferred = infer(engines, pictures, by.preprocess, by.classes, **sizes, max_unreadable=most, device=by.device)
     (logits,) = inferred.logits.values()
     answers = dict(zip(inferred.names, top_classes(logits, names, wanted.top), strict=True))
     index = {name: number for number, name in enumerate(pictures.names)} if inferred.unreadable else {}
-    reasons = {name: pictures.flaw(index[name]) or f"{name}: cannot be read" for name in inferred.unreadable}
-    return Predictions(answers, reasons)
+    return answers, {name: pictures.flaw(index[name]) or f"{name}: cannot be read" for name in inferred.unreadable}
 
 
 class _Unread(TypedDict):
@@ -135,44 +103,34 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
     if extensions := by.engine.details.get("extensions"):  # libraries that compute some operators in their own way
         subject["extensions"] = extensions
     shards = Shards(sharding, "predictions", len(pictures), compute_data_sha256(subject))
-    for number in shards.left(world):
-        part = SomePictures(pictures, shards.places(number))
-        found = _predicted(by, part, options)
-        shards.write(number, _rows(part, found), _columns(), {"unreadable": len(found.unreadable)})
-    unreadable = sum(gather([shards.facts(number, _Unread)["unreadable"] for number in shards.share(world)]))
-    manifest = sharding.folder / "predictions.json"
-    if world.is_main:
-        files = [file.name for file in shards.files]
-        write_json(manifest, {"schema": SHARDS_SCHEMA, **subject, "unreadable": unreadable, "files": files})
-    return manifest
-
-
-def _predicted(by: Classifying, part: Pictures, options: Answers) -> Predictions:
-    try:
-        return classify(by, part, options)
-    except SwinQuantError:
-        reasons = [part.flaw(index) for index in range(len(part))]
-        if None in reasons:
-            raise
-        return Predictions({}, {name: str(why) for name, why in zip(part.names, reasons, strict=True)})
-
-
-def _rows(part: Pictures, found: Predictions) -> list[dict[str, Any]]:
-    return [
-        {
-            "picture": name,
-            "classes": [asdict(guess) for guess in found.answers.get(name, [])],
-            "unreadable": found.unreadable.get(name),
-        }
-        for name in part.names
-    ]
-
-
-def _columns() -> list[tuple[str, Any]]:
     import pyarrow
 
     guess = pyarrow.struct([("index", pyarrow.int32()), ("name", pyarrow.string()), ("probability", pyarrow.float32())])
-    return [("picture", pyarrow.string()), ("classes", pyarrow.list_(guess)), ("unreadable", pyarrow.string())]
+    columns = [("picture", pyarrow.string()), ("classes", pyarrow.list_(guess)), ("unreadable", pyarrow.string())]
+    for number in shards.left(world):
+        part = SomePictures(pictures, shards.places(number))
+        try:
+            answers, unreadable = classify(by, part, options)
+        except SwinQuantError:
+            reasons = [part.flaw(index) for index in range(len(part))]
+            if None in reasons:
+                raise
+            answers, unreadable = {}, {name: str(why) for name, why in zip(part.names, reasons, strict=True)}
+        rows = [
+            {
+                "picture": name,
+                "classes": [asdict(guess) for guess in answers.get(name, [])],
+                "unreadable": unreadable.get(name),
+            }
+            for name in part.names
+        ]
+        shards.write(number, rows, columns, {"unreadable": len(unreadable)})
+    lost = sum(gather([shards.facts(number, _Unread)["unreadable"] for number in shards.share(world)]))
+    manifest = sharding.folder / "predictions.json"
+    if world.is_main:
+        files = [file.name for file in shards.files]
+        write_json(manifest, {"schema": SHARDS_SCHEMA, **subject, "unreadable": lost, "files": files})
+    return manifest
 
 
 def write_logits(
@@ -205,23 +163,17 @@ def write_logits(
     )
     if inferred.unreadable:
         log.warning("left out, unreadable: %s", listed(inferred.unreadable))
-    arrays = _maps(inferred, cfg) if kind == FEATURES else _logits(inferred, kind)
-    write_arrays(target, {"names": np.array(inferred.names), "labels": inferred.labels.numpy(), **arrays})
+    arrays: dict[str, np.ndarray] = {"names": np.array(inferred.names), "labels": inferred.labels.numpy()}
+    if kind == FEATURES:
+        (outputs,) = inferred.outputs.values()
+        for place, parts in enumerate(zip(*outputs, strict=True)):
+            maps = [map_.numpy() for part in parts for map_ in part]
+            called = f"{FEATURES}{(cfg.MODEL.FEATURES.STAGES or range(len(outputs[0])))[place]}"
+            alike = len({map_.shape for map_ in maps}) == 1
+            arrays |= {called: np.stack(maps)} if alike else {f"{called}_{at}": map_ for at, map_ in enumerate(maps)}
+    else:
+        (rows,) = inferred.logits.values()
+        arrays |= {kind: rows.numpy()} | ({"top1": rows.argmax(1).numpy()} if kind == LOGITS else {})
+    write_arrays(target, arrays)
     log.info("%d pictures, %s", len(inferred.names), name)
     return target
-
-
-def _logits(inferred: Inferred, kind: str) -> dict[str, np.ndarray]:
-    (rows,) = inferred.logits.values()
-    return {kind: rows.numpy()} | ({"top1": rows.argmax(1).numpy()} if kind == LOGITS else {})
-
-
-def _maps(inferred: Inferred, cfg: CfgNode) -> dict[str, np.ndarray]:
-    (outputs,) = inferred.outputs.values()
-    arrays: dict[str, np.ndarray] = {}
-    for place, parts in enumerate(zip(*outputs, strict=True)):
-        maps = [map_.numpy() for part in parts for map_ in part]
-        name = f"{FEATURES}{(cfg.MODEL.FEATURES.STAGES or range(len(outputs[0])))[place]}"
-        alike = len({map_.shape for map_ in maps}) == 1
-        arrays |= {name: np.stack(maps)} if alike else {f"{name}_{number}": map_ for number, map_ in enumerate(maps)}
-    return arrays

@@ -1,7 +1,6 @@
 """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines. Offline, under 90 s."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -21,12 +20,11 @@ from swin_quant.data.sources import DIGITS, open_pictures
 from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.quant.policy import load_policy
-from swin_quant.report.accuracy import AccuracyTable
-from swin_quant.report.table import NARROW, print_text, screen_width
-from swin_quant.report.verdict import DeployVerdict, card_verdict
+from swin_quant.report.verdict import card_verdict
 from swin_quant.train.training import Training
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
+from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
 from swin_quant.verbs.finetune import finetune
 from swin_quant.verbs.report_page import write_page
@@ -39,22 +37,10 @@ FOUR_BITS, FOUR_BIT_EPOCHS, BATCH = "w4a4", 2, 64
 
 
 @dataclass(frozen=True)
-class DemoResult:
-    """The run cards with the results, and the verdict on the fastest artifact; printed, the table and the verdict."""
+class DemoResult(Evaluated):
+    """The results of all that was made, with the verdict on the fastest artifact."""
 
-    cards: Sequence[RunCard]
-    verdict: DeployVerdict | None
-
-    def show(self) -> None:
-        """Print the table as wide as the terminal, and the verdict."""
-        AccuracyTable.from_cards(self.cards).show()
-        if self.verdict:
-            print_text("\n" + self.verdict.text(screen_width(NARROW)))
-
-    def to_json(self) -> Any:
-        """The table as data, with the verdict."""
-        told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
-        return AccuracyTable.from_cards(self.cards).as_data() | told
+    evaluation: Evaluation
 
 
 def demo(
@@ -71,7 +57,7 @@ def demo(
         folder: folder of everything
 
     Returns:
-        The cards with the results, and the verdict on the fastest artifact.
+        The table of all results, and the verdict on the fastest artifact.
 
     Raises:
         UsageError: scikit-learn, which has the digits, is not installed.
@@ -113,20 +99,16 @@ def demo(
 
     files = map(card_path, [*(one.checkpoint for one in policies), *artifacts])
     cards = {file: RunCard.read(file) for file in files}
-    _write_digit(7, output / "seven.png")
+    unseen, content = open_pictures(DIGITS, "val"), BytesIO()  # a picture of a seven, for requests to the service
+    unseen.read(list(unseen.labels).index(7)).save(content, "PNG")
+    atomic_write_bytes(output / "seven.png", content.getvalue())
     try:
         write_page(output / "report.html", cards, replace(val, count=ON_PAGE))
     except UsageError as error:
         log.info("no page: %s", error)
-    verdicts = [
-        verdict for one in artifacts if (verdict := card_verdict(cards[card_path(one)], card_path(one), Path()))
-    ]
+    places = [card_path(one) for one in artifacts]
+    verdicts = [verdict for one in places if (verdict := card_verdict(cards[one], one, Path()))]
     fastest = min(verdicts, key=lambda verdict: verdict.ms or math.inf, default=None)
-    return DemoResult(list(cards.values()), fastest)
-
-
-def _write_digit(wanted: int, file: Path) -> None:
-    """A picture of that digit, which training never saw, for requests to the service."""
-    pictures, content = open_pictures(DIGITS, "val"), BytesIO()
-    pictures.read(list(pictures.labels).index(wanted)).save(content, "PNG")
-    atomic_write_bytes(file, content.getvalue())
+    results = tuple(result for card in cards.values() for result in card.measured())
+    first, *_ = cards.values()
+    return DemoResult(Evaluation(results, first, verdict=fastest, cards=tuple(cards.values())))

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from swin_quant.base.distributed import one_process, this_world
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import check_writable
 from swin_quant.base.progress import log
-from swin_quant.cards.card import with_results
+from swin_quant.cards.card import update, with_results
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
@@ -27,7 +28,8 @@ from swin_quant.report.verdict import artifact_verdict
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.evaluate_artifacts import Scoring, score_artifacts, write_cards
+from swin_quant.verbs.artifact_baselines import Scoring
+from swin_quant.verbs.evaluate_artifacts import score_artifacts
 from swin_quant.verbs.evaluation import BATCH, Evaluation, score_model
 from swin_quant.verbs.timing import compare_latency
 
@@ -105,19 +107,10 @@ def evaluate(
         if policies is not None:
             raise UsageError(f"‹policy› is not for artifacts: {exported[0].file} has its own: leave it out")
         options = EngineOptions(threads, float_type, this_world().device.type, extensions=extension)
-        scoring = Scoring(
-            source,
-            names or None,
-            options,
-            half,
-            model.checkpoint if isinstance(model, SubjectFiles) else None,
-            str(original) if original else None,
-            fake_quant,
-            own_float,
-            exported[0].origin,
-            timed,
-        )
-        return _score_artifacts(exported, scoring)
+        named = model.checkpoint if isinstance(model, SubjectFiles) else None
+        floats = str(original) if original else None
+        scoring = Scoring(source, names or None, options, half, named, floats, fake_quant, own_float)
+        return _score_artifacts(exported, replace(scoring, origin=exported[0].origin, timed=timed))
     for_artifacts = {"engine": names, "threads": threads, "extension": extension, "float_type": float_type}
     for_artifacts |= {"fake_quant": fake_quant, "own_float": not own_float}
     if wrong := [name for name, value in for_artifacts.items() if value]:
@@ -152,15 +145,18 @@ def evaluate(
 def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluation:
     for one in exported if scoring.timed is None else ():
         check_writable(card_path(one.file))  # which gets the results
-    found = score_artifacts([one.artifact for one in exported], scoring)
+    found: Any = score_artifacts([one.artifact for one in exported], scoring)
     if scoring.timed is not None:
-        return Evaluation((), exported[0].card, tuple(latency for one in found for latency in one.latencies))
-    if this_world().is_main:
-        write_cards(found)
-    cards = [with_results(replace(one.card, results=[]), one.measured) for one in found]
-    results = tuple(result for one in found for result in one.measured)
-    if len(found) > 1:
-        return Evaluation(results, cards[0], cards=tuple(cards))
+        return Evaluation((), exported[0].card, tuple(latency for latencies in found for latency in latencies))
+    cards = []
+    for one, results in zip(exported, found, strict=True):
+        if this_world().is_main:
+            update(card_path(one.file), one.card, partial(with_results, results=results))
+            log.info("run card: %s", card_path(one.file))
+        cards.append(with_results(replace(one.card, results=[]), results))
+    every = tuple(result for results in found for result in results)
+    if len(cards) > 1:
+        return Evaluation(every, cards[0], cards=tuple(cards))
     place, checkpoint = getattr(scoring.pictures, "path", "DIR"), find_checkpoint(exported[0].artifact)
     verdict = artifact_verdict(cards[0], exported[0].file, checkpoint or Path("CHECKPOINT"), place)
-    return Evaluation(results, cards[0], verdict=verdict)
+    return Evaluation(every, cards[0], verdict=verdict)

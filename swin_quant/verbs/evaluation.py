@@ -1,11 +1,13 @@
 """The results of scoring a model or artifacts, and how a model is scored."""
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.distributed import World
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import one_at_a_time
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update, with_results
@@ -66,7 +68,11 @@ class Evaluation:
             self.model.card = update(path, self.before, lambda card: with_results(card, self.results))
         else:
             with one_at_a_time(path.parent):
-                self.model.card = with_results(_with_earlier_results(self.before, path), self.results)
+                card, earlier = self.before, self.before.read(path) if path.exists() else self.before
+                origins = ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
+                if earlier.preprocess == card.preprocess and all(sha256_in(a) == sha256_in(b) for a, b in origins):
+                    card = replace(card, results=earlier.results)  # of the same weights
+                self.model.card = with_results(card, self.results)
                 self.model.card.write(path)
         log.info("run card: %s", path)
 
@@ -138,19 +144,12 @@ def score_model(
         if not has_classes(model.module):
             names: Sequence[str] = getattr(model.module, "output_names", ())
             return Evaluation((), model.card, tuple(compare_engines(engines, pictures, model.prepared, names, world)))
-        by = ModelInputs(model.prepared, model.known_classes, model.class_names)
+        classes = None
+        with contextlib.suppress(UsageError):  # it need not say how many
+            classes = model.classes
+        by = ModelInputs(model.prepared, classes, model.class_names)
         results = score_engines(engines, pictures, by, world)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)
     return Evaluation(tuple(results.values()), scored)
-
-
-def _with_earlier_results(card: RunCard, path: Path) -> RunCard:
-    """A new card with the results that `path` holds of the same weights under the same preprocessing."""
-    earlier = card.read(path) if path.exists() else card
-    same = earlier.preprocess == card.preprocess and all(
-        sha256_in(one) == sha256_in(other)
-        for one, other in ((earlier.source, card.source), (earlier.checkpoint, card.checkpoint))
-    )
-    return replace(card, results=earlier.results) if same else card

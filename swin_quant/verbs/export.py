@@ -1,5 +1,6 @@
-"""Export a calibrated model to what will be deployed: FasterTransformer's weights, or a file for an engine."""
+"""Export a calibrated model to what will be deployed: FasterTransformer's weights, a file for an engine, an engine."""
 
+import contextlib
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal
 from swin_quant.arguments import checked
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.saturation import at_risk, warn
+from swin_quant.backends.tensorrt.plan import BuildOptions
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
@@ -22,24 +24,25 @@ from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant.policy import Policy, apply_policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.verbs.export_compared import compared as beside_fake_quant
+from swin_quant.verbs.export_engine import build_engine, find_onnx
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.export_tuned import check_tunable, tuned_forms, write_fastest
 
 EXAMPLES = """swin-quant export out/my_calib.pth --for openvino --output out/openvino
 swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino
 swin-quant export out/my_calib.pth --for fastertransformer --sm 80 --check --output out/ft
-swin-quant export theirs_calib.pth --for onnx --policy qdq --off role:matmul_input --output out"""
-Precision = Literal["int8", "float"]
+swin-quant export theirs_calib.pth --for onnx --policy qdq --off role:matmul_input --output out
+swin-quant export out/my_int8_tensorrt.onnx --for tensorrt --max-batch 64 --timing-cache trt.cache"""
 
 
 @checked
 def export(
-    model: Annotated[Model | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
+    model: Annotated[Model | Exported | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
     backend: Annotated[str, Parameter(name="--for")],
-    folder: Annotated[str | Path, Parameter(name="--output")],
+    folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
     policy: Annotated[Policies, Fields(PolicyChoice, "policy: which nodes are quantized, and how")] = None,
     *,
-    precision: Precision = "int8",
+    precision: Literal["int8", "float"] = "int8",
     float_type: Literal["float32", "float16", "bfloat16"] | None = None,
     batch: int | None = None,
     sm: int | None = None,
@@ -56,6 +59,7 @@ def export(
     labels: str | Path | Sequence[str] | None = None,
     tune: bool = False,
     check: bool = False,
+    build: Annotated[BuildOptions, Fields(BuildOptions, "engine of an exported ONNX file")] = BuildOptions(),
     saturation_safe: Annotated[bool, Parameter(parse=False)] = False,
     compared: Annotated[bool, Parameter(parse=False)] = True,
     **options: Annotated[Any, Parameter(parse=False)],
@@ -67,11 +71,14 @@ def export(
     the folder first: an artifact is verified against its checkpoint. That of a wrapped module is compared with
     fake-quant on its engine, and removed where an output is more than 3 dB below.
 
+    An ONNX file that was exported for TensorRT becomes an engine for this GPU, with a table of the types in which its
+    products run; `verify` says whether it computes the same.
+
     Args:
-        model: A calibrated model or checkpoint, ours or FasterTransformer's.
+        model: A calibrated model or checkpoint, ours or FasterTransformer's; an exported ONNX file.
         backend: backend that will run it: onnx, onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript,
             executorch
-        folder: folder for the artifact and its run card
+        folder: folder for the artifact and its run card (default: output/<NAME>; of an engine: its ONNX file's)
         policy: Default: see above.
         precision: float: the baseline
         float_type: type of float layers (default: float32; for GPUs float16; bfloat16: cuda)
@@ -90,6 +97,7 @@ def export(
         labels: ONNX: file of class names, one a line, to travel in the file
         tune: openvino: try policies and operators here, keep the fastest (a minute)
         check: fastertransformer: read the export back and compare it with the model
+        build: How a TensorRT engine is built.
         saturation_safe: Weights of 7 bits for CPUs without VNNI.
         compared: Compare that of a wrapped module with fake-quant.
         options: Further options of the backend's exporter.
@@ -110,28 +118,36 @@ def export(
     if isinstance(policy, PolicyChoice):
         saturation_safe = policy.saturation_safe
         policy = None if policy == PolicyChoice(saturation_safe=True) else policy
+    if backend == "tensorrt" and (found := find_onnx(model)):
+        others = {"policy": policy, "tune": tune, "precision": precision != "int8", **given}
+        if wrong := [name for name, value in others.items() if value]:
+            raise UsageError(f"‹{wrong[0]}›: is for a checkpoint, and {found.file} is exported already: leave it out")
+        return build_engine(found, folder, build)
+    if build != BuildOptions():
+        raise UsageError("‹max_batch› and the other options of an engine: are for an exported ONNX file: give that")
     asked = one_policy(policy)
     target = ExportTarget.parse(backend, precision, given, saturation_safe)
     if isinstance(model, ModelFile):
         made, origin = _from_file(model, target, folder, asked, tune), None
     else:
         model = open_model(model)
-        made = _from_memory(model, target, folder, asked, tune, compared)
+        made = _from_memory(model, target, folder or Path("output", model.name), asked, tune, compared)
         origin = model if model.card.wrapped else None
     for engine in at_risk(target.backend):
         warn(engine, made)
     return Exported(made, origin)
 
 
-def _from_file(file: ModelFile, target: ExportTarget, folder: str | Path, asked: Policy | None, tune: bool) -> Artifact:
+def _from_file(
+    file: ModelFile, target: ExportTarget, folder: str | Path | None, asked: Policy | None, tune: bool
+) -> Artifact:
     opened = file.need_checkpoint()
-    file.config()  # refused before a policy is chosen
+    cfg = file.config()  # refused before a policy is chosen
     if tune:
         check_tunable(target, asked, opened.card)
     used = [one for one, _ in tuned_forms(target)] if tune else [target.policy(opened.card, opened.file, asked)]
     model = file.load(used)
-    assert model.given is not None, "`ModelFile.load` sets it"
-    parts = model.network, giving(model.card, model.given), opened.file, folder
+    parts = model.network, giving(model.card, cfg), opened.file, folder or Path("output", cfg.MODEL.NAME)
     return write_fastest(target, *parts) if tune else target.write(*parts, *used)
 
 
@@ -141,7 +157,12 @@ def _from_memory(
     if tune:
         check_tunable(target, asked, model.card)
     used = tuned_forms(target)[0][0] if tune else target.policy(model.card, model.file, asked)
-    _need_ranges(model, used)
+    nodes, settings = named_nodes(model.module), settings_for(model.module, used).items()
+    if without := [name for name, setting in settings if setting.enabled and nodes[name].amax is None]:
+        raise SwinQuantError(
+            f"{model.name}: {listed(without, 2)} of policy {used.name} have no range: calibrate it, or export it "
+            "with ‹precision› float"
+        )
     file = ensure_saved(model, ensure_writable_dir(folder))
     module = deepcopy(model.network).cpu().eval()  # the caller's keeps its policy and its place
     if tune:
@@ -149,20 +170,7 @@ def _from_memory(
     check_bits(model.module, model.card, [used], model.name)
     apply_policy(module, used)
     made = target.write(module, model.card, file, folder, used)
-    if model.card.wrapped and compared:
-        made = beside_fake_quant(made, model, module, target.backend)
-    return made
-
-
-def _need_ranges(model: Model, policy: Policy) -> None:
-    """SwinQuantError where a node that is on has none."""
-    nodes = named_nodes(model.module)
-    on = [name for name, setting in settings_for(model.module, policy).items() if setting.enabled]
-    if without := [name for name in on if nodes[name].amax is None]:
-        raise SwinQuantError(
-            f"{model.name}: {listed(without, 2)} of policy {policy.name} have no range: calibrate it, or export it "
-            "with ‹precision› float"
-        )
+    return beside_fake_quant(made, model, module, target.backend) if model.card.wrapped and compared else made
 
 
 def ensure_saved(model: Model, folder: Path) -> Path:
@@ -173,11 +181,16 @@ def ensure_saved(model: Model, folder: Path) -> Path:
     refuse_changed(model)
     if model.file:
         return model.file
-    place = folder / f"{model.name}_float.pth"
-    if model.is_calibrated:
-        place = place_for(folder, model.module, model.card)
-    if (place.exists() or card_path(place).exists()) and not _was_saved(place, model.name):
-        raise UsageError(f"{place}: was not written by `save` of {model.name}: give another folder, or save it first")
+    is_float, name = not model.is_calibrated, f"{model.name}_float.pth"
+    place = folder / name if is_float else place_for(folder, model.module, model.card)
+    if place.exists() or card_path(place).exists():
+        owner = ""
+        with contextlib.suppress(SwinQuantError):
+            owner = RunCard.read(card_path(place)).name
+        if owner != model.name:
+            raise UsageError(
+                f"{place}: was not written by `save` of {model.name}: give another folder, or save it first"
+            )
     return model.save(place)
 
 
@@ -185,10 +198,3 @@ def refuse_changed(model: Model) -> None:
     """UsageError where the weights of a model are no longer those of its file: results would be the file's."""
     if model.is_changed:
         raise UsageError(f"{model.name}: its weights were changed since {model.file}: `save` it to another file first")
-
-
-def _was_saved(place: Path, name: str) -> bool:
-    try:
-        return RunCard.read(card_path(place)).name == name
-    except SwinQuantError:
-        return False

@@ -57,7 +57,11 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     what chance explains below fake-quant. A line says where there is no engine to compare on.
     """
     try:
-        name = _choose_engine(artifact, target)
+        if target.load is not None and not target.runs_its_export:
+            raise UsageError(f"{target.name} builds its engine from this file")
+        name = list_engine_names(artifact, [target.name] if target.load is not None else None)[
+            0
+        ]  # else any that is here
         engine = engine_loader(name)(artifact, EngineOptions())
     except UsageError as error:
         log.info("%s: not compared with fake-quant: %s", artifact.file, error)
@@ -133,15 +137,9 @@ def choose_inputs(model: Model, module: Classifier, artifact: Artifact) -> tuple
         images = torch.randn(shape, generator=seeded) if amax is None else torch.rand(shape, generator=seeded)
         images = images if amax is None else (2 * images - 1) * amax
         what = f"{count} inputs of seeded noise" + ("" if amax is None else f" up to {amax:.3g}, as calibrated")
-    return _as_input(artifact, images), what
-
-
-def _as_input(artifact: Artifact, images: Tensor) -> Tensor:
-    """The images as the artifact takes them: rounded to pixels, if it takes pixels."""
-    if not artifact.record["options"].get("uint8_input"):
-        return images
-    preprocess = artifact.preprocess
-    return preprocess.normalised(preprocess.pixels(images))
+    if artifact.record["options"].get("uint8_input"):  # rounded to pixels, as it takes them
+        images = artifact.preprocess.normalised(artifact.preprocess.pixels(images))
+    return images, what
 
 
 def input_amax(module: Classifier) -> float | None:
@@ -156,13 +154,6 @@ def input_amax(module: Classifier) -> float | None:
     with torch.inference_mode(), watching(named_nodes(module), see):
         module(given)
     return max(found, default=None)
-
-
-def _choose_engine(artifact: Artifact, target: Backend) -> str:
-    """The engine to compare on: the target's own, or one of those installed where the target is none."""
-    if target.load is not None and not target.runs_its_export:
-        raise UsageError(f"{target.name} builds its engine from this file")
-    return list_engine_names(artifact, [target.name] if target.load is not None else None)[0]
 
 
 def _parts(engine: Engine, images: Tensor) -> list[Tensor]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from yacs.config import CfgNode
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
@@ -16,11 +15,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import compute_sha256, ensure_writable_dir, resolve_path
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
-from swin_quant.config import from_dict
-from swin_quant.loading import giving, load_for_scoring
-from swin_quant.models.classifier import Classifier
+from swin_quant.checkpoint.opened import open_checkpoint
 from swin_quant.quant.policy import Policy, builtin_policies, described, is_builtin, load_policy, policy_from_dict
 
 
@@ -49,22 +44,16 @@ def float_type_options(target: Backend, engine: Backend | None, float_type: str 
     runs = engine or target
     if float_type is None or (runs.float_types and not runs.is_installed):
         return {}
-    able = _list_float_types(runs)
-    if not able:
+    able = [runs.only_float_type] if runs.only_float_type else []
+    if runs.float_types:  # it chooses among these when it runs a file
+        able = function(runs.float_types)()
+    if not able:  # the export decides
         options = {"float_type": float_type}
         exporter_options(target, "int8", options)
         return options
     if float_type not in able:
         raise UsageError(f"‹float_type› {float_type}: {runs.name} runs what is not int8 in {' or '.join(able)} here")
     return {}
-
-
-def _list_float_types(engine: Backend) -> Sequence[str]:
-    """The float types that an engine chooses among when it runs a file; empty where the export decides."""
-    if engine.float_types:
-        found: list[str] = function(engine.float_types)()
-        return found
-    return [engine.only_float_type] if engine.only_float_type else []
 
 
 @dataclass(frozen=True)
@@ -155,53 +144,31 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
         return _best(offered, target, checkpoint)
     if not is_ours:
         if own.name in builtin_policies():
-            log.warning(
-                "policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one",
-                described(own),
-                own.name,
-                own.name,
-            )
+            told = "policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one"
+            log.warning(told, described(own), own.name, own.name)
         return own
     scored = {result.policy_sha256: result.policy for result in card.measured() if result.policy}
     is_made = bool(card.training or card.calibration or card.results)
     fits = own.name in fitting and is_made or own.has_float8 and any(policy.has_float8 for policy in offered)
     if card.training and not fits:
-        log.warning(
-            "policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›",
-            own.name,
-            target,
-            fitting[0],
-        )
+        told = "policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›"
+        log.warning(told, own.name, target, fitting[0])
     elif not fits and (measured := [policy for policy in offered if policy.sha256 in scored]):
         log.info("policy %s is exported: it was scored, and %s runs it", measured[0].name, target)
         return measured[0]
     elif not fits:
         best = _best(offered, target, checkpoint)
         if own.sha256 != best.sha256:
-            log.warning(
-                "policy %s of the run card is %s: the file gets %s: score it by `evaluate` with ‹policy› %s, or keep "
-                "the other by ‹policy› %s",
-                own.name,
-                "in float8" if own.has_float8 else f"not for {target}",
-                best.name,
-                best.name,
-                own.name,
-            )
+            what = "in float8" if own.has_float8 else f"not for {target}"
+            told = "the file gets %s: score it by `evaluate` with ‹policy› %s, or keep the other by ‹policy› %s"
+            log.warning(f"policy %s of the run card is %s: {told}", own.name, what, best.name, best.name, own.name)
         return best
     elif scored and own.sha256 not in scored:
-        log.warning(
-            "policy %s of the run card is exported, though %s was scored: ‹policy› chooses",
-            own.name,
-            listed(map(str, scored.values()), 3),
-        )
+        told = "policy %s of the run card is exported, though %s was scored: ‹policy› chooses"
+        log.warning(told, own.name, listed(map(str, scored.values()), 3))
     elif own.name != fitting[0] and backend.load:  # a file for any engine has no best
-        log.info(
-            "policy %s is exported, as calibrated. %s runs %s best: score that one, then give ‹policy› %s",
-            own.name,
-            target,
-            fitting[0],
-            fitting[0],
-        )
+        told = "policy %s is exported, as calibrated. %s runs %s best: score that one, then give ‹policy› %s"
+        log.info(told, own.name, target, fitting[0], fitting[0])
     return own
 
 
@@ -211,28 +178,6 @@ def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None)
     if not opened or not best.has_zero_points or opened.has_zero_points or not opened.is_calibrated:
         return best
     usable = next((policy for policy in others if not policy.has_zero_points), best)
-    log.warning(
-        "policy %s: these ranges have no lower end for zero points; calibrate again for %s, which %s runs best",
-        usable.name,
-        best.name,
-        target,
-    )
+    told = "policy %s: these ranges have no lower end for zero points; calibrate again for %s, which %s runs best"
+    log.warning(told, usable.name, best.name, target)
     return usable
-
-
-def export_checkpoint(
-    checkpoint: Checkpoint, backend: str, folder: str | Path, cfg: CfgNode | None = None, precision: str = "int8"
-) -> tuple[Artifact, Classifier]:
-    """The artifact of a checkpoint under its own policy for a backend, and the model that it was made from.
-
-    The config is that of the run card beside the checkpoint; `cfg` is for one that has none. SwinQuantError for a
-    checkpoint without ranges.
-    """
-    target, opened = ExportTarget.parse(backend, precision), open_checkpoint(checkpoint)
-    used = target.policy(opened.card, opened.file)
-    if cfg is None:
-        if opened.card is None:
-            raise UsageError(f"{checkpoint}: has no run card {card_path(checkpoint).name} beside it: give ‹cfg›")
-        cfg = from_dict(opened.card.config, str(card_path(checkpoint)))
-    model, _ = load_for_scoring(cfg, opened, [used])
-    return target.write(model.network, giving(model.card, cfg), opened.file, folder, used), model.network

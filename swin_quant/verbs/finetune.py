@@ -14,7 +14,6 @@ from swin_quant.base.errors import UsageError, called_in_python
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.cards import lineage
-from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import RangesRecord
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.picture_set import PictureSet
@@ -170,7 +169,13 @@ def _trained(
     quantize(module)
     # Snapshots are compared with the model, and have the ranges that training gives it.
     settle_granularity(module, enabled_nodes(module))
-    request = replace(request, teacher=_teacher(request, recipe, start.card))
+    if not request.teacher and recipe.distill.on:  # the float model that was calibrated, if it is found
+        teacher = lineage.find_original(start.card, [Path(request.start).resolve().parent], request.original)
+        if teacher is None and not start.card.has_own_weights:
+            teacher = Path(request.start)
+        if teacher:
+            log.info("teacher: %s, the float model that was calibrated (‹teacher› names another)", teacher)
+            request = replace(request, teacher=str(teacher))
     module, position, record, names = run_training(module, cfg, recipe, request, world, start.class_names, policy)
     if start.card.training and "ranges" in start.card.training:  # one learned before was not calibrated
         now, before = record["ranges"], start.card.training["ranges"]
@@ -181,16 +186,3 @@ def _trained(
     if world.is_main:
         card = save_with_card(module, path, card, by_channel=True)
     return Model(module, card=card), path, policy, position.best_epoch is not None
-
-
-def _teacher(request: Request, recipe: Recipe, card: RunCard) -> str | None:
-    """The teacher that was named; else, where the recipe distils, the calibrated float model, if it is found."""
-    if request.teacher or request.start is None or not recipe.distill.on:
-        return request.teacher
-    found = lineage.find_original(card, [Path(request.start).resolve().parent], request.original)
-    if found is None and not card.has_own_weights:
-        found = Path(request.start)
-    if found is None:
-        return None
-    log.info("teacher: %s, the float model that was calibrated (‹teacher› names another)", found)
-    return str(found)

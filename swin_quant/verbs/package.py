@@ -22,7 +22,7 @@ swin-quant package out/my_int8.onnx --max-batch 16 --delay-us 1000 --output out/
 @checked
 def package(
     exported: Exported | str | Path,
-    folder: Annotated[str | Path, Parameter(name="--output")],
+    folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
     *,
     labels: str | Path | None = None,
     overwrite: bool = False,
@@ -38,7 +38,7 @@ def package(
 
     Args:
         exported: an exported ONNX file or ExecuTorch program; its run card lies beside it
-        folder: the package: a folder that is not there yet
+        folder: the package: a folder that is not there yet (default: output/<NAME>/package)
         labels: file of class names, one a line (default: the artifact's, else ImageNet's, else none)
         overwrite: replace a package that is there
         max_batch: servers: pictures at a time
@@ -57,7 +57,8 @@ def package(
     if not isinstance(found, Exported):
         raise UsageError(f"{found.name}: is a model, and `package` takes an artifact: export it first")
     serving, artifact = Serving(max_batch, delay_us, instances), found.artifact
-    check_place(Path(folder), overwrite)
+    folder = Path("output", found.card.name, "package") if folder is None else Path(folder)
+    check_place(folder, overwrite)
     cfg = read_config(artifact)
     given = None if labels is None else str(labels)
     is_classifier = cfg.MODEL.OUTPUT_KIND == LOGITS

@@ -16,7 +16,7 @@ from swin_quant.config.sides import shortest, sides
 from swin_quant.data.named import collect_pictures
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
-from swin_quant.exported import Exported, file_subject, open_subject
+from swin_quant.exported import Exported, SubjectFiles, labels_in, load_engines, one_engine, open_subject, read_config
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, policies_from
@@ -25,17 +25,10 @@ from swin_quant.quant.watch import eval_mode
 from swin_quant.report.engines import AnswerRow, predictions_table
 from swin_quant.report.printed import Printed
 from swin_quant.report.table import ReportTable
+from swin_quant.score.engine import engine_under
 from swin_quant.score.metrics import Guess
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.classify import (
-    Answers,
-    Classifying,
-    artifact_classifier,
-    classify,
-    classify_shards,
-    model_classifier,
-    write_logits,
-)
+from swin_quant.verbs.classify import Answers, Classifying, classify, classify_shards, write_logits
 
 SCHEMA = "swin-quant/predictions/1"
 EXAMPLES = """swin-quant predict out/my_calib.pth cat.jpg
@@ -126,8 +119,25 @@ def predict(
     if folder is None:
         one_process("predict without --output")
     options = EngineOptions(threads, float_type, device or this_world().device.type, extensions=extension)
-    subject = file_subject(model) if isinstance(model, ModelFile) else open_subject(model)
-    pictures, how = _opened(images)
+    subject: Model | ModelFile | Exported
+    if isinstance(model, ModelFile):  # a checkpoint, or an artifact, which has no other fields
+        given = {one.name: getattr(model, one.name) for one in fields(ModelFile)} | {"checkpoint": None}
+        files = SubjectFiles(**given, files=(model.checkpoint,) if model.checkpoint else ()).subjects()
+        subject = files if isinstance(files, ModelFile) else files[0]
+    else:
+        subject = open_subject(model)
+    if isinstance(images, PictureSet):
+        how = images.settled()
+        pictures: Pictures = how.with_default_split("val").open()
+        if how.count is not None:
+            pictures = SomePictures(pictures, how.indices(pictures))
+    else:
+        how, named = PictureSet(), collect_pictures(images)
+        if named is None:
+            raise UsageError(
+                "images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); with tensors call the model"
+            )
+        pictures = named
     if logits is not None:
         if not isinstance(subject, Exported):
             raise UsageError("‹logits›: are of an artifact, and this is a checkpoint: export it, then name the file")
@@ -143,33 +153,25 @@ def predict(
             return classify_shards(by, pictures, shards, answers, this_world())
         if len(pictures) == 1 and (flaw := pictures.flaw(0)):
             raise SwinQuantError(flaw)
-        found = classify(by, pictures, answers)
-    for why in found.unreadable.values():
+        found, unreadable = classify(by, pictures, answers)
+    for why in unreadable.values():
         log.warning("skipped: %s", why)
-    return Guesses(found.answers, by, found.unreadable)
-
-
-def _opened(images: Any) -> tuple[Pictures, PictureSet]:
-    """The pictures, and how they are read."""
-    if not isinstance(images, PictureSet):
-        named = collect_pictures(images)
-        if named is None:
-            raise UsageError(
-                "images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); with tensors call the model"
-            )
-        return named, PictureSet()
-    source = images.settled()
-    pictures = source.with_default_split("val").open()
-    return (pictures if source.count is None else SomePictures(pictures, source.indices(pictures))), source
+    return Guesses(found, by, unreadable)
 
 
 def _classifier(
     subject: Model | ModelFile | Exported, policies: Sequence[Policy], engine: str | None, options: EngineOptions
 ) -> Classifying:
+    """A model in torch, quantized under the first policy, else in float; or an artifact on one engine."""
     if isinstance(subject, Exported):
         if policies:
             raise UsageError(f"‹policy› is not for artifacts: {subject.file} has its own")
-        return artifact_classifier(subject.artifact, engine, options)
+        artifact, cfg = subject.artifact, read_config(subject.artifact)
+        need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
+        chosen = one_engine(artifact, [engine] if engine else [])
+        (loaded,) = load_engines(artifact, [chosen], options).values()
+        names, sha256 = labels_in(artifact), artifact.record["sha256"]
+        return Classifying(subject.file.name, loaded, artifact.preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)
     asked = {"engine": engine} | {one.name: getattr(options, one.name) for one in fields(options)}
     if given := [name for name in ("engine", "threads", "float_type", "extensions") if asked[name]]:
         raise UsageError(f"‹{given[0]}› is not for checkpoints: export the model first")
@@ -182,4 +184,6 @@ def _classifier(
                 f"{model.file}: its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
             )
     name = model.file.name if isinstance(subject, ModelFile) and model.file else model.name
-    return model_classifier(model, policies or model.policies, name)
+    under = engine_under(model.module, model.device, (policies or model.policies)[:1])
+    own = model.classes, model.class_names, model.card.weights_sha256, model.device
+    return Classifying(name, under, model.preprocess, *own)

@@ -3,51 +3,40 @@
 The run cards in the folder tell what their files were made from: a run that was cut off goes on by them.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from yacs.config import CfgNode
 
-from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engine_named
 from swin_quant.backends.saturation import without_saturation
-from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import compute_sha256, list_parts, plain
 from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import CalibrationRecord, DatasetRecord
+from swin_quant.cards.records import DatasetRecord
 from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before
 from swin_quant.config.load import portable_config
-from swin_quant.data.loader import seeded_order
+from swin_quant.config.outputs import LOGITS
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import digest
 from swin_quant.data.sources import TRAIN, place_has
-from swin_quant.loading import ModelFile
-from swin_quant.model import choose_checkpoint_path
+from swin_quant.loading import ModelFile, model_or_shapes
+from swin_quant.model import choose_checkpoint_path, passes_in_weights
 from swin_quant.policies import PolicyChoice
-from swin_quant.quant import AUTO, CALIBRATED_ON
+from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method
-from swin_quant.quant.policy import Policy
-from swin_quant.score.engine import HALF_TYPES
+from swin_quant.quant.policy import Policy, load_policy
+from swin_quant.score.engine import get_precision
 from swin_quant.score.scoring import dataset_record
-from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import plan_passes
-from swin_quant.verbs.calibration_passes import passes_in_weights
-from swin_quant.verbs.calibration_result import place_named
+from swin_quant.verbs.calibration_pictures import were_drawn
 from swin_quant.verbs.export_target import engine_for, float_type_options
-from swin_quant.verbs.search import found_before
-from swin_quant.verbs.search_costs import policy_file
-from swin_quant.verbs.verification import failures
+from swin_quant.verbs.search_result import Budget, policy_file
 
 
 @dataclass(frozen=True)
@@ -122,7 +111,12 @@ class Quantization:
     def calibrated(self) -> Path:
         """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
         named = self.folder, self.cfg.MODEL.NAME, self.policy.to_dict()
-        return choose_checkpoint_path(*named, lambda file: _changed(self, file) == [], tell=False)
+        return choose_checkpoint_path(*named, lambda file: changed(self, file) == [], tell=False)
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
+        return changed(self, self.calibrated) == []
 
     @property
     def found_file(self) -> Path:
@@ -130,173 +124,71 @@ class Quantization:
         return policy_file(self.folder, self.cfg.MODEL.NAME, self.target.name)
 
     @property
+    def exported_file(self) -> Path:
+        """The file that the export will write."""
+        model, kind = model_or_shapes(self.cfg, policy=self.policy), self.cfg.MODEL.OUTPUT_KIND
+        precision = "int4" if self.int4_weights else get_precision(model).lower()
+        words = {"name": self.cfg.MODEL.NAME, "kind": "" if kind == LOGITS else f"_{kind}", "precision": precision}
+        return self.folder / self.target.exporting.file_name.format(**words)
+
+    @property
     def exported_policy(self) -> Policy | None:
         """The policy of the artifact; None while it is not found yet."""
         if not self.is_automatic:
             return self.policy
-        return found_before(_card(self.calibrated), self.target.name, 1, self.budget, self.found_file)
-
-    @property
-    def artifact(self) -> Artifact:
-        """SwinQuantError while there is none."""
-        if (found := find_artifact(self)) is None:
-            raise SwinQuantError(f"{self.folder}: holds no artifact of {self.calibrated.name} for {self.target.name}")
-        return found
+        card, key = _card(self.calibrated), (self.target.name, 1, str(self.budget.or_default))
+        known = [one for one in card.searches if (one["engine"], one["batch"], one["budget"]) == key] if card else []
+        is_there = known and known[-1]["met"] and self.found_file.is_file()
+        policy = load_policy(str(self.found_file)) if is_there else None
+        return policy if policy and policy.sha256 == known[-1].get("policy_sha256") else None
 
 
-def is_calibrated(job: Quantization) -> bool:
-    """Whether the calibrated checkpoint is there, made from the same weights and pictures in the same way."""
-    return _changed(job, job.calibrated) == []
-
-
-def changed(job: Quantization) -> list[str] | None:
-    """The options that differ from those of the calibrated checkpoint; None where there is no such file."""
-    usual = job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
-    return _changed(job, job.calibrated if job.calibrated.is_file() else usual)
-
-
-def _changed(job: Quantization, file: Path) -> list[str] | None:
+def changed(job: Quantization, file: Path | None = None) -> list[str] | None:
+    """The options that differ from those of the calibrated checkpoint, or of `file`; None where there is none."""
+    if file is None:
+        file = job.calibrated if job.calibrated.is_file() else job.folder / f"{job.cfg.MODEL.NAME}_calib.pth"
     card = _card(file)
     if card is None or card.calibration is None or card.source is None or card.checkpoint is None:
         return None
-    record = card.calibration
-    before = made_before(job.checkpoint)
-    earlier = passes_in_weights(before)
+    record, before = card.calibration, made_before(job.checkpoint)
+    earlier, source = passes_in_weights(before), card.source["sha256"]
+    if before is None or before.source is None:
+        has_weights = source == job.checkpoint.sha256
+    else:  # of a calibrated checkpoint, the weights that it was given
+        trained = without_paths(replace(before, training=calibrated_again(before)))["training"]
+        has_weights = source == before.source["sha256"] and without_paths(card)["training"] == trained
+    model, now = card.config["MODEL"], plain(portable_config(job.cfg)["MODEL"])
+    known = model.keys() & now.keys() - {"RESUME", "PRETRAINED"}  # a newer version may have more
+    by_node = "node_methods" in record  # chosen by calibrator auto
+    methods = {bits: job.method.for_bits(int(bits)) for bits in record.get("methods", {})}
     same = {
-        "the checkpoint": _same_weights(card, before, job.checkpoint),
-        "the calibrated file": card.checkpoint["sha256"] == _sha256(file),
+        "the checkpoint": has_weights,
+        "the calibrated file": card.checkpoint["sha256"] == get_sha256(file),
         "the policy": (card.policy or {}).get("rules") == job.policy.to_dict()["rules"],
-        "the model": _same_model(card, job.cfg),
+        "the model": all(model[key] == now[key] for key in known),
         "the preprocessing": card.preprocess == Preprocess.from_config(job.cfg).to_dict(),
-        "the calibrator": _same_method(record, job.method),
+        "the calibrator": (record["exact"], by_node) == (job.method.exact, job.method.is_auto)
+        and (by_node or record.get("methods") == methods),
         "the percentile": record.get("tried_percentile", record["percentile"]) in (None, job.method.percentile),
         "the passes": passes_in_weights(card)[: len(earlier)] == earlier
         and plan_passes(job.passes).made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
     }
     different = [what for what, is_same in same.items() if not is_same]
-    return different if _same_pictures(record, card, job) else [*different, "the pictures"]
-
-
-def _same_method(record: CalibrationRecord, method: Method) -> bool:
-    chosen = "node_methods" in record  # for each node: calibrator auto
-    methods = {bits: method.for_bits(int(bits)) for bits in record.get("methods", {})}
-    same = (record["exact"], chosen) == (method.exact, method.is_auto)
-    return same and (chosen or record.get("methods") == methods)
-
-
-def _same_weights(card: RunCard, before: RunCard | None, checkpoint: OpenedCheckpoint) -> bool:
-    """Whether a card's weights are those of `checkpoint`, or its calibrated ones, of which `before` is the card."""
-    if card.source is None or before is None or before.source is None:
-        return card.source is not None and card.source["sha256"] == checkpoint.sha256
-    trained = replace(before, training=calibrated_again(before))
-    return (
-        card.source["sha256"] == before.source["sha256"]
-        and without_paths(card)["training"] == without_paths(trained)["training"]
-    )
-
-
-def _same_model(card: RunCard, cfg: CfgNode) -> bool:
-    """By the keys that both know: a newer version may have more."""
-    before, now = card.config["MODEL"], plain(portable_config(cfg)["MODEL"])
-    return all(before[key] == now[key] for key in before.keys() & now.keys() - {"RESUME", "PRETRAINED"})
-
-
-def _same_pictures(record: CalibrationRecord, card: RunCard, job: Quantization) -> bool:
-    """Whether the same pictures calibrated; the data are opened only if nothing else tells."""
     given = replace(job.pictures, split=job.pictures.split or TRAIN)  # as `calibrate` takes those of a checkpoint
-    asked = (given.split, given.seed or 0, False)
-    if (record["split"], record["seed"], record["augment"]) != asked or record.get("place") != place_named(given):
-        return False
-    try:
-        opened = given.open()
-        count = min(len(opened), CALIBRATED_ON) if given.count is None else given.count
-        readable = (name for name in seeded_order(opened, given.seed or 0) if name not in record["unreadable"])
-    except SwinQuantError:  # the calibration names the fault
-        return False
-    seen = list(islice(readable, count))  # fewer, where the data hold no more
-    return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
+    return different if were_drawn(record, given) else [*different, "the pictures"]
 
 
-def is_found(job: Quantization) -> bool:
-    """Whether the policy is there, found for the calibrated checkpoint."""
-    return is_calibrated(job) and job.exported_policy is not None
-
-
-def find_artifact(job: Quantization) -> Artifact | None:
-    """The artifact of the calibrated checkpoint for the backend under the policy; None if missing or damaged."""
-    if not is_calibrated(job) or (policy := job.exported_policy) is None:
-        return None
-    sha256 = _sha256(job.calibrated)
-    targets = (job.target.name, job.target.exporting.fixed.get("target"))  # or an ONNX file for any engine
-    for file in sorted(job.folder.glob("*.json")):
-        try:
-            card = RunCard.read(file)
-            if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
-                continue
-            options = card.artifact["options"]
-            is_ours = options.get("target", card.artifact["backend"]) in targets and _is_stored_so(options, job)
-            if is_ours and _is_chosen_so(card, policy, job.tune):
-                return open_artifact(file.with_name(card.artifact["file"]))
-        except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
-            continue
-    return None
-
-
-def _is_chosen_so(card: RunCard, policy: Policy, tune: bool) -> bool:
-    """Whether an artifact has the policy that is wanted; the one that took the least time on such a CPU for ‹tune›."""
-    tuned = card.artifact.get("tuned") if card.artifact else None
-    if tune or tuned:
-        return tune and tuned is not None and tuned["cpu"] == cpu_kind()
-    return (card.policy or {}).get("rules") == policy.to_dict()["rules"]
-
-
-def _is_stored_so(options: Mapping[str, Any], job: Quantization) -> bool:
-    """Whether float layers were exported in the wanted type, and weights as INT4 if that is asked for."""
-    exports = job.target.exporting
-    wanted = job.float_type or exports.float_type
-    has_floats = "float_type" not in exports.flags or options.get("float_type", wanted) == wanted
-    return has_floats and bool(options.get("int4_weights")) == job.int4_weights
-
-
-def is_verified(job: Quantization) -> bool:
-    """Whether the artifact was found to compute what the model computes, with floats of the wanted type."""
-    made = find_artifact(job)
-    records = [one for one in made.card.verification if _ran_in_type(one["precision"], made, job)] if made else []
-    return bool(records) and not failures(records)
-
-
-def is_scored(job: Quantization) -> bool:
-    """Whether the artifact has a result on the pictures of the data path, with floats of the wanted type."""
-    made = find_artifact(job)
-    if made is None:
-        return False
-    results = [one for one in made.card.measured() if one.policy and _ran_in_type(one.precision, made, job)]
-    return any(result.dataset == job.scored_on for result in results)
-
-
-def _ran_in_type(precision: str, made: Artifact, job: Quantization) -> bool:
-    """Whether an engine of that precision ran float layers in the wanted type.
-
-    An engine that chooses the type adds a half type to its precision; `find_artifact` checks all other engines.
-    """
-    if job.engine is None or not engine_named(job.engine).float_types:
-        return True
-    if job.float_type_asked in HALF_TYPES:
-        return precision.endswith(f"+{job.float_type_asked}")
-    return precision not in [f"{made.record['precision']}+{half}" for half in HALF_TYPES]
-
-
-def _sha256(file: str | Path) -> str:
+def get_sha256(file: str | Path) -> str:
     """As `compute_sha256`; a file that every step of a run asks for is read once, and anew if it was written since."""
     path = Path(file)
     if not path.is_file() or list_parts(path):
         return compute_sha256(file)
     now = path.stat()
-    return _hashed(path.resolve(), now.st_mtime_ns, now.st_size)
+    return _hash_once(path.resolve(), now.st_mtime_ns, now.st_size)
 
 
 @lru_cache(maxsize=16)
-def _hashed(path: Path, written: int, size: int) -> str:
+def _hash_once(path: Path, written: int, size: int) -> str:
     return compute_sha256(path)
 
 

@@ -23,7 +23,6 @@ from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import load_policy
 from swin_quant.report.verdict import DeployVerdict
-from swin_quant.verbs.budget import Budget
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation
@@ -31,8 +30,9 @@ from swin_quant.verbs.export import export
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
 from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization
-from swin_quant.verbs.quantize_steps import finish, print_steps, refuse_contradictions, refuse_useless, verdict_on
+from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
 from swin_quant.verbs.search import search
+from swin_quant.verbs.search_result import Budget
 from swin_quant.verbs.verify import verify
 
 EXAMPLES = """swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
@@ -120,7 +120,14 @@ def quantize(
             "one, ‹float_type› and ‹int4_weights› out"
         )
     if isinstance(choice, PolicyChoice):
-        _check_choice(choice)
+        if len(choice.policy) > 1:
+            raise UsageError(f"--policy {' '.join(choice.policy)}: give one")
+        if is_searched and choice.saturation_safe:
+            raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")
+        if is_searched and choice != PolicyChoice((AUTO,)):
+            change = next(one.name for one in fields(choice) if one.name != "policy" and getattr(choice, one.name))
+            told = "is for a policy with a name: calibrate, then `search --policy NAME` with it"
+            raise UsageError(f"--policy {AUTO}: ‹{change}› {told}")
     given = asked_for(PictureSet() if pictures is None else pictures)
     source = given.settled() if isinstance(given, PictureSet) else given
     target = target_named(backend)
@@ -135,7 +142,7 @@ def quantize(
     if is_plain and isinstance(choice, PolicyChoice) and isinstance(model, ModelFile) and isinstance(given, PictureSet):
         cfg = model.config()
         model.need_checkpoint().forget()
-        output = Path("output") / cfg.MODEL.NAME if folder is None else Path(folder)
+        output = Path(folder or Path("output", cfg.MODEL.NAME))
         settled = given.settled(cfg)
         asked = replace(given, path=settled.path, zip_mode=settled.zip_mode or None)
         if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
@@ -144,7 +151,10 @@ def quantize(
         job = Quantization(model, cfg, output, target, settled, asked, *wanted, float_type, threads, half)
         refuse_contradictions(job)
         if dry_run:
-            print_steps(job)
+            for step in steps(job, job.exported_file):
+                print(step.command + ("    # done" if step.is_done else ""))
+            if job.engine and not job.has_val:
+                print(f"# not scored: {settled.path} has no val split")
             return None
         made = finish(job)
         verdict = verdict_on(made, target, job.calibrated, settled.path, f"{settled.path} has no val split")
@@ -154,10 +164,10 @@ def quantize(
     if config and not isinstance(model, ModelFile):
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     subject = model.load() if isinstance(model, ModelFile) else open_model(model)
-    exporting: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
     engine = engine_for(target)
+    exporting: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
     exporting |= float_type_options(target, engine_named(engine) if engine else None, float_type)
-    place, folder = source if isinstance(source, PictureSet) else None, folder or "output"
+    place, folder = source if isinstance(source, PictureSet) else None, folder or Path("output", subject.name)
     if place and scored_on is None and place_has(place.path, "val", bool(place.zip_mode)):
         scored_on = replace(place, split=None, count=None, seed=None)
     target.exporting.check_packages()
@@ -184,17 +194,3 @@ def quantize(
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
     verdict = scored.verdict or verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
     return Quantized(exported, replace(scored, verdict=verdict))
-
-
-def _check_choice(choice: PolicyChoice) -> None:
-    if len(choice.policy) > 1:
-        raise UsageError(f"--policy {' '.join(choice.policy)}: give one")
-    if choice.policy != (AUTO,):
-        return
-    if choice.saturation_safe:
-        raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")
-    if changes := [one.name for one in fields(choice) if one.name != "policy" and getattr(choice, one.name)]:
-        raise UsageError(
-            f"--policy {AUTO}: ‹{changes[0]}› is for a policy with a name: calibrate, then `search --policy NAME` "
-            "with it"
-        )

@@ -27,20 +27,12 @@ from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, exporter_options
 from swin_quant.verbs.export_tuned import check_tunable
-from swin_quant.verbs.quantization import (
-    Quantization,
-    changed,
-    find_artifact,
-    is_calibrated,
-    is_found,
-    is_scored,
-    is_verified,
-)
+from swin_quant.verbs.quantization import Quantization, changed
+from swin_quant.verbs.quantized_before import find_artifact, is_scored, is_verified
 from swin_quant.verbs.search import search
-from swin_quant.verbs.search_costs import Search, timed_backend
+from swin_quant.verbs.search_result import Search
+from swin_quant.verbs.timing import timed_backend
 from swin_quant.verbs.verify import verify
-
-ARTIFACT = "ARTIFACT"  # its name in commands until its exporter names it
 
 
 class Step(NamedTuple):
@@ -59,24 +51,22 @@ class Step(NamedTuple):
         return as_command(self.name, self.function, *self.more, **self.arguments)
 
 
-def steps(job: Quantization) -> list[Step]:
-    """The steps of a job as they are now, in order."""
+def steps(job: Quantization, unexported: Path = Path()) -> list[Step]:
+    """The steps of a job as they are now, in order. `unexported`: the artifact's file while it is not there."""
     engine, device = job.engine, job.file.device
     timing = {"threads": job.threads, "float_type": job.float_type_asked}
     method: dict[str, Any] = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
     method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
     own, found = ModelFile(str(job.calibrated), device=device), find_artifact(job)
-    file = str(found.file) if found else ARTIFACT
+    file = str(found.file if found else unexported)
     calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
-    done = is_calibrated(job)
-    output = ("--output", shlex.quote(str(job.folder)))
+    done, output = job.is_calibrated, ("--output", shlex.quote(str(job.folder)))
     all_steps = [Step("calibrate", calibrate, calibrating, done, () if done else changed(job) or (), output)]
     if job.is_automatic:
         searched = replace(job.asked, count=None, batch=None)
         searching = {"model": own, "pictures": searched, "engine": job.target.name, "folder": job.folder}
-        all_steps.append(
-            Step("search", search, {**searching, "budget": job.budget.or_default, **timing}, is_found(job))
-        )
+        searching |= {"budget": job.budget.or_default, **timing}
+        all_steps.append(Step("search", search, searching, done and job.exported_policy is not None))
     policy = PolicyChoice((str(job.found_file),)) if job.is_automatic else job.calibrated_under
     exporting = {"model": ModelFile(own.checkpoint), "backend": job.target.name, "folder": job.folder}
     exporting |= {"policy": None if job.tune else policy, "float_type": job.float_type}
@@ -93,14 +83,6 @@ def steps(job: Quantization) -> list[Step]:
     return all_steps
 
 
-def print_steps(job: Quantization) -> None:
-    """Print the steps as commands, and which of them are done."""
-    for step in steps(job):
-        print(step.command + ("    # done" if step.is_done else ""))
-    if job.engine and not job.has_val:
-        print(f"# not scored: {job.pictures.path} has no val split")
-
-
 def finish(job: Quantization) -> Artifact:
     """Do the steps that are not done yet.
 
@@ -110,7 +92,13 @@ def finish(job: Quantization) -> Artifact:
     Raises:
         SwinQuantError: The artifact does not compute what the model computes: it is then not scored.
     """
-    _check_before(job)
+    if not all(step.is_done for step in steps(job)):
+        job.target.exporting.check_packages()
+        ensure_writable_dir(job.folder)
+        if job.engine and job.has_val:
+            job.scored_on  # noqa: B018  (opens them: labels that do not fit are told before the first picture is read)
+        if job.is_automatic and not (job.is_calibrated and job.exported_policy):
+            job.budget.or_default.tell_if_few(SEARCHED_ON)
     count = len(steps(job))
     for number in range(count):
         step = steps(job)[number]
@@ -134,7 +122,9 @@ def finish(job: Quantization) -> Artifact:
             verify(**arguments).check()
         else:
             step.function(**arguments)
-    return job.artifact
+    if (found := find_artifact(job)) is None:
+        raise SwinQuantError(f"{job.folder}: holds no artifact of {job.calibrated.name} for {job.target.name}")
+    return found
 
 
 def refuse_contradictions(job: Quantization) -> None:
@@ -155,24 +145,11 @@ def refuse_contradictions(job: Quantization) -> None:
         check_tunable(ExportTarget.parse(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
 
 
-def _check_before(job: Quantization) -> None:
-    """Raise, before the first picture is read, for a package that a later step imports, a folder that cannot be written
-    and labels that do not fit; warn of a sample that is too small for the budget of a search."""
-    if all(step.is_done for step in steps(job)):
-        return
-    job.target.exporting.check_packages()
-    ensure_writable_dir(job.folder)
-    if job.engine and job.has_val:
-        job.scored_on  # noqa: B018  (opens them)
-    if job.is_automatic and not is_found(job):
-        job.budget.or_default.tell_if_few(SEARCHED_ON)
-
-
 def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
     """SwinQuantError where a search kept no budget, or left every layer float."""
     if not found:
         raise SwinQuantError(f"{found.unmet} ({found.verdict.summary})")
-    if not found.nodes:
+    if not next(one["nodes"] for one in found.record["tried"] if one["found"]):
         raise SwinQuantError(
             f"within the budget ({found.record['budget']}) every layer stays float: loosen it, or deploy the float "
             f"model: `swin-quant export {shlex.quote(str(checkpoint))} --for {target.name} --precision float`"

@@ -1,6 +1,6 @@
 """The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV, JSON, a page."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -76,13 +76,17 @@ def report(
         UsageError: A file would replace a run card.
     """
     read = read_cards(map(Path, [cards] if isinstance(cards, str | Path) else cards))
-    shown = with_results(read)
+    empty = [str(path) for path, card in read.items() if not card.results]
+    if len(empty) == len(read):
+        raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
+    if empty:
+        log.warning("left out: %s: %s", listed(empty), _NO_RESULT)
     if pictures is not None and not html:
         raise UsageError("‹data_path›: is for the page: add ‹html› FILE")
     if html:  # a missing library is named before pictures are classified
         library("vl_convert", "report")
         ensure_writable_dir(Path(html).parent)
-    table = AccuracyTable.from_cards(list(shown.values()))
+    table = AccuracyTable.from_cards([card for card in read.values() if card.results])
     targets = {Path(folder) / f"{_NAME}{suffix}": form for suffix, form in SUFFIXES.items()} if folder else {}
     for target in [*targets, *([Path(html)] if html else [])]:
         if is_card(target):
@@ -98,19 +102,14 @@ def report(
     return Report(table, format)
 
 
-def with_results(cards: Mapping[Path, RunCard]) -> dict[Path, RunCard]:
-    """The cards with results; a warning names the cards without."""
-    empty = [str(path) for path, card in cards.items() if not card.results]
-    if len(empty) == len(cards):
-        raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
-    if empty:
-        log.warning("left out: %s: %s", listed(empty), _NO_RESULT)
-    return {path: card for path, card in cards.items() if card.results}
-
-
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     """The cards by file, as they are named. Beside a card, JSON of another kind, as `*.json` finds it, is left out."""
-    files = list(dict.fromkeys(file for path in paths for file in (_cards_in(path) if path.is_dir() else (path,))))
+    files: list[Path] = []
+    for path in paths:
+        inside = [file for file in sorted(path.glob("*.json")) if is_card(file)] if path.is_dir() else [path]
+        if not inside:
+            raise SwinQuantError(f"{path}: no run card (*.json) in this directory")
+        files += [file for file in inside if file not in files]
     for file in files:
         if file.suffix != ".json" and file.is_file() and not is_card(file):
             beside = card_path(file)
@@ -121,10 +120,3 @@ def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
         log.warning("left out: %s: no run card", listed(map(str, others)))
         files = [file for file in files if file not in others]
     return {file: RunCard.read(file) for file in files}
-
-
-def _cards_in(directory: Path) -> Iterator[Path]:
-    found = [file for file in sorted(directory.glob("*.json")) if is_card(file)]
-    if not found:
-        raise SwinQuantError(f"{directory}: no run card (*.json) in this directory")
-    yield from found

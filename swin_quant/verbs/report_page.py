@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,23 +37,18 @@ SIDE = 96  # pixels of a thumbnail
 
 def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet | None = None) -> None:
     """Write the page of `cards` as one file, with those of the pictures that INT8 classifies otherwise than float."""
-    content = page(_page_data(cards, pictures, target.parent)).encode()
-    atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
-    log.info("page: %s, %d kB", target, len(content) // 1000)
-
-
-def _page_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path) -> list[PageData]:
-    """The data of each checkpoint that the cards name, for a page in `folder`."""
-    groups: dict[str, dict[Path, RunCard]] = {}
+    groups: dict[str, dict[Path, RunCard]] = {}  # by checkpoint
     for path, card in cards.items():
         sha = card.checkpoint["sha256"] if card.checkpoint else str(path)
         groups.setdefault(sha, {})[path] = card
-    found = [_checkpoint_data(group, pictures, folder) for group in groups.values()]
+    found = [_checkpoint_data(group, pictures, target.parent) for group in groups.values()]
     if pictures is not None and not any(data.compared for data in found):
         raise UsageError(
             "‹data_path›: no checkpoint with a policy, and the float model it came from, is beside the cards"
         )
-    return found
+    content = page(found).encode()
+    atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
+    log.info("page: %s, %d kB", target, len(content) // 1000)
 
 
 def _checkpoint_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path) -> PageData:
@@ -71,19 +66,16 @@ def _checkpoint_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None,
         return replace(data, missing=f"{first.name}: is a wrapped module, which only Python builds: no nodes are shown")
     checkpoint = open_checkpoint(file)
     artifacts = [card for card in together if card.artifact]
+    own_first = [first, *together]  # another card of the checkpoint may hold what its own lacks
+    calibration = next((one.calibration for one in own_first if one.calibration), None)
+    sensitivity = next((one.sensitivity for one in own_first if one.sensitivity), None)
+    completed = replace(first, calibration=calibration, sensitivity=sensitivity)
     try:
-        data = replace(data, nodes=node_summaries(_completed(first, together), checkpoint, artifacts))
+        data = replace(data, nodes=node_summaries(completed, checkpoint, artifacts))
     except SwinQuantError as error:
         log.warning("nodes are not shown: %s", error)
         return replace(data, missing=f"{first.name}: nodes are not shown: {one_line(str(error))}")
     return _with_disagreements(data, first, checkpoint, pictures) if pictures and not first.artifact else data
-
-
-def _completed(card: RunCard, beside: Sequence[RunCard]) -> RunCard:
-    """The card, with the calibration and the sensitivity that another card of the same checkpoint may hold."""
-    calibration = next((one.calibration for one in (card, *beside) if one.calibration), None)
-    sensitivity = next((one.sensitivity for one in (card, *beside) if one.sensitivity), None)
-    return replace(card, calibration=calibration, sensitivity=sensitivity)
 
 
 def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, source: PictureSet) -> PageData:
@@ -122,7 +114,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
         Disagreement(
             picture=seen.names[at],
             label=get_english_names(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
-            thumbnail=_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
+            thumbnail=_make_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
             float_sees=top_classes(before[at][None], names)[0],
             quantized_sees=top_classes(after[at][None], names)[0],
             kl=float(divergences[rank]),
@@ -146,7 +138,7 @@ def _float_and_quantized(engines: Mapping[str, Engine], card: RunCard) -> dict[s
     return {label: engines[label] for label in (first[0], last[-1])}
 
 
-def _thumbnail(picture: Image.Image) -> str:
+def _make_thumbnail(picture: Image.Image) -> str:
     """A JPEG of at most SIDE pixels a side, in base64."""
     small = picture.copy()
     small.thumbnail((SIDE, SIDE))

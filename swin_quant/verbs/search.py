@@ -12,7 +12,7 @@ from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, update
+from swin_quant.cards.card import update
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.picture_set import PictureSet, Source
@@ -21,13 +21,13 @@ from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import SEARCHED_ON
-from swin_quant.quant.policy import Policy, apply_policy, load_policy
+from swin_quant.quant.policy import apply_policy
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs import search_costs as costs
-from swin_quant.verbs.budget import Budget as Budget
 from swin_quant.verbs.export import ensure_saved, refuse_changed
-from swin_quant.verbs.search_costs import Search
+from swin_quant.verbs.search_costs import Losses, in_order, measure_layers, without
+from swin_quant.verbs.search_result import Budget, Search, write_found
 from swin_quant.verbs.sensitivity import read_sample
+from swin_quant.verbs.timing import Timer
 
 EXAMPLES = """swin-quant search out/my_calib.pth --data-path imagenet --engine openvino --max-drop 0.1 --output out
 swin-quant search out/my_calib.pth --data-path data --engine onnxruntime --min-sqnr 35 --batch 8 --output out
@@ -89,24 +89,24 @@ def search(
     model.need_calibrated()
     refuse_changed(model)
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
-    timer = costs.Timer(model, engine, asked, batch, options)
+    timer = Timer(model, engine, asked, batch, options)
     check_bits(model.module, model.card, [timer.base], model.name)
     sample = read_sample(model, source, SEARCHED_ON)
     budget.tell_if_few(sum(map(len, sample.batches)))
     model.file = ensure_saved(model, ensure_writable_dir(folder))
-    losses = costs.Losses(model, timer.base, device, sample)
-    layers = costs.in_order(costs.measure_layers(timer, losses))
-    choose = cache(lambda count: losses.choose(costs.without(timer.base, layers[:count])))
+    losses = Losses(model, timer.base, device, sample)
+    layers = in_order(measure_layers(timer, losses))
+    choose = cache(lambda count: losses.choose(without(timer.base, layers[:count])))
     count, most_kl = sum(layer.saved_ms < 0 for layer in layers), math.inf
     while True:
         few_enough = partial(lambda most, count: choose(count).kl <= most and budget.allows(choose(count)), most_kl)
         count = bisect_left(range(len(layers)), True, lo=count, key=few_enough)
-        loss = losses.confirm(costs.without(timer.base, layers[:count]))
+        loss = losses.confirm(without(timer.base, layers[:count]))
         if budget.allows(loss) or count == len(layers):
             break
         log.info("%d layers in float: refuted by the pictures that confirm: %s", count, loss.figures)
         count, most_kl = count + 1, _LESS * choose(count).kl
-    found = costs.write_found(timer, losses, layers[:count], loss, budget, folder)
+    found = write_found(timer, losses, layers[:count], loss, budget, folder)
     model.card = model.card.with_search(found.record)
     if file and model.card_file:
         update(model.card_file, before, lambda now: now.with_search(found.record))
@@ -116,11 +116,3 @@ def search(
     else:
         log.warning("%s; the model keeps its policy", found.unmet)
     return found
-
-
-def found_before(card: RunCard | None, engine: str, batch: int, budget: Budget, file: Path) -> Policy | None:
-    """The policy that an earlier search within the same budget wrote to `file`; None where there is none."""
-    key = engine, batch, str(budget.or_default)
-    known = [one for one in card.searches if (one["engine"], one["batch"], one["budget"]) == key] if card else []
-    policy = load_policy(str(file)) if known and known[-1]["met"] and file.is_file() else None
-    return policy if policy and policy.sha256 == known[-1].get("policy_sha256") else None

@@ -153,19 +153,12 @@ def sensitivity(
     def bar(groups: Iterable[int], total: int) -> Iterable[int]:
         return track(groups, f"measuring nodes, batch {next(started)} of {len(sample.batches)}", total, "groups")
 
-    found = measuring.sensitivity(
-        module, (one.to(model.device) for one in sample.batches), blocks, stages, bar, model.original
-    )
-    groups = [
-        GroupRecord(
-            kind=group.kind,
-            name=group.name,
-            nodes=len(group.nodes),
-            alone=group.alone.record(),
-            without=group.without.record(),
-        )
-        for group in found.groups
-    ]
+    images = (one.to(model.device) for one in sample.batches)
+    found = measuring.sensitivity(module, images, blocks, stages, bar, model.original)
+    groups = []
+    for one in found.groups:
+        alone, without = one.alone.record(), one.without.record()
+        groups.append(GroupRecord(kind=one.kind, name=one.name, nodes=len(one.nodes), alone=alone, without=without))
     record: SensitivityRecord = finite(
         SensitivityRecord(
             policy=chosen.name,

@@ -14,16 +14,7 @@ from swin_quant.quant.policy import Policy
 from swin_quant.report.graph import IntegerProducts, inspection_text
 from swin_quant.report.nodes import NodeRow, nodes_table
 from swin_quant.report.printed import Printed
-from swin_quant.report.table import (
-    NARROW,
-    Column,
-    ReportTable,
-    field,
-    folded,
-    print_fitted,
-    records,
-    screen_width,
-)
+from swin_quant.report.table import NARROW, Column, ReportTable, field, folded, print_fitted, records, screen_width
 
 
 @dataclass(frozen=True)

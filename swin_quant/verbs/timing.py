@@ -1,13 +1,23 @@
-"""Time engines in turns on seeded noise: another program or heat then slows down all alike."""
+"""Time engines in turns on seeded noise: another program or heat then slows down all alike. So are policies timed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from swin_quant.base.errors import UsageError
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import artifact_engine, targets
+from swin_quant.base.errors import SwinQuantError, UsageError, one_line
+from swin_quant.model import Model
+from swin_quant.quant.policy import Policy, apply_policy, described, load_policy
 from swin_quant.score.candidate import time_calls
 from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
+from swin_quant.verbs.export_target import ExportTarget, float_type_options
 
 ROUNDS, SECONDS = 5, 0.2  # for each engine
 
@@ -56,3 +66,68 @@ def compare_latency(engines: Mapping[str, Engine], batch: int, shape: Sequence[i
         ms, speedup = median(row[place] for row in rounds), median(row[0] / row[place] for row in rounds)
         found.append(Latency(name, batch, ms, speedup, first if place else ""))
     return tuple(found)
+
+
+class Timer:
+    """Times a model's files on an engine, each in turns with the file of the `base` policy."""
+
+    def __init__(
+        self, model: Model, engine: str, policy: str | Policy | None, batch: int, options: EngineOptions
+    ) -> None:
+        self.backend, self.model, self.batch = timed_backend(engine, options.device), model, batch
+        if batch < 1:
+            raise UsageError(f"‹batch› {batch}: must be at least 1")
+        base = load_policy(policy or self.backend.exporting.policies_for(model.card.config)[0])
+        self.base = replace(base, name=described(base))  # no other candidate has its name
+        self.options = replace(options, device=self.backend.home or options.device)
+        self.export_options = float_type_options(self.backend, self.backend, options.float_type)
+
+    def export(self, policy: Policy | None, folder: Path) -> Path:
+        """Write the model under a policy (None: in float) to `folder`; returns the artifact's file."""
+        target = ExportTarget.parse(self.backend.name, "int8" if policy else "float", self.export_options)
+        card, file, module = self.model.card, self.model.checkpoint, deepcopy(self.model.network).cpu()
+        used = target.policy(card, file, policy)
+        apply_policy(module, used)
+        return target.write(module, card, file, folder, used).file
+
+    def rounds(self, policy: Policy | None) -> list[tuple[float, ...]]:
+        """The milliseconds of a batch in each round: of the base policy, and of `policy` (None: in float)."""
+        return timed_in_turns([self._base, self._engine(policy)], self.batch, self.model.network.input_shape)
+
+    def ratio(self, policy: Policy, beyond_chance: bool = False) -> float:
+        """The time beside the base policy's, by the best rounds: other work makes calls slower, never faster.
+
+        `beyond_chance`: 1 where rounds disagree which of both is faster.
+        """
+        rounds = self.rounds(policy)
+        base, other = map(min, zip(*rounds, strict=True))
+        signs = {mine > theirs for theirs, mine in [(base, other), *rounds]}
+        return 1.0 if beyond_chance and len(signs) > 1 else other / base
+
+    @cached_property
+    def reference(self) -> tuple[float, float]:
+        """Milliseconds of a batch under the base policy, and in float."""
+        base, other = map(min, zip(*self.rounds(None), strict=True))
+        return base, other
+
+    @cached_property
+    def _base(self) -> Engine:
+        return self._engine(self.base)
+
+    def _engine(self, policy: Policy | None) -> Engine:
+        with TemporaryDirectory(prefix="swin-quant-search-") as folder:
+            file = self.export(policy, Path(folder))
+            try:
+                return artifact_engine(str(file), self.backend, self.options)
+            except RuntimeError as error:
+                raise SwinQuantError(f"{self.backend.name} could not be timed: {one_line(str(error))}") from error
+
+
+def timed_backend(engine: str, device: str) -> Backend:
+    """The backend of an engine that is timed on a device. UsageError for another, and one that is not installed."""
+    known = {name: one for name, one in targets().items() if one.runs_its_export and one.is_fast_on(device)}
+    if engine not in known:
+        raise UsageError(f"‹engine› {engine}: latency is measured on {', '.join(known)}")
+    if not known[engine].is_installed:
+        raise UsageError(f"‹engine› {engine}: is not installed: {known[engine].remedy}")
+    return known[engine]

@@ -1,12 +1,10 @@
 """Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."""
 
-from collections.abc import Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Annotated, Literal
 
 from swin_quant.arguments import checked
-from swin_quant.backends.artifact import Artifact
 from swin_quant.base.arguments import Fields
 from swin_quant.base.distributed import one_process, world_on
 from swin_quant.base.errors import UsageError
@@ -29,7 +27,6 @@ from swin_quant.exported import (
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.graph import integer_products, quantized_products
 from swin_quant.score.baseline import Baseline, engines_beside, unnamed_baseline
-from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import infer, infer_batches
 from swin_quant.verbs.verification import Verification, compare, is_quantized
@@ -110,22 +107,13 @@ def verify(
     kind = exported.record["options"].get("float_type")
     keys = dict(zip(engines, names, strict=True))
     records = compare(engines, keys, references, inferred, kind, cfg.MODEL.OUTPUT_KIND == LOGITS)
-    counts = _integer_products(exported, engines)
-    records = [{**record, **counts.get(record["engine"], {})} for record in records]  # type: ignore[typeddict-item]
+    for loaded in engines.values():  # of an ONNX file with quantized products
+        if exported.record["backend"] == "onnx" and "gemms" in loaded.details:
+            products = quantized_products(exported.file, in_functions="extensions" not in loaded.details)
+            counts = integer_products(products, loaded.details["gemms"])
+            for record in records if counts.quantized else []:
+                if record["engine"] == loaded.name:
+                    record |= {"int8_products": counts.integer, "quantized_products": counts.quantized}
     update(card_path(exported.file), exported.card, lambda card: reduce(RunCard.with_verification, records, card))
     log.info("run card: %s", card_path(exported.file))
     return Verification(records, exported.file)
-
-
-def _integer_products(artifact: Artifact, engines: Mapping[str, Engine]) -> dict[str, dict[str, int]]:
-    """Engine -> the counts of its record, for an ONNX file with quantized products."""
-    found = {}
-    for engine in engines.values():
-        if artifact.record["backend"] == "onnx" and "gemms" in engine.details:
-            quantized = quantized_products(artifact.file, in_functions="extensions" not in engine.details)
-            found[engine.name] = integer_products(quantized, engine.details["gemms"])
-    return {
-        name: {"int8_products": one.integer, "quantized_products": one.quantized}
-        for name, one in found.items()
-        if one.quantized
-    }

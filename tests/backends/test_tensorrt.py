@@ -110,7 +110,7 @@ def built(artifact, **options):
 
 def test_an_engine_gives_the_logits_of_its_onnx_file_on_the_callers_stream(trt, exported):
     artifact = exported(graph())
-    made, _ = built(artifact, largest=8)
+    made, _ = built(artifact, max_batch=8)
     engine = engine_loader("tensorrt")(open_artifact(made.file), ON_GPU)
     session = onnxruntime.InferenceSession(artifact.file, providers=["CPUExecutionProvider"])
     for batch, dtype in ((1, torch.float32), (8, torch.float32), (3, torch.float16)):
@@ -126,7 +126,7 @@ def test_an_engine_gives_the_logits_of_its_onnx_file_on_the_callers_stream(trt, 
 
 def test_the_card_is_the_checkpoints_and_says_what_the_engine_depends_on(trt, exported, tmp_path):
     artifact = exported(graph())
-    made, _ = built(artifact, smallest=2, typical=4, largest=8, workspace=64, timing_cache=tmp_path / "c")
+    made, _ = built(artifact, min_batch=2, opt_batch=4, max_batch=8, workspace=64, timing_cache=tmp_path / "c")
     card = open_artifact(made.file).card
     assert card.policy == artifact.card.policy and card.artifact["backend"] == "tensorrt"
     options = card.artifact["options"]
@@ -140,7 +140,7 @@ def test_the_card_is_the_checkpoints_and_says_what_the_engine_depends_on(trt, ex
 
 
 def test_batches_outside_the_profile(trt10, exported):
-    made, _ = built(exported(graph()), smallest=4, typical=4, largest=8)
+    made, _ = built(exported(graph()), min_batch=4, opt_batch=4, max_batch=8)
     engine = load(made, ON_GPU)
     images = torch.randn(8, 3, 4, 4)
     assert torch.equal(engine(images[:3]), engine(images)[:3])  # padded, the surplus dropped
@@ -185,7 +185,7 @@ def test_an_int8_graph_in_a_float32_body_is_refused_unless_asked_for(trt10, expo
     artifact = exported(graph(body=np.float32))
     with pytest.raises(UsageError, match="float32.*slower than a float16 model: `export --for tensorrt`"):
         make_plan(artifact, BuildOptions())
-    assert built(artifact, float32=True)[0].file.is_file()
+    assert built(artifact, allow_float32=True)[0].file.is_file()
     make_plan(exported(graph(np.float32, quantized=False), "float32"), BuildOptions())
     assert "no baseline for speed" in caplog.text
 

@@ -58,12 +58,10 @@ def test_a_card_of_another_file_stops_only_what_was_calibrated(micro, tmp_path, 
         ("evaluate", ["--half", "none"]),
         ("train", ["--epochs", 1, "--batch", 4, "--no-eval"]),
         ("show", ["--policy", "qdq"]),
-        ("convert", []),
     ],
 )
 def test_a_command_reads_its_checkpoint_once(command, more, micro, pictures, run, tmp_path, counted):
     file = micro / "swin.pth"
-    more = [*more, "--to", tmp_path / "x.safetensors"] if command == "convert" else more
     if command in ("calibrate", "evaluate", "train"):
         more = [*more, "--data-path", pictures, "--device", "cpu", "--output", tmp_path]
     assert run(command, file, "--cfg", micro / "swin.yaml", *more).code == 0

@@ -99,10 +99,10 @@ def test_commands_and_python_take_names_and_folders(cache, tmp_path, name):
         cache, "me/mine", {"config.json": {"model_type": "swin", "image_size": 32}, "model.safetensors": weights()}
     )
     name = name.format(folder=folder)
-    assert main(["convert", name, "--to", str(tmp_path / "mine.pth"), "--quiet"]) == 0
-    loaded, converted = sq.load(name), sq.load(tmp_path / "mine.pth")
-    images = torch.randn(2, 3, 32, 32)
-    assert torch.equal(loaded(images), converted(images)) and loaded.config.DATA.IMG_SIZE == 32
+    assert main(["show", name, "--policy", "qdq", "--quiet"]) == 0
+    loaded = sq.load(name)
+    written, images = sq.load(loaded.save(tmp_path / "mine.pth")), torch.randn(2, 3, 32, 32)
+    assert torch.equal(loaded(images), written(images)) and loaded.config.DATA.IMG_SIZE == 32
 
 
 def test_a_folder_is_a_snapshot(tmp_path):
@@ -145,8 +145,8 @@ def test_weights_in_parts_are_read_by_any_of_their_names(tmp_path, ending):
     images = torch.randn(2, 3, 32, 32)
     loaded = sq.load(given[1])
     assert torch.equal(loaded(images), sq.load(index)(images))
-    assert main(["convert", str(given[1]), "--to", str(tmp_path / "whole.pth"), "--quiet"]) == 0
-    assert torch.equal(loaded(images), sq.load(tmp_path / "whole.pth")(images))
+    expected = loaded(images)
+    assert torch.equal(expected, sq.load(loaded.save(tmp_path / "whole.pth"))(images))
 
 
 @pytest.mark.parametrize(

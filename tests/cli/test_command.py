@@ -15,7 +15,6 @@ from shown import PARSERS
 
 from swin_quant.base.arguments import Fields, Parameter, as_command
 from swin_quant.base.errors import UsageError
-from swin_quant.cli import commands
 from swin_quant.cli.command import Command
 
 
@@ -64,7 +63,6 @@ def made(
 
 @pytest.fixture
 def command(monkeypatch):
-    monkeypatch.setitem(commands.FUNCTIONS, "made", f"{made.__module__}:made")
     monkeypatch.setattr("importlib.import_module", lambda name: __import__("sys").modules[made.__module__])
     return Command("made")
 
@@ -109,7 +107,6 @@ WORD = st.text("ab c.*'é", min_size=1, max_size=6)
 )
 def test_the_command_of_a_call_makes_the_same_call(to, inner, count, kind, quiet, own):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(commands.FUNCTIONS, "made", f"{made.__module__}:made")
         patch.setattr("importlib.import_module", lambda name: __import__("sys").modules[made.__module__])
         command = Command("made")
     asked = {"to": to, "inner": inner, "count": count, "kind": kind, "quiet_one": quiet, "own": own}
@@ -145,6 +142,8 @@ def test_help_fits_80_columns_and_has_examples(name, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = run(*name.split(), "--help").ok().out
     assert max(map(len, shown.splitlines())) <= 80 and f"swin-quant {name}" in shown
+    assert "--verbose" in shown and "--quiet" in shown
+    assert f"swin-quant {name} --help" in run(*name.split(), "--verbos").error(2)  # no abbreviations
     _, _, examples = shown.replace("\\\n", "").rpartition("╯\n")
     assert [line.split() for line in examples.splitlines()] == [
         line.split() for line in PARSERS[name].examples.splitlines()

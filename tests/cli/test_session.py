@@ -25,15 +25,6 @@ def test_usage_lists_the_commands(capsys):
     assert main(["--version"]) == 0 and capsys.readouterr().out == f"{__version__}\n"
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_has_examples_and_no_abbreviations(run, command):
-    done = run(command, "--help")
-    assert done.code == 0 and f"swin-quant {command}" in done.out
-    assert "--verbose" in done.out and "--quiet" in done.out
-    line = run(command, "--verbos").error(2)
-    assert f"swin-quant {command} --help" in line
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -73,6 +64,16 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     assert weights.code == 0  # a calibrated checkpoint can be calibrated again
 
 
+@pytest.mark.slow
+def test_without_output_a_command_writes_beside_the_ones_before_it(run, float_flags, tmp_path, monkeypatch):
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    run("calibrate", *float_flags, "--policy", "qdq").ok()
+    run("export", "output/swin_micro/swin_micro_calib.pth", "--for", "onnx").ok()
+    run("package", "output/swin_micro/swin_micro_int8.onnx").ok()
+    assert (tmp_path / "output" / "swin_micro" / "package" / "infer.py").is_file()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_calibration_leaves_no_half_written_file(fork, float_flags, snapshot, tmp_path, number):
     out, started = tmp_path / "out", tmp_path / "started"
@@ -96,10 +97,10 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
     def before():
         os.setpgrp()
         from swin_quant.data import loader
-        from swin_quant.verbs import calibration_result
+        from swin_quant.verbs import calibration_pictures
 
         loader.default_workers = lambda *_: 2
-        original = calibration_result.track
+        original = calibration_pictures.track
 
         def track(items, *arguments):
             for item in original(items, *arguments):
@@ -107,7 +108,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
                 started.touch()
                 time.sleep(600)
 
-        calibration_result.track = track
+        calibration_pictures.track = track
 
     child = fork(["calibrate", *float_flags, "--output", tmp_path / "out"], before=before)
     while not started.exists():
@@ -155,18 +156,15 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         (RuntimeError("Triton Error [CUDA]: out of memory"), "GPU memory"),
     ],
 )
-def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(
-    run, float_flags, monkeypatch, error, memory, tmp_path
-):
+def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float_flags, monkeypatch, error, memory):
     def much(*_, **__):
         raise error
 
     monkeypatch.setattr("swin_quant.verbs.calibrate.calibrated_on", much)
     told = run("calibrate", *float_flags, "--policy", "qdq", "--quiet")
     assert told.error(1) == f"error: out of {memory}: lower --batch\n"
-    monkeypatch.setattr("swin_quant.verbs.convert.save_float", much)
-    words = ["--to", tmp_path / "x.pth", "--quiet"]
-    assert run("convert", *float_flags[:4], *words).error(1) == f"error: out of {memory}\n"
+    monkeypatch.setattr("swin_quant.verbs.show.model_or_shapes", much)
+    assert run("show", *float_flags[:4], "--quiet").error(1) == f"error: out of {memory}\n"
 
 
 def test_a_result_is_printed_by_the_first_rank(run, monkeypatch):

@@ -1,7 +1,7 @@
 """An engine for searches whose time is known."""
 
 from swin_quant.quant.policy import settings_for
-from swin_quant.verbs.search_costs import Timer
+from swin_quant.verbs.timing import Timer
 
 
 def with_known_times(monkeypatch):

@@ -13,16 +13,8 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.verbs.align_sides import (
-    Side,
-    agree_on_preprocessing,
-    compare,
-    compare_steps,
-    dump,
-    model_side,
-    open_side,
-    take_step,
-)
+from swin_quant.verbs.align_sides import Side, agree_on_preprocessing, dump, model_side, open_side, take_step
+from swin_quant.verbs.alignment import compare, compare_steps
 
 BLOCK = "layers.0.blocks.1."
 

@@ -11,6 +11,7 @@ import torch
 from reached import Reached
 
 import swin_quant as sq
+from swin_quant.backends.tensorrt.plan import BuildOptions
 from swin_quant.loading import ModelFile
 from swin_quant.serving.limits import ServiceLimits
 
@@ -40,15 +41,6 @@ def test_package(verb, exported, tmp_path, heard):
     assert asdict(serving) == {name: asked[name] for name in ("max_batch", "delay_us", "instances")}
     assert (list(facts.served.labels), folder, overwrite) == (["one", "two", "three"], tmp_path / "made", True)
     assert_all(verb("package").package, "exported", "folder", *asked)
-
-
-def test_convert(verb, micro, tmp_path, heard):
-    calls = heard(verb("convert"), "save_float", ends=True)
-    file = ModelFile(str(micro / "swin.pth"), cfg=str(micro / "swin.yaml"))
-    with pytest.raises(Reached):
-        verb("convert").convert(file, tmp_path / "x.safetensors", dtype="float16")
-    assert list(calls[0].values())[1:] == [tmp_path / "x.safetensors", torch.float16]
-    assert_all(verb("convert").convert, "checkpoint", "to", "dtype")
 
 
 def test_report(verb, exported, pictures, val, tmp_path, heard):
@@ -93,14 +85,12 @@ def test_serve(verb, exported, tmp_path, heard):
     assert_all(verb("serve").serve, "artifact", "engine", *asked)
 
 
-def test_build_engine(verb, exported, tmp_path, heard):
-    plans = heard(verb("build_engine"), "make_plan", ends=True)
+def test_engine_of_an_exported_file(verb, exported, tmp_path, heard):
+    plans = heard(importlib.import_module("swin_quant.verbs.export_engine"), "make_plan", ends=True)
     asked = {"min_batch": 2, "opt_batch": 4, "max_batch": 6, "workspace": 64, "timing_cache": tmp_path / "cache"}
     with pytest.raises(Reached):
-        verb("build_engine").build_engine(exported, **asked, allow_float32=True)
+        verb("export").export(exported, "tensorrt", build=BuildOptions(**asked, allow_float32=True))
     assert list(asdict(plans[0]["options"]).values()) == [*asked.values(), True]
-    later = {"exported", "pictures", "folder", "allow_float32", "no_verify", "checkpoint"}  # behind a GPU
-    assert_all(verb("build_engine").build_engine, *asked, *later)
 
 
 def test_align(verb, micro, model, exported, val, tmp_path, heard):

@@ -119,11 +119,9 @@ def test_fastertransformer_has_no_such_multiplication(evened, uneven, tmp_path):
 
 
 @pytest.mark.slow
-def test_convert_gives_others_the_names_that_they_know(evened, tmp_path, run):
+def test_other_tools_get_the_names_that_they_know(evened, tmp_path):
     model = evened("qdq")
-    model.save(tmp_path / "evened.pth")
-    assert run("convert", "--checkpoint", tmp_path / "evened.pth", "--to", tmp_path / "plain.safetensors").code == 0
-    plain = sq.load(tmp_path / "plain.safetensors")
+    plain = sq.load(model.save(tmp_path / "plain.safetensors"))
     assert not made_factors(plain.module)
     with torch.inference_mode():
         dequantize(model.module)

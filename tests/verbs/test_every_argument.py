@@ -180,8 +180,8 @@ def test_further_arguments_of_export(file, tmp_path, heard):
     with pytest.raises(Reached):
         sq.export(file, "openvino", folder, tune=True)
     assert tuned[0]["target"].backend.name == "openvino"
-    more = {"model", "backend", "folder", "tune", "options", "compared", *(name for one in asked for name in one)}
-    assert names_of("export") == {*OPTIONS, *more}
+    more = {"model", "backend", "folder", "tune", "options", "compared", "build"}
+    assert names_of("export") == {*OPTIONS, *more, *(name for one in asked for name in one)}
 
 
 @pytest.mark.slow
@@ -274,9 +274,9 @@ def test_search(model, pictures, tmp_path, heard, monkeypatch):
     pytest.importorskip("onnxruntime")
     verb = importlib.import_module("swin_quant.verbs.search")
     sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
-    timed, written = heard(verb.costs, "Timer"), heard(verb.costs, "write_found", ends=True)
+    timed, written = heard(verb, "Timer"), heard(verb, "write_found", ends=True)
     read = heard(verb, "read_sample")
-    monkeypatch.setattr(verb.costs, "measure_layers", lambda *_: [])
+    monkeypatch.setattr(verb, "measure_layers", lambda *_: [])
     budget, given = sq.Budget(min_sqnr=1.0), sq.pictures(pictures, "val", 5)
     asked = {"budget": budget, "batch": 3, "threads": 2, "float_type": "float32"}
     with pytest.raises(Reached):

@@ -12,7 +12,7 @@ import swin_quant as sq
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.verbs import export_tuned, quantization, timing
+from swin_quant.verbs import export_tuned, quantized_before, timing
 from swin_quant.verbs.export_tuned import fastest
 
 ROW = st.fixed_dictionaries(
@@ -108,5 +108,5 @@ def test_quantize_tunes_once_and_again_on_another_cpu(run, micro, pictures, tmp_
     assert run(*words, "--dry-run").out.count("# done") == 4
     untuned = [word for word in words if word != "--tune"]
     assert run(*untuned, "--dry-run").out.count("# done") == 1  # the calibration
-    monkeypatch.setattr(quantization, "cpu_kind", lambda: {"cores": 96, "features": []})
+    monkeypatch.setattr(quantized_before, "cpu_kind", lambda: {"cores": 96, "features": []})
     assert run(*words, "--dry-run").out.count("# done") == 1

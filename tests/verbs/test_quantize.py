@@ -6,12 +6,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from commands import command
 
 import swin_quant as sq
 from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli.command import Command
+from swin_quant.policies import PolicyChoice
 from swin_quant.verbs import quantization
 
 
@@ -123,6 +125,27 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
 
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("onnx", {"policy": "qdq"}),
+        ("onnxruntime", {"policy": "w4a16", "int4_weights": True}),
+        ("torchscript", {"policy": "qdq", "wprec": 7}),
+        ("fastertransformer", {"policy": "ft-mode2"}),
+        ("cuda", {"policy": "cuda"}),
+    ],
+)
+def test_a_dry_run_names_the_file_that_the_export_writes(run, calibrated_32, pictures, tmp_path, backend, options):
+    words = [calibrated_32, "--data-path", pictures, "--device", "cpu", "--pictures", 8, "--for", backend]
+    flags = [f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in options.items()]
+    told = run("quantize", *words, *flags, "--output", tmp_path, "--dry-run").ok().out.splitlines()
+    choice = PolicyChoice(policy=(options["policy"],), wprec=options.get("wprec"))
+    model = sq.load(calibrated_32.with_name("micro.pth"), config=calibrated_32.with_name("micro.yaml"))
+    sq.calibrate(model, [torch.zeros(1, 3, 32, 32)], choice, passes=[])
+    made = sq.export(model, backend, tmp_path, choice, int4_weights=options.get("int4_weights", False))
+    assert all(str(made.file) in line for line in told if "verify" in line or "evaluate" in line), told
+
+
 def test_a_dry_run_of_pictures_that_are_turned_and_a_seed_of_zero_says_both(micro, pictures, tmp_path, capsys):
     how = sq.pictures(pictures, upright=True, seed=0)
     sq.quantize(micro / "swin.pth", how, "onnxruntime", tmp_path / "out", config=micro / "swin.yaml", dry_run=True)
@@ -209,7 +232,7 @@ def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
     done = run("quantize", *words, "--for", "tensorrt")
     assert done.code == 0 and "neither verified nor scored" in done.out and "tensorrt-cu" in done.out
     deploy, *_, last = done.out.replace("\\\n", "").strip().splitlines()
-    assert deploy.split()[-1].endswith("swin_micro_int8_tensorrt.onnx") and "build-engine" in last
+    assert deploy.split()[-1].endswith("swin_micro_int8_tensorrt.onnx") and "export" in last
 
 
 @pytest.mark.slow

@@ -21,8 +21,9 @@ from swin_quant.quant.distance import Loss
 from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy, quantize
 from swin_quant.quant.sensitivity import group_by_layer
 from swin_quant.verbs import search, search_costs, timing
-from swin_quant.verbs.search_costs import Layer, Losses, Timer, in_order, measure_layers
+from swin_quant.verbs.search_costs import Layer, Losses, in_order, measure_layers
 from swin_quant.verbs.sensitivity import read_sample
+from swin_quant.verbs.timing import Timer
 
 AUTO = "swin_micro_auto_onnxruntime"
 OFF = ["*.qkv.*", "*.proj.*", "*.fc1.*"]  # each remaining group of layers is exported and timed

@@ -17,6 +17,7 @@ BACKEND = Backend(
         flags=("float_type", "batch", "uint8_input"),
         float_type="float16",
         next_step=("swin-quant verify {file} --data-path {data}",),
+        file_name="{name}_{precision}_cuda.safetensors",
     ),
     writes="one file for our own Triton kernels",
     runs_on="GPUs of sm 80 and newer; here an emulator",

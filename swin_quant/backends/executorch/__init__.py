@@ -14,6 +14,7 @@ BACKEND = Backend(
         float_flags=("batch",),
         needs=(("executorch.exir",), "executorch"),
         next_step=("swin-quant verify {file} --data-path {data}",),
+        file_name="{name}{kind}_{precision}.pte",
     ),
     writes="an ExecuTorch program for XNNPACK, of one batch size",
     runs_on="ExecuTorch, on phones too",

@@ -20,6 +20,7 @@ BACKEND = Backend(
         float_flags=("float_type",),
         only=True,
         next_step=("swin-quant verify {file} --data-path {data}",),
+        file_name="{name}_{precision}_sm80.safetensors",
     ),
     writes="calibrated .pth, weight list, manifest, loader",
     runs_on="FasterTransformer (`swin-quant export --for fastertransformer`); here an emulator",

@@ -13,10 +13,10 @@ BACKEND = Backend(
             "tensorrt", float_type="float16", takes_float16=True, constants=True, symmetric=True, fp8=True, ends=False
         ),
         ("tensorrt", "qdq", "tensorrt-centred", "tensorrt-fp8", "cuda-fp8"),
-        ("swin-quant show {file}", "swin-quant build-engine {file} --data-path {data}"),
+        ("swin-quant show {file}", "swin-quant export {file} --for tensorrt"),
     ),
     writes="ONNX in mixed precision: float16, float32 norms, int8",
-    runs_on="TensorRT, by `swin-quant build-engine`",
+    runs_on="TensorRT: `swin-quant export FILE --for tensorrt` on the GPU",
     runs=("tensorrt",),
     load="swin_quant.backends.tensorrt.engine:load",
     needs=("tensorrt", "pip install tensorrt-cu13 (or -cu12, of your CUDA), on a machine with an NVIDIA GPU"),

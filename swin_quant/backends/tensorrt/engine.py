@@ -79,7 +79,7 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
     """
     record = artifact.record
     if record["backend"] != "tensorrt":
-        raise UsageError(f"{artifact.file}: is not a TensorRT engine: make one with `swin-quant build-engine`")
+        raise UsageError(f"{artifact.file}: is no TensorRT engine: make one by `swin-quant export FILE --for tensorrt`")
     for name, why in (
         ("float_type", "its types are those of the exported graph"),
         ("optimize", "it was optimized when it was built"),
@@ -95,8 +95,8 @@ def load(artifact: Artifact, options: EngineOptions) -> Engine:
     ):
         if (built := record["options"].get(key)) != here:
             raise UsageError(
-                f"{artifact.file}: was built with {what} {built}, here is {here}: build it again on this machine with "
-                "`swin-quant build-engine`"
+                f"{artifact.file}: was built with {what} {built}, here is {here}: build it again on this machine by "
+                "`swin-quant export FILE --for tensorrt`"
             )
     session = open_session(artifact, trt, gpu)
     known = {

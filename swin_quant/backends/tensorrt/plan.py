@@ -20,23 +20,29 @@ SUFFIX = ".engine"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Options of a build. `smallest`, `typical`, `largest`: batches of its one optimization profile.
+    """Options of an engine that is built from an exported ONNX file.
 
-    `workspace`: in MiB, None for all memory. `timing_cache`: a file. `float32`: allow a Q/DQ graph whose float part is
-    float32, which is slow.
+    Args:
+        min_batch: TensorRT: smallest batch (default 1)
+        opt_batch: TensorRT: batch it is tuned for (default 8)
+        max_batch: TensorRT: largest batch (default 32)
+        workspace: TensorRT: limit of scratch memory in MiB (default: none)
+        timing_cache: TensorRT: file of kernel timings to start from, and to keep
+        allow_float32: TensorRT: take an int8 graph whose float part is float32
     """
 
-    smallest: int = 1
-    typical: int = 8
-    largest: int = 32
+    min_batch: int = 1
+    opt_batch: int = 8
+    max_batch: int = 32
     workspace: int | None = None
     timing_cache: Path | None = None
-    float32: bool = False
+    allow_float32: bool = False
 
     def __post_init__(self) -> None:
-        batches = self.smallest, self.typical, self.largest
-        if not 1 <= self.smallest <= self.typical <= self.largest:
-            raise UsageError(f"batches {', '.join(map(str, batches))}: must be from 1, in growing order")
+        if not 1 <= self.min_batch <= self.opt_batch <= self.max_batch:
+            raise UsageError(
+                f"batches {self.min_batch}, {self.opt_batch}, {self.max_batch}: must be from 1, in growing order"
+            )
         if self.workspace is not None and self.workspace < 1:
             raise UsageError(f"workspace of {self.workspace} MiB: must be 1 or more")
 
@@ -57,7 +63,7 @@ class EnginePlan:
         fault = "several inputs: engines are built here for one" if self.file.inputs else fault
         if fault or sizes is None:
             raise UsageError(f"{self.file.path}: takes {fault}")
-        batches = (options.smallest, options.typical, options.largest)
+        batches = (options.min_batch, options.opt_batch, options.max_batch)
         return [(batch, self.file.channels, *sizes) for batch in batches]
 
     def trtexec(self, output: Path) -> str:
@@ -78,7 +84,7 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     if artifact.record["backend"] != "onnx":
         raise UsageError(f"{artifact.file}: is an artifact of {artifact.record['backend']}: give an exported ONNX file")
     file = verified(artifact)
-    if file.batch is not None and {file.batch} != {options.smallest, options.typical, options.largest}:
+    if file.batch is not None and {file.batch} != {options.min_batch, options.opt_batch, options.max_batch}:
         raise UsageError(
             f"{file.path}: is for batches of {file.batch}: give ‹min_batch›, ‹opt_batch› and ‹max_batch› {file.batch}, "
             "or export it with a batch of any size"
@@ -86,7 +92,7 @@ def make_plan(artifact: Artifact, options: BuildOptions) -> EnginePlan:
     if file.pixels:
         raise UsageError(f"{file.path}: takes pixels: engines are built here of files that take prepared pictures")
     report = inspect_model(read_model(file.path))
-    if report.body == "float32" and report.pairs[0] and not options.float32:
+    if report.body == "float32" and report.pairs[0] and not options.allow_float32:
         raise UsageError(
             f"{file.path}: what is not int8 in this graph is float32, so TensorRT would run it in float32, slower than "
             "a float16 model: `export --for tensorrt` (float16 body), or give ‹allow_float32›"

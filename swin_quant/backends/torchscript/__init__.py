@@ -12,6 +12,7 @@ BACKEND = Backend(
         flags=("replace", "plugin"),
         activation_bits=(),
         next_step=("swin-quant verify {file} --data-path {data}",),
+        file_name="{name}{kind}_{precision}.torchscript.pt",
     ),
     writes="a traced model with fake-quantize operators",
     runs_on="compilers that read TorchScript",

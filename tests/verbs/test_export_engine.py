@@ -1,4 +1,4 @@
-"""swin-quant build-engine, with a stand-in for TensorRT, from a file that our exporter wrote."""
+"""export of an ONNX file of ours: an engine, with a stand-in for TensorRT."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import dequantize, load_policy, quantize
 from swin_quant.score.options import EngineOptions
 
-BUILD = ("build-engine",)
+TENSORRT = ("--for", "tensorrt")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def trt(monkeypatch):
 
 @pytest.mark.slow
 def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, exported, onnx_file):
-    done = run(*BUILD, onnx_file, "--max-batch", 16, "--no-verify").ok()
+    done = run("export", onnx_file, *TENSORRT, "--max-batch", 16).ok()
     assert "trtexec --onnx=" in done.err and "--maxShapes=images:16x3x32x32" in done.err
     engine = load(open_artifact(onnx_file.with_name(f"{onnx_file.stem}_sm89.engine")), EngineOptions(device="cuda"))
     model, _ = exported
@@ -78,7 +78,7 @@ def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, export
 def test_products_that_fall_back_are_said(run, trt, onnx_file):
     products = [node.name for node in onnx.load(onnx_file).graph.node if node.op_type == "MatMul"]
     trt.FALLBACK.add(next(name for name in products if "fc1" in name))
-    done = run(*BUILD, onnx_file, "--no-verify")
+    done = run("export", onnx_file, *TENSORRT)
     assert "int8 in the graph, not in the engine: layers.0.blocks.0.mlp.fc1" in done.err
     report = json.loads(onnx_file.with_name(f"{onnx_file.stem}_sm89.layers.json").read_text())
     assert report["int8_lost"] == 1
@@ -87,9 +87,9 @@ def test_products_that_fall_back_are_said(run, trt, onnx_file):
 def test_without_tensorrt_the_trtexec_line_is_all_there_is(run, onnx_file, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     before = sorted(onnx_file.parent.iterdir())
-    done = run(*BUILD, onnx_file, "--output", onnx_file.with_name("x.engine"))
+    done = run("export", onnx_file, *TENSORRT, "--output", onnx_file.parent / "out")
     said = done.err.splitlines()
-    assert done.code == 2 and said[0].startswith("the same by NVIDIA's tool: trtexec") and "x.engine" in said[0]
+    assert done.code == 2 and said[0].startswith("the same by NVIDIA's tool: trtexec") and "/out/" in said[0]
     assert len(said) == 2 and "pip install tensorrt-cu" in said[1]
     assert sorted(onnx_file.parent.iterdir()) == before
 
@@ -98,20 +98,15 @@ def test_without_a_gpu(run, trt, onnx_file, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "tensorrt", trt)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "no NVIDIA GPU" in run(*BUILD, onnx_file, "--quiet").error(2)
+    assert "no NVIDIA GPU" in run("export", onnx_file, *TENSORRT, "--quiet").error(2)
 
 
 def test_bad_usage(run, onnx_file, tmp_path):
-    assert "has no run card" in run(*BUILD, shutil.copy(onnx_file, tmp_path / "alone.onnx")).error(1)
-    assert "in growing order" in run(*BUILD, onnx_file, "--min-batch", 9).error(2)
-
-
-def test_pictures_and_checkpoint_are_asked_for_before_anything_is_built(run, trt, onnx_file, pictures):
-    said = run(*BUILD, onnx_file, "--quiet").error(2)
-    assert "verified on real pictures: give --data-path DIR" in said and "--no-verify" in said
-    said = run(*BUILD, onnx_file, "--data-path", pictures, "--quiet").error(1)
-    assert "nothing to compare the engine with" in said and "--no-verify" in said
-    assert not list(onnx_file.parent.glob("*.engine"))
+    assert "has no run card" in run("export", shutil.copy(onnx_file, tmp_path / "alone.onnx"), *TENSORRT).error(1)
+    assert "in growing order" in run("export", onnx_file, *TENSORRT, "--min-batch", 9).error(2)
+    assert "--policy: is for a checkpoint" in run("export", onnx_file, *TENSORRT, "--policy", "qdq").error(2)
+    engine = run("export", "x.pth", *TENSORRT, "--max-batch", 64).error(2)
+    assert "--max-batch and the other options of an engine: are for an exported ONNX file" in engine
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +119,11 @@ def calibrated_export(calibrated, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_an_engine_is_verified_when_it_is_built(run, trt, calibrated_export, pictures, tmp_path):
-    words = (*BUILD, calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
-    run(*words, "--opt-batch", 2, "--max-batch", 2).ok()
+def test_an_engine_is_verified(run, trt, calibrated_export, pictures, tmp_path):
+    done = run("export", calibrated_export, *TENSORRT, "--output", tmp_path, "--opt-batch", 2, "--max-batch", 2).ok()
     engine = tmp_path / "swin_micro_fp8_tensorrt_sm89.engine"
+    assert f"next: swin-quant verify {engine} --data-path DIR" in done.err
+    run("verify", engine, "--data-path", pictures, "--pictures", 4).ok()
     records = RunCard.read(engine.with_suffix(".json")).verification
     assert [record["passed"] for record in records] == [True, None] and records[0]["pictures"] == 4
     report = json.loads(engine.with_suffix(".layers.json").read_text())
@@ -141,7 +137,8 @@ def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
     """Fused attention did this on one GPU: no error, wrong logits (TRT#4837)."""
     honest = Session.__call__
     monkeypatch.setattr(Session, "__call__", lambda self, images: honest(self, images).flip(1))
-    done = run(*BUILD, calibrated_export, "--output", tmp_path, "--data-path", pictures, "--pictures", 4)
+    run("export", calibrated_export, *TENSORRT, "--output", tmp_path).ok()
+    done = run("verify", tmp_path / "swin_micro_fp8_tensorrt_sm89.engine", "--data-path", pictures, "--pictures", 4)
     assert done.code == 1
     assert "verification failed: tensorrt: mean |Δlogit| against torch fake-quant" in done.err.splitlines()[-1]
     records = RunCard.read(tmp_path / "swin_micro_fp8_tensorrt_sm89.json").verification

@@ -1,0 +1,103 @@
+"""The pictures of a calibration: a seeded sample of a place, or a user's batches, and their part of the run card."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.progress import log, track
+from swin_quant.cards.records import CalibrationRecord
+from swin_quant.data.loader import DrawnBatches, Numbered, seeded_order
+from swin_quant.data.picture_set import PictureSet, batches
+from swin_quant.data.prepared import Prepared
+from swin_quant.data.preprocess import Transform
+from swin_quant.data.sampling import digest
+from swin_quant.quant import CALIBRATED_ON
+
+_BATCH = 8  # pictures at a time, at most
+
+
+@dataclass(frozen=True)
+class CalibrationBatches:
+    """Numbered batches to calibrate on.
+
+    Args:
+        batches: The batches, each with its number.
+        size: Pictures a number.
+        record: The run card's part on the batches that were seen.
+        class_names: Those of the pictures.
+        count: How many batches, if that is known.
+    """
+
+    batches: Iterable[Numbered]
+    size: int
+    record: Callable[[Sequence[Numbered]], CalibrationRecord]
+    class_names: Sequence[str] = ()
+    count: int | None = None
+
+
+def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> CalibrationBatches:
+    """A seeded sample of training pictures, in the largest batches that divide it: ranges do not depend on batches.
+
+    Args:
+        pictures: A settled set.
+        transform: Makes a tensor of a picture.
+        augment: Whether the transform draws crops, for the record.
+    """
+    found = pictures.with_default_split("train")
+    opened = found.open()
+    count = min(len(opened), CALIBRATED_ON) if found.count is None else found.count
+    largest = max(min(found.batch or _BATCH, _BATCH), 1)
+    size = next(size for size in range(largest, 0, -1) if count % size == 0)
+    seed, split = found.seed or 0, found.split or ""
+    drawn = DrawnBatches(opened, transform, count, seed, size, found.max_unreadable or 0.0)
+
+    def record(_: Sequence[Numbered]) -> CalibrationRecord:
+        unreadable, names = drawn.unreadable(), drawn.names()
+        if unreadable:
+            log.warning("%d of %d pictures are unreadable: %s", len(unreadable), len(opened), listed(unreadable))
+        sampled = {"batches": drawn.count, "batch_size": drawn.size, "seed": seed, "split": split}
+        used = {"pictures_sha256": digest(names), "files": names, "unreadable": unreadable}
+        return cast("CalibrationRecord", {**sampled, "augment": augment, "place": Path(found.path).name, **used})
+
+    shown = track(drawn, "calibrating", len(drawn), "batches")
+    return CalibrationBatches(shown, drawn.size, record, opened.class_names, len(drawn))
+
+
+def were_drawn(record: CalibrationRecord, pictures: PictureSet) -> bool:
+    """Whether a record is of the pictures that `draw` takes; the data are opened only if nothing else tells."""
+    asked = (pictures.split, pictures.seed or 0, False, Path(pictures.path).name)
+    if (record["split"], record["seed"], record["augment"], record.get("place")) != asked:
+        return False
+    try:
+        opened = pictures.open()
+        count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
+        readable = (name for name in seeded_order(opened, pictures.seed or 0) if name not in record["unreadable"])
+    except SwinQuantError:  # the calibration names the fault
+        return False
+    seen = list(islice(readable, count))  # fewer, where the data hold no more
+    return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
+
+
+def take(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
+    """Batches of any size, numbered by their first picture; a hash of their values stands for names."""
+
+    def numbered() -> Iterator[Numbered]:
+        total, first = len(source) if isinstance(source, Sized) else None, 0
+        for batch in track(batches(source, labelled=False, prepared=prepared), "calibrating", total, "batches"):
+            yield first, batch
+            first += len(batch.images)
+
+    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
+        values = hashlib.sha256()
+        for _, batch in seen:
+            values.update(batch.images.numpy(force=True).tobytes())
+        size = max(len(batch.images) for _, batch in seen)
+        sampled = {"batches": len(seen), "batch_size": size, "seed": 0, "split": "", "augment": False}
+        known = {"pictures_sha256": values.hexdigest(), "files": [], "unreadable": []}
+        return cast("CalibrationRecord", {**sampled, **known})
+
+    return CalibrationBatches(numbered(), 1, record)
