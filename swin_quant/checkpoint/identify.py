@@ -177,7 +177,7 @@ def config_given(
     """The user's configuration, with the publisher's values for keys that it leaves open."""
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
-    if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).exists:
+    if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).file.is_file():
         own = _get_geometry(load_config(path, opts, whole=False))
         overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
         cfg = load_config(path, opts, overrides, whole=False)

@@ -196,7 +196,6 @@ class Processor:
     size: Any = 224
     to_square: bool = True  # if a size is one number
     crops: bool = False
-    crop_size: Any = 224
     resample: int = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -255,7 +254,7 @@ def _levels(options: Mapping[str, Any], known: Processor, where: str) -> dict[st
 
 def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any] | str:
     """The input size, and the keys that resize and crop a picture to it; or why that is not supported."""
-    crop = side(options.get("crop_size", known.crop_size)) if options.get("do_center_crop", known.crops) else None
+    crop = side(options.get("crop_size", 224)) if options.get("do_center_crop", known.crops) else None
     if not options.get("do_resize", True):
         return "do_resize is false, and pictures of any other size are resized here"
     size = options.get("size", known.size)

@@ -15,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.checkpoint import OpenedCheckpoint
 
 torchvision, timm = import_torchvision(), import_timm()
 import transformers  # noqa: E402  # it imports torchvision
@@ -220,3 +221,10 @@ def of_detectron2(name):
     width = published.geometry["EMBED_DIM"]
     norms = {f"norm{i}.{kind}": torch.empty(width << i, device="meta") for i in range(4) for kind in ("weight", "bias")}
     return Published("detectron2", name, state | norms, published.geometry)
+
+
+def opened(file, weights):
+    """The checkpoint of a file, as if these weights had been read from it."""
+    checkpoint = OpenedCheckpoint(file)
+    checkpoint._read[""] = weights
+    return checkpoint

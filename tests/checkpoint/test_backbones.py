@@ -76,13 +76,6 @@ def saved_by_transformers(folder, state, config):
     return folder / "model.safetensors"
 
 
-def timm_features(state):
-    return {
-        key.replace("layers.0.downsample", "layers.1.downsample").replace("layers.", "layers_", 1): value
-        for key, value in state.items()
-    }
-
-
 @pytest.fixture(scope="session")
 def of_detection(tiny_model):
     """make(kind) -> a backbone with a norm for each output, as in detection code, and its weights."""
@@ -113,15 +106,6 @@ def test_backbones_of_detectors(kind, renamed, of_detection, tiny_model, tmp_pat
         load_float(found, file)
     assert same(found, model)
     assert "the backbone is backbone.*, left out: neck.fpn.weight, bbox_head.fc.bias" in caplog.text
-
-
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_timms_features_only(kind, of_detection, tiny_model, tmp_path):
-    model, state = of_detection(kind)
-    torch.save(timm_features(state), tmp_path / "timm.pth")
-    found = tiny_model(kind, seed=9, OUTPUT_KIND="features", **KINDS[kind])
-    load_float(found, tmp_path / "timm.pth")
-    assert same(found, model)
 
 
 def test_a_classifier_gives_its_maps_without_its_head(tiny_model, tmp_path, caplog):

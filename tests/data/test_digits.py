@@ -1,11 +1,8 @@
 """The bundled digits: real pictures with a fixed split."""
 
-import sys
-
 import numpy as np
 import pytest
 
-from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.sources import DigitsPictures
 
 
@@ -31,9 +28,3 @@ def test_pictures_and_labels_are_scikit_learns(splits):
             assert image.size == (8, 8) and image.mode == "RGB"
             assert abs(np.asarray(image)[..., 0] / 255 - digits.images[source] / 16).max() < 1 / 255
             assert pictures.labels[index] == digits.target[source]
-
-
-def test_missing_scikit_learn_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(SwinQuantError, match=r"pip install -c constraints.txt -e '\.\[demo\]'"):
-        DigitsPictures("val")

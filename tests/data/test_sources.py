@@ -89,15 +89,6 @@ def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
     assert open_pictures(str(tmp_path), "train").names == ["3.png"]
 
 
-@pytest.mark.skipif(not (SHARED / "cifar10").is_dir(), reason="CIFAR-10 is not here")
-def test_cifar10_is_read_from_its_archive():
-    pictures = open_pictures(str(SHARED / "cifar10"), "val", zip_mode=True, num_classes=10)
-    assert len(pictures) == 5000 and np.bincount(pictures.labels).tolist() == [500] * 10
-    for index in range(0, 5000, 250):
-        assert pictures.read(index).size == (32, 32)
-        assert pictures.names[index].split("/")[0] == pictures.class_names[pictures.labels[index]]
-
-
 @pytest.mark.skipif(not (SHARED / "imagenet_sample").is_dir(), reason="the ImageNet sample is not here")
 def test_every_picture_of_the_imagenet_sample_becomes_a_tensor():
     pictures = open_pictures(str(SHARED / "imagenet_sample"), "val", num_classes=128)
