@@ -22,8 +22,8 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
-from swin_quant.checkpoint.conventions import PUBLISHERS
 from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, differing, geometry, stage_windows
+from swin_quant.checkpoint.names import PUBLISHERS
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED

@@ -90,15 +90,14 @@ def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
     wanted = {key for key in model.state_dict() if not is_range(key) and not _is_derived(key)}
     kind = getattr(model, "output_kind", LOGITS)
     named = as_backbone(read)[0] if kind == FEATURES else as_embedding(read) if kind == EMBEDDING else read
-    have = len(wanted & named.state.keys())
-    if read.raw is not None and (have < len(wanted) or read.asked):
-        found = find_model(read.raw, wanted, read.asked, read.source.path)
-        if len(wanted & found.state.keys()) > have:
-            named = replace(read, state=found.state)
-    if have < len(wanted) and (convert := getattr(model, "convert_names", None)) is not None:
-        converted = convert(read.state)
-        if len(wanted & converted.keys()) > len(wanted & named.state.keys()):
-            named = replace(read, state=converted)
+    states, lacks = [named.state], not wanted <= named.state.keys()
+    if read.raw is not None and (lacks or read.asked):
+        states.append(find_model(read.raw, wanted, read.asked, read.source.path).state)
+    if lacks and (convert := getattr(model, "convert_names", None)) is not None:
+        states.append(convert(read.state))
+    best = max(states, key=lambda state: len(wanted & state.keys()))  # the first of equal ones
+    if best is not named.state:
+        named = replace(read, state=best)
     if (pattern := getattr(model, "left_out", None)) is None:
         return named
     left = {key: value for key, value in named.state.items() if not re.match(pattern, key)}

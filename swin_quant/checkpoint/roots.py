@@ -18,8 +18,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.conventions import OPENMMLAB, PUBLISHERS
-from swin_quant.checkpoint.names import below
+from swin_quant.checkpoint.names import OPENMMLAB, PUBLISHERS, below
 from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 
