@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from nightly import share
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.files import compute_sha256
+from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import Source, Weights, load_float, save_calibrated, save_float
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.config import architecture, load_config
+from swin_quant.config import architecture, from_dict, load_config, to_dict
 from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
 from swin_quant.models.windows import relative_coords_table
@@ -249,10 +251,11 @@ def test_whatever_a_file_holds_the_answer_is_a_config_or_one_line(tmp_path_facto
         assert "\n" not in str(error) and len(str(error)) < 1500
 
 
-def test_the_card_beside_it_comes_first(tmp_path, run, micro, pictures):
-    more = "--policy ft-mode1 --pictures 2 --batch 2 --data-path".split()
-    run("calibrate", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--output", tmp_path, *more, pictures)
-    file = tmp_path / "swin_micro_calib.pth"
+def test_the_card_beside_it_comes_first(tmp_path):
+    file, cfg = tmp_path / "x.pth", from_dict(to_dict(config()), "test", {"TEST.CROP": False})
+    save_float(build_model(cfg), file)
+    record = {"file": file.name, "sha256": compute_sha256(file)}
+    RunCard("x", to_dict(cfg), {}, checkpoint=record).write(file.with_suffix(".json"))
     assert config_for(file).TEST.CROP is False, "the card's, which no tensor tells"
     assert config_for(file, {"DATA.BATCH_SIZE": 3}).DATA.BATCH_SIZE == 3
     file.with_suffix(".json").unlink()
