@@ -95,6 +95,7 @@ def _run(file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any
                 charge(part, depth - 1)
         return values
 
+    argument: Any
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         if count > _MAX_OPCODES:
             raise Malformed(f"more than {_MAX_OPCODES:,} opcodes")

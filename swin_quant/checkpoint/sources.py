@@ -171,5 +171,5 @@ def _timm_repository(name: str, text: str) -> str:
     if tags and (not tag or name in tags):
         return timm.get_pretrained_cfg(name).hf_hub_id
     alike = ([each for each in known if each.startswith(name[:length])] for length in range(len(name), 3, -1))
-    close = tags or next(filter(None, alike), None) or difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known
+    close = tags or next(filter(None, alike), []) or difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known
     raise UsageError(f"{text}: timm has no weights by that name; it has {listed(close)}")
