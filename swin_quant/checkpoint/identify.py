@@ -177,14 +177,15 @@ def config_given(
     """The user's configuration, with the publisher's values for keys that it leaves open."""
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
-    if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).file.is_file():
+    opened = None if checkpoint is None else open_checkpoint(checkpoint)
+    if opened is not None and opened.file.is_file():
         own = _get_geometry(load_config(path, opts, whole=False))
         overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
         cfg = load_config(path, opts, overrides, whole=False)
         if named(name) and "MODEL.NUM_CLASSES" not in explicit:  # the name gives ImageNet's
-            overrides |= _find_head_classes(checkpoint.weights(cfg.MODEL.WEIGHTS))
+            overrides |= _find_head_classes(opened.weights(cfg.MODEL.WEIGHTS))
             cfg = load_config(path, opts, overrides, whole=False)
-        cfg = agreed(cfg, checkpoint, keys_set_in(path) | explicit, explicit)
+        cfg = agreed(cfg, opened, keys_set_in(path) | explicit, explicit)
     return from_dict(to_dict(cfg), str(path))
 
 
