@@ -2,7 +2,7 @@
 
 import inspect
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -93,20 +93,17 @@ def as_command(name: str, function: Callable[..., Any], *more: str, **arguments:
         value = arguments.get(one.argument)
         if value is not None and one.field:
             value = getattr(value, one.field)
-        (placed if one.is_placed else flags).extend(_words(one, value))
+        if value is None or value == one.default or value == ():
+            continue
+        if not one.is_placed:
+            named = next((note.name for note in one.notes if note.name), None)
+            flag = next(iter(named)) if named else f"--{one.name.replace('_', '-')}"
+            flags.append(flag if value is not False else flag.replace("--", "--no-", 1))
+        if not isinstance(value, bool):
+            words = value if isinstance(value, tuple | list) else [value]
+            (placed if one.is_placed else flags).extend(map(str, words))
     return " ".join(["swin-quant", name, shlex.join([*placed, *flags]), *more])
 
 
 def _get_notes(hint: Any) -> tuple[Any, ...]:
     return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-
-
-def _words(argument: CommandArgument, value: Any) -> Iterator[str]:
-    if value is None or value == argument.default or value == ():
-        return
-    if not argument.is_placed:
-        named = next((note.name for note in argument.notes if note.name), None)
-        flag = next(iter(named)) if named else f"--{argument.name.replace('_', '-')}"
-        yield flag if value is not False else flag.replace("--", "--no-", 1)
-    if not isinstance(value, bool):
-        yield from (str(one) for one in (value if isinstance(value, tuple | list) else [value]))

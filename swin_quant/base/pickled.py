@@ -59,85 +59,119 @@ def load(
 
     `find` is called for every `module.name`, `persistent` for every object outside the pickle.
     """
-    machine = _Machine(find, persistent)
     try:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-            if count > _MAX_OPCODES:
-                raise Malformed(f"more than {_MAX_OPCODES:,} opcodes")
-            if opcode.name == "STOP":
-                return _bounded(machine.stack.pop())
-            machine.run(opcode.name, argument)
+        return _bounded(_run(file, find, persistent))
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise Malformed(str(error)) from error
-    raise Malformed("no end")
 
 
-class _Machine:
-    """The stack, its marks, and the memo while a pickle is read."""
+def _run(file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any], Any]) -> Any:
+    """The result of a pickle's opcodes, which work on a stack, its marks, and a memo."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[int, Any] = {}
+    left = _MAX_VALUES
 
-    def __init__(self, find: Callable[[str], Known], persistent: Callable[[Any], Any]) -> None:
-        self.find, self.persistent = find, persistent
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.left = _MAX_VALUES
-
-    def run(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in _LITERALS:
-            if isinstance(argument, int) and argument.bit_length() > _MAX_BITS:
-                raise Malformed("a number of too many digits")
-            stack.append(argument)
-        elif name in _MADE:
-            stack.append(_MADE[name]())
-        elif name in _CALLS:
-            _CALLS[name](self)
-        elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
-            self.memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET", "GET"):
-            stack.append(self.memo[argument])
-        elif name == "GLOBAL":
-            stack.append(self.find(".".join(argument.split(" ", 1))))
-        elif name not in ("PROTO", "FRAME"):
-            _refuse(name)
-
-    def above_mark(self) -> list[Any]:
-        start = self.marks.pop()
-        items = self.stack[start:]
-        del self.stack[start:]
+    def above_mark() -> list[Any]:
+        start = marks.pop()
+        items = stack[start:]
+        del stack[start:]
         return items
 
-    def find_global(self) -> None:
-        name, module = _expect(str, self.stack.pop()), _expect(str, self.stack.pop())
-        if len(module) + len(name) > _MAX_TEXT:
-            raise Malformed("a name of too many letters")
-        self.stack.append(self.find(f"{module}.{name}"))
-
-    def call(self) -> None:
-        arguments = _expect(tuple, self.stack.pop())
-        self.charge(arguments)
-        self.stack.append(_expect(Known, self.stack.pop()).make(*arguments))
-
-    def stored(self) -> None:
-        identity = _expect(tuple, self.stack.pop())
-        self.charge(identity)
-        self.stack.append(self.persistent(identity))
-
-    def charge(self, values: Any, depth: int = _COPIED) -> None:
-        """Count the values that a call may copy. Malformed if all calls together copy too many."""
-        self.left -= len(values)
-        if self.left < 0:
-            raise Malformed("too many values")
-        if depth:
-            for part in _parts(values):
-                if isinstance(part, dict | list | tuple):
-                    self.charge(part, depth - 1)
-
-    def top(self, count: int) -> list[Any]:
+    def top(count: int) -> list[Any]:
         """Take the last `count` values from the stack."""
-        if len(self.stack) < count:
+        if len(stack) < count:
             raise Malformed("the stack is empty")
-        return [self.stack.pop() for _ in range(count)][::-1]
+        return [stack.pop() for _ in range(count)][::-1]
+
+    def charge(values: Any, depth: int = _COPIED) -> Any:
+        """Count the values that a call may copy, and return them. Malformed if all calls together copy too many."""
+        nonlocal left
+        left -= len(values)
+        if left < 0:
+            raise Malformed("too many values")
+        for part in _parts(values) if depth else ():
+            if isinstance(part, dict | list | tuple):
+                charge(part, depth - 1)
+        return values
+
+    argument: Any
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
+        if count > _MAX_OPCODES:
+            raise Malformed(f"more than {_MAX_OPCODES:,} opcodes")
+        match opcode.name:
+            case "STOP":
+                return stack.pop()
+            case "PROTO" | "FRAME":
+                pass
+            case name if name in _LITERALS:
+                if isinstance(argument, int) and argument.bit_length() > _MAX_BITS:
+                    raise Malformed("a number of too many digits")
+                stack.append(argument)
+            case "NONE":
+                stack.append(None)
+            case "NEWTRUE" | "NEWFALSE":
+                stack.append(opcode.name == "NEWTRUE")
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST" | "EMPTY_SET":  # a list hashes nothing
+                stack.append([])
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "MARK":
+                marks.append(len(stack))
+            case "POP":
+                stack.pop()
+            case "POP_MARK":
+                above_mark()
+            case "DUP":
+                stack.append(stack[-1])
+            case "BINPUT" | "LONG_BINPUT" | "PUT":
+                memo[argument] = stack[-1]
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "BINGET" | "LONG_BINGET" | "GET":
+                stack.append(memo[argument])
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(top(int(opcode.name[-1]))))
+            case "TUPLE":
+                stack.append(tuple(above_mark()))
+            case "LIST" | "FROZENSET":
+                stack.append(above_mark())
+            case "DICT":
+                stack.append(_put({}, above_mark()))
+            case "APPEND" | "APPENDS" | "ADDITEMS":
+                values = top(1) if opcode.name == "APPEND" else above_mark()
+                if not isinstance(stack[-1], Opaque):
+                    _expect(list, stack[-1]).extend(values)
+            case "SETITEM" | "SETITEMS":
+                values = top(2) if opcode.name == "SETITEM" else above_mark()
+                if not isinstance(stack[-1], Opaque):
+                    _put(_expect(dict, stack[-1]), values)
+            case "GLOBAL":
+                stack.append(find(".".join(argument.split(" ", 1))))
+            case "STACK_GLOBAL":
+                name, module = _expect(str, stack.pop()), _expect(str, stack.pop())
+                if len(module) + len(name) > _MAX_TEXT:
+                    raise Malformed("a name of too many letters")
+                stack.append(find(f"{module}.{name}"))
+            case "REDUCE" | "NEWOBJ":
+                values = charge(_expect(tuple, stack.pop()))
+                stack.append(_expect(Known, stack.pop()).make(*values))
+            case "BINPERSID":
+                stack.append(persistent(charge(_expect(tuple, stack.pop()))))
+            case "BUILD":  # attributes of a stand-in that keeps them, versions in a state_dict's `_metadata`; no others
+                state = stack.pop()
+                if isinstance(stack[-1], Attributes):
+                    attributes = dict(enumerate(state)) if isinstance(state, tuple) else _expect(dict, state)
+                    stack[-1].update(charge(attributes, 0))
+                elif isinstance(stack[-1], Ordered) and isinstance(state, dict):
+                    notes = state.get("_metadata")
+                    pairs = notes.items() if isinstance(notes, dict) else ()
+                    stack[-1].versions = {key: one.get("version") for key, one in pairs if isinstance(one, dict)}
+            case _:
+                _refuse(opcode.name)
+    raise Malformed("no end")
 
 
 def mapping(pairs: Any = ()) -> dict[Any, Any]:
@@ -179,68 +213,6 @@ _LITERALS = frozenset(
     "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
     "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
 )
-_MADE: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": list,  # a list hashes nothing
-}
-
-
-def _grow(m: _Machine, values: list[Any]) -> None:
-    if not isinstance(m.stack[-1], Opaque):
-        _expect(list, m.stack[-1]).extend(values)
-
-
-def _fill(m: _Machine, flat: list[Any]) -> None:
-    if not isinstance(m.stack[-1], Opaque):
-        _put(_expect(dict, m.stack[-1]), flat)
-
-
-def _build(m: _Machine) -> None:
-    """Set attributes on a stand-in that keeps them, and the versions in a state_dict's `_metadata`; drop any others."""
-    state = m.stack.pop()
-    if isinstance(m.stack[-1], Attributes):
-        attributes = dict(enumerate(state)) if isinstance(state, tuple) else _expect(dict, state)
-        m.charge(attributes, 0)
-        m.stack[-1].update(attributes)
-    elif isinstance(m.stack[-1], Ordered) and isinstance(state, dict):
-        notes = state.get("_metadata")
-        pairs = notes.items() if isinstance(notes, dict) else ()
-        m.stack[-1].versions = {key: note.get("version") for key, note in pairs if isinstance(note, dict)}
-
-
-def _collect(make: Callable[[list[Any]], Any]) -> Callable[[_Machine], None]:
-    return lambda m: m.stack.append(make(m.above_mark()))
-
-
-_CALLS: dict[str, Callable[[_Machine], Any]] = {
-    "MARK": lambda m: m.marks.append(len(m.stack)),
-    "POP": lambda m: m.stack.pop(),
-    "POP_MARK": lambda m: m.above_mark(),
-    "DUP": lambda m: m.stack.append(m.stack[-1]),
-    "MEMOIZE": lambda m: m.memo.update({len(m.memo): m.stack[-1]}),
-    "TUPLE1": lambda m: m.stack.append(tuple(m.top(1))),
-    "TUPLE2": lambda m: m.stack.append(tuple(m.top(2))),
-    "TUPLE3": lambda m: m.stack.append(tuple(m.top(3))),
-    "TUPLE": _collect(tuple),
-    "LIST": _collect(list),
-    "FROZENSET": _collect(list),
-    "DICT": _collect(lambda flat: _put({}, flat)),
-    "APPEND": lambda m: _grow(m, m.top(1)),
-    "APPENDS": lambda m: _grow(m, m.above_mark()),
-    "ADDITEMS": lambda m: _grow(m, m.above_mark()),
-    "SETITEM": lambda m: _fill(m, m.top(2)),
-    "SETITEMS": lambda m: _fill(m, m.above_mark()),
-    "STACK_GLOBAL": _Machine.find_global,
-    "REDUCE": _Machine.call,
-    "NEWOBJ": _Machine.call,
-    "BUILD": _build,
-    "BINPERSID": _Machine.stored,
-}
 
 
 def _bounded(root: Any) -> Any:

@@ -76,11 +76,6 @@ def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:
 works: list[str] = []  # in progress, the outermost first
 
 
-def shows_bars() -> bool:
-    """Whether standard error is a terminal."""
-    return bars and console.is_terminal
-
-
 class Lines:
     """Lines instead of a bar, without a terminal: the share of `total` that is done, and the time so far and left.
 
@@ -143,7 +138,7 @@ def make_bar(before: str, after: str) -> Progress:
     """A bar on the console between two texts, with the time so far and left; not shown without a terminal."""
     share = (TextColumn(before), BarColumn(), MofNCompleteColumn(), TextColumn(after))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    return Progress(*share, *times, console=console, disable=not shows_bars(), transient=True)
+    return Progress(*share, *times, console=console, disable=not (bars and console.is_terminal), transient=True)
 
 
 def track(items: Iterable[T], description: str, total: int | None = None, noun: str = "") -> Iterator[T]:

@@ -1,4 +1,4 @@
-"""Read foreign files: one boundary for every error, and bounded primitives for binary formats and zip archives."""
+"""Read foreign files: one boundary for every error, and bounded reading of zip archives."""
 
 import functools
 import os
@@ -56,38 +56,6 @@ def reads(
         return inside
 
     return guarded
-
-
-class Cursor:
-    """A position in bytes; reads past the end are a ValueError."""
-
-    def __init__(self, data: memoryview) -> None:
-        self.data, self.at = data, 0
-
-    def __bool__(self) -> bool:
-        return self.at < len(self.data)
-
-    def take(self, size: int) -> memoryview:
-        """The next `size` bytes."""
-        if not 0 <= size <= len(self.data) - self.at:
-            raise ValueError("it ends inside a field")
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def byte(self) -> int:
-        """The next byte."""
-        return self.take(1)[0]
-
-
-def varint(byte: Callable[[], int]) -> int:
-    """A number in groups of 7 bits, the lowest first, as protobuf and Thrift write it; `byte` gives the next one."""
-    value = 0
-    for shift in range(0, 64, 7):
-        group = byte()
-        value |= (group & 0x7F) << shift
-        if group < 0x80:
-            return value
-    raise ValueError("a number of more than 64 bits")
 
 
 def opened(file: BinaryIO) -> zipfile.ZipFile:

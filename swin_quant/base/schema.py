@@ -61,21 +61,21 @@ def checked(
     key: str = "",
     *,
     text: bool = False,
-    unknown: list[str] | None = None,
     error: type[SwinQuantError] = SwinQuantError,
 ) -> Any:
     """`data` as a `kind`; `error` names `source` (a file) and the key, which is `key` or below it.
 
     With `text`, it is read as a number, a switch or a list where one is due, as of YAML (`1e-4` is text there) and
-    command lines. Keys that a record does not have are refused; with a list `unknown` they are added to it instead.
+    command lines. Keys that a record does not have are refused.
     """
-    return _Reading(source, text, unknown, error).value(kind, data, key)
+    return _Reading(source, text, None, error).value(kind, data, key)
 
 
 def check_record(
     kind: Any, data: Any, source: str, key: str = "", unknown: list[str] | None = None
 ) -> Mapping[str, Any]:
-    """Like `checked`, for a record that need not be built: returns its fields."""
+    """Like `checked`, for a record that need not be built: returns its fields. Keys that it does not have are added to
+    `unknown`, if that is a list."""
     return _Reading(source, False, unknown, SwinQuantError).fields(kind, data, key)
 
 

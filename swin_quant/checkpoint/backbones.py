@@ -15,8 +15,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.conventions import OPENMMLAB
-from swin_quant.checkpoint.names import below, renamed, to_microsoft
+from swin_quant.checkpoint.names import OPENMMLAB, below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import Weights
 from swin_quant.checkpoint.read import VERSIONS
 from swin_quant.checkpoint.roots import WRAPPER, choose_set

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from yacs.config import CfgNode
@@ -30,13 +29,11 @@ def class_names(checkpoint: Checkpoint, classes: int) -> list[str]:
         card = checkpoint.card
     except SwinQuantError:  # a JSON file beside a float checkpoint that is no card
         card = None
-    return card.class_names if card and card.class_names else _published(checkpoint.file, classes)
-
-
-def _published(file: Path, classes: int) -> list[str]:
-    if file.name not in WEIGHTS:
+    if card and card.class_names:
+        return card.class_names
+    if checkpoint.file.name not in WEIGHTS:
         return []
-    path = file.with_name("config.json")
+    path = checkpoint.file.with_name("config.json")
     config = description_in(path)
     pretrained = config["pretrained_cfg"] if isinstance(config.get("pretrained_cfg"), dict) else {}
     for key, names in (
@@ -45,14 +42,14 @@ def _published(file: Path, classes: int) -> list[str]:
         ("pretrained_cfg.label_names", pretrained.get("label_names")),
     ):
         if names is not None:
-            return _checked(_listed(names, f"{path}: {key}", classes), f"{path}: {key}", classes)
-    name = timm_name(file)
+            return _checked(names, f"{path}: {key}", classes)
+    name = timm_name(checkpoint.file)
     tag = pretrained.get("tag") or (import_timm().get_pretrained_cfg(name).tag if name else "")
     return list(list_wnids(classes) or ()) if isinstance(tag, str) and _IMAGENET_TAG.search(tag) else []
 
 
-def _listed(names: Any, where: str, classes: int) -> list[str]:
-    """A list of names, or a mapping of each index to one, as a list."""
+def _checked(names: Any, where: str, classes: int) -> list[str]:
+    """The names in a list, or in a mapping of each index to one; none for placeholders."""
     if not isinstance(names, Mapping | Sequence) or isinstance(names, str):
         raise SwinQuantError(f"{where} is neither a list of class names nor a mapping of numbers to them")
     if len(names) != classes:
@@ -63,10 +60,7 @@ def _listed(names: Any, where: str, classes: int) -> list[str]:
             strange = listed(f"{key!r:.40}" for key in names.keys() - {*wanted})
             raise SwinQuantError(f"{where} has no {listed(missing)}, but {strange}: keys are 0 to {classes - 1}")
         names = [names[key] for key in wanted]
-    return [str(name) if type(name) is int else name for name in names]
-
-
-def _checked(names: list[Any], where: str, classes: int) -> list[str]:
+    names = [str(name) if type(name) is int else name for name in names]
     for index, name in enumerate(names):
         if not isinstance(name, str) or not are_names([name]):
             raise SwinQuantError(f"{where}: {index} is {name!r:.60}, no name: must be {NAMES}")

@@ -23,10 +23,11 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
 from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, differing, geometry, stage_windows
+from swin_quant.checkpoint.names import PUBLISHERS
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
-from swin_quant.checkpoint.roots import is_final_norm, nearest_convention
+from swin_quant.checkpoint.roots import nearest_convention
 from swin_quant.checkpoint.sources import choose_name, timm_name
 from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
@@ -51,26 +52,6 @@ class Candidate:
         """A text that is equal for candidates of the same model, whatever their heads and training."""
         without_head = {key: value for key, value in self.geometry.items() if key != "NUM_CLASSES"}
         return repr((sorted(without_head.items()), self.preparation))
-
-
-def fitting(known: Geometry) -> list[Candidate]:
-    """The shipped configurations that contradict nothing of `known`; a head with another number of
-    classes is no contradiction."""
-    return [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
-
-
-def nearest(known: Geometry) -> Candidate:
-    """The shipped configuration that contradicts `known` in the fewest keys, then by the smallest amount."""
-
-    def entries(value: Any) -> list[float]:
-        return value if isinstance(value, list) else [value]
-
-    def distance(candidate: Candidate) -> tuple[int, float]:
-        keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
-        pairs = [(entries(known[key]), entries(candidate.geometry[key])) for key in keys]
-        return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
-
-    return min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=distance)
 
 
 def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
@@ -170,7 +151,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         explicit.add("MODEL.NUM_CLASSES")
     description = published(weights.source, determined, explicit)
     known = _known(determined, description.keys, overrides, file)
-    candidates = fitting(known)
+    # A head with another number of classes is no contradiction
+    candidates = [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
     if not candidates and description.named:  # a model built for other sizes keeps the windows of its architecture
         own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(description.named)), {})
         windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
@@ -180,9 +162,8 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     chosen = choose(candidates, known, description.named or choose_name(file), file) if candidates else None
     overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
     settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
-    cfg = (_from_shipped if chosen else _from_tensors)(
-        chosen or nearest(known), known, settings | dict(overrides), file
-    )
+    settings |= overrides
+    cfg = _from_shipped(chosen, known, settings, file) if chosen else _from_tensors(known, settings, file)
     _check_footprint(cfg, file)
     return cfg
 
@@ -196,14 +177,15 @@ def config_given(
     """The user's configuration, with the publisher's values for keys that it leaves open."""
     path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
     cfg = load_config(path, opts, overrides, whole=False)
-    if checkpoint is not None and (checkpoint := open_checkpoint(checkpoint)).exists:
+    opened = None if checkpoint is None else open_checkpoint(checkpoint)
+    if opened is not None and opened.file.is_file():
         own = _get_geometry(load_config(path, opts, whole=False))
         overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
         cfg = load_config(path, opts, overrides, whole=False)
         if named(name) and "MODEL.NUM_CLASSES" not in explicit:  # the name gives ImageNet's
-            overrides |= _find_head_classes(checkpoint.weights(cfg.MODEL.WEIGHTS))
+            overrides |= _find_head_classes(opened.weights(cfg.MODEL.WEIGHTS))
             cfg = load_config(path, opts, overrides, whole=False)
-        cfg = agreed(cfg, checkpoint, keys_set_in(path) | explicit, explicit)
+        cfg = agreed(cfg, opened, keys_set_in(path) | explicit, explicit)
     return from_dict(to_dict(cfg), str(path))
 
 
@@ -280,7 +262,8 @@ def _check_stages(weights: Weights, determined: Geometry) -> None:
     if stages > _MOST_STAGES:
         raise SwinQuantError(f"{file}: is no whole Swin: it has {stages} stages")
     conventions = [nearest_convention(weights.state), nearest_convention(weights.raw or weights.state)]
-    if [key for key in conventions[0][1] if not is_final_norm(key)]:  # a backbone has none
+    norms = tuple(one.norm for one in PUBLISHERS if one.norm)
+    if [key for key in conventions[0][1] if not key.endswith(norms)]:  # a backbone has no final norm
         publisher, missing = min((each for each in conventions if each[1]), key=lambda each: len(each[1]))
         lost = f"the nearest names are those of {publisher}, with {len(missing)} missing: {listed(missing, 3)}"
         raise SwinQuantError(f"{file}: is no whole Swin: {lost}: it is damaged, or a part of a model")
@@ -309,8 +292,19 @@ def _from_shipped(chosen: Candidate, known: Geometry, settings: Mapping[str, Any
     return cfg
 
 
-def _from_tensors(near: Candidate, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
+def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
     """A config from keys and shapes alone, if no shipped one fits."""
+
+    def entries(value: Any) -> list[float]:
+        return value if isinstance(value, list) else [value]
+
+    def distance(candidate: Candidate) -> tuple[int, float]:
+        """How many keys differ, and by how much."""
+        keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
+        pairs = [(entries(known[key]), entries(candidate.geometry[key])) for key in keys]
+        return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
+
+    near = min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=distance)
     unlike = f"no shipped configuration fits (the nearest is {near.name}: {difference(known, near.geometry)})"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
     absent = [key for key in keys if key not in known and key not in _DEFAULTED]

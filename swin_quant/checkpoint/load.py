@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -91,15 +90,14 @@ def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
     wanted = {key for key in model.state_dict() if not is_range(key) and not _is_derived(key)}
     kind = getattr(model, "output_kind", LOGITS)
     named = as_backbone(read)[0] if kind == FEATURES else as_embedding(read) if kind == EMBEDDING else read
-    have = len(wanted & named.state.keys())
-    if read.raw is not None and (have < len(wanted) or read.asked):
-        found = find_model(read.raw, wanted, read.asked, read.source.path)
-        if len(wanted & found.state.keys()) > have:
-            named = replace(read, state=found.state)
-    if have < len(wanted) and (convert := getattr(model, "convert_names", None)) is not None:
-        converted = convert(read.state)
-        if len(wanted & converted.keys()) > len(wanted & named.state.keys()):
-            named = replace(read, state=converted)
+    states, lacks = [named.state], not wanted <= named.state.keys()
+    if read.raw is not None and (lacks or read.asked):
+        states.append(find_model(read.raw, wanted, read.asked, read.source.path).state)
+    if lacks and (convert := getattr(model, "convert_names", None)) is not None:
+        states.append(convert(read.state))
+    best = max(states, key=lambda state: len(wanted & state.keys()))  # the first of equal ones
+    if best is not named.state:
+        named = replace(read, state=best)
     if (pattern := getattr(model, "left_out", None)) is None:
         return named
     left = {key: value for key, value in named.state.items() if not re.match(pattern, key)}
@@ -130,9 +128,15 @@ def _checked_weights(
         wanted.pop(key, None)
         wanted |= {key: torch.empty(factors.channels)} if key in stored else {}
     if resizes:
+        own = {key.partition(".")[0] for key in wanted}
+        first = {key: key.partition(".")[0] for key in stored if key not in wanted}
+        foreign = [key for key, part in first.items() if part not in own and _TRAINING_ONLY.fullmatch(part)]
+        if foreign and all(key in stored or _is_derived(key) or key in _head() for key in wanted):  # a whole model
+            log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
+            stored = {key: value for key, value in stored.items() if key not in foreign}
         windows = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
         grids = {f"{name}.{_BIASES}": (2 * of[0] - 1, 2 * of[1] - 1) for name, of in windows.items() if of}
-        stored = _at_model_size(_without_foreign(stored, wanted, path), wanted, grids, read.source)
+        stored = _at_model_size(stored, wanted, grids, read.source)
     faults = {kind: keys for kind, keys in _compare(stored, wanted).items() if keys}
     if faults:
         diagnosis = _diagnosis(sum(faults.values(), []), stored, wanted, can_replace=replace_head is not None)
@@ -142,17 +146,6 @@ def _checked_weights(
         if not torch.isfinite(value.float()).all():  # in the model's type
             raise SwinQuantError(f"{path}: {key} holds NaN or Inf: the checkpoint is broken, use another one")
     return {key: value for key, value in stored.items() if not _is_derived(key)}
-
-
-def _without_foreign(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> Mapping[str, Tensor]:
-    """`stored` without entries that only training needs (a loss, counters), beside a whole model."""
-    own = {key.partition(".")[0] for key in wanted}
-    first = {key: key.partition(".")[0] for key in stored if key not in wanted}
-    foreign = [key for key, part in first.items() if part not in own and _TRAINING_ONLY.fullmatch(part)]
-    if not foreign or any(key not in stored and not _is_derived(key) and key not in _head() for key in wanted):
-        return stored
-    log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
-    return {key: value for key, value in stored.items() if key not in foreign}
 
 
 def _at_model_size(
@@ -220,11 +213,6 @@ def _head() -> frozenset[str]:
     return frozenset(key for family in families().values() for key in family.head)
 
 
-def _classes(state: Mapping[str, Tensor]) -> int | None:
-    """The number of classes: the rows of the head's first matrix."""
-    return next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), None)
-
-
 def _diagnosis(
     faults: Sequence[str], stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool
 ) -> str:
@@ -233,7 +221,11 @@ def _diagnosis(
     if model and (not file or unsupported_kind(stored)):
         return f"it is {describe(stored)}; "
     if all(key.split(" ")[0] in _head() for key in faults):
-        theirs, ours = file.get("NUM_CLASSES", _classes(stored)), model.get("NUM_CLASSES", _classes(wanted) or 0)
+        heads = [
+            next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), None)
+            for state in (stored, wanted)
+        ]
+        theirs, ours = file.get("NUM_CLASSES", heads[0]), model.get("NUM_CLASSES", heads[1] or 0)
         advice = "pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         if theirs:
             own = f": give ‹opts› MODEL.NUM_CLASSES {theirs}, or {advice}" if advice else ""

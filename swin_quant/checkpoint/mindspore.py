@@ -15,7 +15,6 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
-from swin_quant.base.reading import Cursor, varint
 
 MAX_BYTES = 4 << 30
 
@@ -33,7 +32,7 @@ def read_ckpt(path: Path) -> dict[str, Tensor]:
     try:
         slices: dict[str, list[_Fields]] = {}
         for entry in _fields(data).get(1, []):
-            fields = _fields(_bytes(entry))
+            fields = _fields(entry)
             tag = bytes(_last(fields, 1)).decode()
             if not tag or 2 not in fields:
                 raise ValueError("an entry without a name or a tensor")
@@ -46,10 +45,11 @@ def read_ckpt(path: Path) -> dict[str, Tensor]:
 def _tensor(tag: str, parts: list[_Fields]) -> Tensor:
     dims: list[int] = []
     for sizes in parts[0].get(1, []):  # one, or several packed
-        cursor = Cursor(memoryview(b"") if isinstance(sizes, int) else sizes)
         dims += [sizes] if isinstance(sizes, int) else []
-        while cursor:
-            dims.append(varint(cursor.byte))
+        at = 0
+        while not isinstance(sizes, int) and at < len(sizes):
+            size, at = _varint(sizes, at)
+            dims.append(size)
     kind = bytes(_last(parts[0], 2)).decode()
     if kind not in TYPES:
         raise ValueError(f"{tag:.80} is of type {kind:.20}")
@@ -64,25 +64,43 @@ def _tensor(tag: str, parts: list[_Fields]) -> Tensor:
     return values.reshape(shape)
 
 
-def _fields(data: memoryview) -> _Fields:
+def _fields(data: int | memoryview) -> _Fields:
     """The values of each field of a protobuf message (https://protobuf.dev/programming-guides/encoding)."""
+    if isinstance(data, int):
+        raise ValueError("a number where bytes should be")
     found: _Fields = {}
-    cursor = Cursor(data)
-    while cursor:
-        key = varint(cursor.byte)
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
         if key & 7 not in (0, 2):
             raise ValueError(f"a field of wire type {key & 7}")
-        value = varint(cursor.byte)
-        found.setdefault(key >> 3, []).append(cursor.take(value) if key & 7 else value)
+        value, at = _varint(data, at)
+        if key & 7 == 0:
+            found.setdefault(key >> 3, []).append(value)
+            continue
+        if value > len(data) - at:
+            raise ValueError("it ends inside a field")
+        found.setdefault(key >> 3, []).append(data[at : at + value])
+        at += value
     return found
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """The number at a place, in groups of 7 bits, the lowest first, and the place behind it."""
+    value = 0
+    for shift in range(0, 64, 7):
+        if at >= len(data):
+            raise ValueError("it ends inside a field")
+        value |= (data[at] & 0x7F) << shift
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+    raise ValueError("a number of more than 64 bits")
 
 
 def _last(fields: _Fields, number: int) -> memoryview:
     """The last value of a field of bytes; empty if there is none."""
-    return _bytes(fields.get(number, [memoryview(b"")])[-1])
-
-
-def _bytes(value: int | memoryview) -> memoryview:
+    value = fields.get(number, [memoryview(b"")])[-1]
     if isinstance(value, int):
         raise ValueError("a number where bytes should be")
     return value

@@ -85,9 +85,8 @@ class OpenedCheckpoint:
     which `swin_quant.loading` calls when a model has them.
     """
 
-    def __init__(self, file: Path, weights: Weights | None = None) -> None:
-        """`weights`: for weights that were read already, or never were in a file."""
-        self.file, self._given = file, weights
+    def __init__(self, file: Path) -> None:
+        self.file = file
         self._read: dict[str, Weights] = {}
 
     def __fspath__(self) -> str:
@@ -95,15 +94,10 @@ class OpenedCheckpoint:
 
     __str__ = __fspath__
 
-    @property
-    def exists(self) -> bool:
-        """Whether there are weights to read."""
-        return self._given is not None or self.file.is_file()
-
     @cached_property
     def sha256(self) -> str:
         """The SHA-256 of the file, and of the parts that an index names."""
-        return self._given.source.sha256 if self._given else compute_sha256(self.file)
+        return compute_sha256(self.file)
 
     @cached_property
     def card(self) -> RunCard | None:
@@ -112,8 +106,6 @@ class OpenedCheckpoint:
 
     def weights(self, asked: str = "") -> Weights:
         """The weights under Microsoft's names; `asked` (ema, raw, a name) chooses among several sets in the file."""
-        if self._given is not None:
-            return self._given
         if asked not in self._read:
             self._read[asked] = read_weights(self.file, asked, lambda file: self.sha256)
         return self._read[asked]

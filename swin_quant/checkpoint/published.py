@@ -5,6 +5,7 @@ It is in the file (Microsoft's pickled `config`, metadata of safetensors) or bes
 of `publishers` say of every key whether it is used, ignored, refused, or named in a warning.
 """
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Set
@@ -87,14 +88,12 @@ class Description:
         for key, value in values.items():
             rule, place = table.get(key), f"{where}: {show(key)[1:-1]}"
             value = value if _is_plain(value) else type(value).__name__
-            if isinstance(rule, Sets) and _is_ours(rule.place.format(node=node)):
-                self.say(rule.place.format(node=node), rule.read(value), place)
-            elif isinstance(rule, Sets) and value not in (None, [], 0):
-                self.unknown.append(place)  # a key from another version
+            if isinstance(rule, Sets) and (ours := rule.place.format(node=node)) in _known_places():
+                self.say(ours, rule.read(value), place)
             elif isinstance(rule, Only) and value not in rule.values:
                 usual = " or ".join(show(each) for each in rule.values if each is not None) or "none"
                 self.refusals[f"{place} is {show(value)}, and only {usual} is supported"] = rule.unless
-            elif rule is None:
+            elif rule is None or (isinstance(rule, Sets) and value not in (None, [], 0)):  # a key from another version
                 self.unknown.append(place)
 
     def contradictions(self, determined: Geometry, explicit: Set[str]) -> list[str]:
@@ -127,24 +126,26 @@ def published(
 ) -> Description:
     """The description of a checkpoint of geometry `determined`, without the keys that the user set (`explicit`).
 
-    A key that the user set, or that a configuration file has `settled`, lifts a refusal. UsageError for a description
-    that contradicts the tensors or itself, or asks for something unsupported. A file without a
-    repository's usual name may lie beside another file's description: if that contradicts the tensors, it is left
-    unread, with a warning.
+    A key that the user set, or that a configuration file has `settled`, lifts a refusal. A file without a repository's
+    usual name may lie beside another file's description: if that contradicts the tensors, it is left unread, with a
+    warning.
+
+    Raises:
+        UsageError: a description that contradicts the tensors or itself, or asks for something unsupported.
     """
     node, file = f"MODEL.{str(determined['TYPE']).upper()}", source.path
     described, beside = Description(), Description()
     _read_file(described, source, node)
     try:
         _read_repository(beside, file, node)
+        if file.name not in WEIGHTS and (other := beside.contradictions(determined, explicit)):
+            unlike = f"describes another model than {file.name} is, and is left unread: {other[0]}"
+            log.warning("%s: %s", file.with_name("config.json"), unlike)
+            beside = Description()
     except SwinQuantError as error:
         if file.name in WEIGHTS:
             raise
         log.warning("%s; it is left unread", error)
-        beside = Description()
-    if file.name not in WEIGHTS and (other := beside.contradictions(determined, explicit)):
-        unlike = f"describes another model than {file.name} is, and is left unread: {other[0]}"
-        log.warning("%s: %s", file.with_name("config.json"), unlike)
         beside = Description()
     if not beside.raw and not described.raw and (name := timm_name(file)) is not None:
         usual = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
@@ -177,10 +178,25 @@ def _read_file(described: Description, source: Source, node: str) -> None:
             if type(size) is int and size <= _SMALL and "TEST.CROP" in keys:
                 keys["TEST.CROP"] = False
             described.read(publishers.MICROSOFT, keys, where, node)
-    args, arch = source.notes.get("args"), source.notes.get("arch")
-    if isinstance(args, Mapping) and isinstance(arch, str) and "crop_pct" in args:
-        _read_trainer(described, args, arch, f"{source.path}: args", node)
-    metadata = {key: _parsed(value) for key, value in source.notes.get("metadata", {}).items()}
+    args, name = source.notes.get("args"), source.notes.get("arch")
+    if isinstance(args, Mapping) and isinstance(name, str) and "crop_pct" in args:
+        # Arguments of timm's training script; None or "" means the default of the architecture
+        timm = import_timm()
+        usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
+        size = args.get("img_size")
+        own = {"input_size": None if size is None else [3, size, size], "num_classes": None}
+        own |= {key: args[key] for key in (*own, *_PREPARED) if args.get(key) not in (None, "")}
+        kept = {key: usual[key] for key in (*_PREPARED, "input_size", "crop_mode") if key in usual}
+        layout = {
+            "architecture": name,
+            "pretrained_cfg": kept | {key: value for key, value in own.items() if value is not None},
+            "model_args": args.get("model_kwargs"),
+        }
+        _read_timm(described, layout, f"{source.path}: args", node)
+    metadata: dict[str, Any] = dict(source.notes.get("metadata", {}))  # of safetensors, where all values are text
+    for key, text in source.notes.get("metadata", {}).items():
+        with contextlib.suppress(ValueError, RecursionError):
+            metadata[key] = json.loads(text)
     for key in ("config", "config.json"):
         metadata |= _mapping(metadata.get(key))
     if any(key in metadata for key in ("pretrained_cfg", "architecture", "input_size")):
@@ -188,19 +204,6 @@ def _read_file(described: Description, source: Source, node: str) -> None:
         _read_timm(described, metadata, f"metadata of {source.path}", node)
     elif metadata.get("model_type") in _SWINS:
         _read_transformers(described, metadata, f"metadata of {source.path}", node)
-
-
-def _read_trainer(described: Description, args: Mapping[str, Any], name: str, where: str, node: str) -> None:
-    """Read the arguments of timm's training script; None or "" means the default of the architecture `name`."""
-    timm = import_timm()
-    usual = timm.get_pretrained_cfg(name).to_dict() if timm.is_model(name) else {}
-    size = args.get("img_size")
-    own = {"input_size": None if size is None else [3, size, size], "num_classes": None}
-    own |= {key: args[key] for key in (*own, *_PREPARED) if args.get(key) not in (None, "")}
-    kept = {key: usual[key] for key in (*_PREPARED, "input_size", "crop_mode") if key in usual}
-    config = kept | {key: value for key, value in own.items() if value is not None}
-    layout = {"architecture": name, "pretrained_cfg": config, "model_args": args.get("model_kwargs")}
-    _read_timm(described, layout, where, node)
 
 
 def _read_repository(described: Description, file: Path, node: str) -> None:
@@ -296,19 +299,11 @@ def _is_timm_config(config: Mapping[str, Any]) -> bool:
 
 
 @cache
-def _is_ours(place: str) -> bool:
-    return place in {key for key, _ in leaves(defaults())}
+def _known_places() -> frozenset[str]:
+    return frozenset(key for key, _ in leaves(defaults()))
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return value is None or isinstance(value, bool | int | float | str | Mapping)
-
-
-def _parsed(text: str) -> Any:
-    """A value of safetensors' metadata, in which all values are text."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text

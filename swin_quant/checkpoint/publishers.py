@@ -196,7 +196,6 @@ class Processor:
     size: Any = 224
     to_square: bool = True  # if a size is one number
     crops: bool = False
-    crop_size: Any = 224
     resample: int = 3
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -231,14 +230,8 @@ def prepared_by_processor(description: Mapping[str, Any], where: str) -> Prepare
     method = options.get("resample", known.resample)
     keys = {"DATA.INTERPOLATION": _RESAMPLING.get(method, method) if type(method) is int else method}
     keys |= _levels(options, known, where)
-    try:
-        return keys | _frame(options, known), {}
-    except _Unlike as problem:
-        return keys, {f"{where}: {problem}": FRAMED}
-
-
-class _Unlike(Exception):
-    """A resize or crop that is not supported; the message says which."""
+    frame = _frame(options, known)
+    return (keys, {f"{where}: {frame}": FRAMED}) if isinstance(frame, str) else (keys | frame, {})
 
 
 def _levels(options: Mapping[str, Any], known: Processor, where: str) -> dict[str, Any]:
@@ -259,11 +252,11 @@ def _levels(options: Mapping[str, Any], known: Processor, where: str) -> dict[st
     return {"DATA.MEAN": [value / scale for value in mean], "DATA.STD": [value / scale for value in std]}
 
 
-def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any]:
-    """The input size, and the keys that resize and crop a picture to it."""
-    crop = side(options.get("crop_size", known.crop_size)) if options.get("do_center_crop", known.crops) else None
+def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any] | str:
+    """The input size, and the keys that resize and crop a picture to it; or why that is not supported."""
+    crop = side(options.get("crop_size", 224)) if options.get("do_center_crop", known.crops) else None
     if not options.get("do_resize", True):
-        raise _Unlike("do_resize is false, and pictures of any other size are resized here")
+        return "do_resize is false, and pictures of any other size are resized here"
     size = options.get("size", known.size)
     if type(size) is int and not options.get("default_to_square", known.to_square):
         size = {"shortest_edge": size}
@@ -273,17 +266,15 @@ def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any]:
     if known.crop_pct and not squashed and type(resized) is int:
         crop, resized, squashed = (resized, int(resized / ratio), False) if resized < _WARPS else (None, resized, True)
     if type(resized) is not int or not 0 < resized < 2**16:
-        raise _Unlike(f"size {size!r:.80} is no square and no shorter side, as pictures are resized here")
+        return f"size {size!r:.80} is no square and no shorter side, as pictures are resized here"
     if crop is None and not squashed:
-        raise _Unlike(
-            f"size {size!r:.80} without do_center_crop keeps the shape of pictures, and the input is a square"
-        )
+        return f"size {size!r:.80} without do_center_crop keeps the shape of pictures, and the input is a square"
     if crop is None or (crop == resized and squashed):
         return {"DATA.IMG_SIZE": resized, "TEST.CROP": False, "TEST.SHAPE": "square"}
     if type(crop) is not int or not 0 < crop <= resized:
-        raise _Unlike(f"crop_size {crop!r:.80} is no square inside of the {resized} that pictures are resized to")
+        return f"crop_size {crop!r:.80} is no square inside of the {resized} that pictures are resized to"
     if squashed and (resized - crop) % 4 == 3:
-        raise _Unlike(f"crop_size {crop} lies half a pixel off the centre of the square of {resized}")
+        return f"crop_size {crop} lies half a pixel off the centre of the square of {resized}"
     shape, ratio = "squashed" if squashed else "floored", crop / resized
     ratio = ratio if int(crop / ratio) == resized else math.nextafter(ratio, 0)  # rounding must not lose a pixel
     return {"DATA.IMG_SIZE": crop, "TEST.CROP": True, "TEST.CROP_RATIO": ratio, "TEST.SHAPE": shape}

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import BitsRecord, CalibrationRecord
+from swin_quant.cards.records import BitsRecord
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.passes import choosing_ranges, passes
 from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.setting import Setting
 
 LEARNED = "learned"
 OF_BITS = (
@@ -52,10 +51,6 @@ class Origin:
     @property
     def grid(self) -> str:
         return _grid_name(self.bits, self.format)
-
-    def is_for(self, setting: Setting) -> bool:
-        """Whether the range fits a node's bits, and its format if that matters."""
-        return self.bits in (None, setting.bits) and (self.format == setting.format or self.method not in OF_BITS)
 
 
 def bits_record(model: nn.Module, method: Method) -> BitsRecord:
@@ -95,15 +90,12 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
         elif kind == "weights" or card.calibration is None:
             found[name] = Origin("max")
         else:
-            found[name] = _calibrated(card.calibration, name, setting)
+            record = card.calibration
+            bits = record.get("other_bits", {}).get(name, record.get("bits", setting.bits if setting else None))
+            default = record.get("methods", {}).get(str(bits), record["method"])
+            method = record.get("node_methods", {}).get(name, default)
+            found[name] = Origin(method, bits, setting.format) if setting else Origin(method, bits)
     return found
-
-
-def _calibrated(record: CalibrationRecord, name: str, setting: Setting | None) -> Origin:
-    bits = record.get("other_bits", {}).get(name, record.get("bits", setting.bits if setting else None))
-    default = record.get("methods", {}).get(str(bits), record["method"])
-    method = record.get("node_methods", {}).get(name, default)
-    return Origin(method, bits, setting.format) if setting else Origin(method, bits)
 
 
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:
@@ -127,10 +119,15 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
                 f"{policy.name} has ({listed(names, 2)}): they are rounded once more, and `calibrate` under it finds "
                 "better ones"
             )
-        others = {name: found[name] for name, setting in asked.items() if not found[name].is_for(setting)}
-        wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
+        others = {
+            name: origin
+            for name, setting in asked.items()
+            if (origin := found[name]).bits not in (None, setting.bits)
+            or (origin.format != setting.format and origin.method in OF_BITS)
+        }
         if not others:
             continue
+        wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
         name, origin = next(iter((wrong or others).items()))
         here = _grid_name(asked[name].bits, asked[name].format)
         if wrong:
@@ -194,7 +191,7 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
             faults["of no activation of this model (_bounds)"].append(name)
         elif node is None:
             faults["of no node of this model"].append(name)
-        elif fault := _find_ends_fault(value) if are_ends else _fault(value, _rows(model, name, node)):
+        elif fault := _find_fault(value, (2,) if are_ends else _rows(model, name, node), are_ends):
             faults[fault].append(name)
         else:
             ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
@@ -221,23 +218,16 @@ def _rows(model: nn.Module, name: str, node: Quantizer) -> tuple[int, ...] | Non
     return (len(weight), *[1] * (weight.dim() - 1))
 
 
-def _fault(amax: Tensor, rows: tuple[int, ...] | None) -> str | None:
+def _find_fault(amax: Tensor, rows: tuple[int, ...] | None, are_ends: bool) -> str | None:
+    if are_ends:
+        if tuple(amax.shape) != rows or not amax.is_floating_point():
+            return "not two floating point numbers (_bounds)"
+        low, high = amax.float().tolist()
+        return None if -math.inf < low <= 0 <= high < math.inf and low < high else "not around zero (_bounds)"
     if amax.numel() != 1 and tuple(amax.shape) != rows:
         return f"of the wrong shape {list(amax.shape)}"
     if not amax.is_floating_point():
         return f"of {amax.dtype}, not floating point"
     amax = amax.float()
-    if amax.isnan().any():
-        return "NaN"
-    if amax.isinf().any():
-        return "infinite"
-    if (amax < 0).any():
-        return "negative"
-    return "zero" if (amax == 0).any() else None
-
-
-def _find_ends_fault(ends: Tensor) -> str | None:
-    if tuple(ends.shape) != (2,) or not ends.is_floating_point():
-        return "not two floating point numbers (_bounds)"
-    low, high = ends.float().tolist()
-    return None if -math.inf < low <= 0 <= high < math.inf and low < high else "not around zero (_bounds)"
+    faults = {"NaN": amax.isnan(), "infinite": amax.isinf(), "negative": amax < 0, "zero": amax == 0}
+    return next((fault for fault, found in faults.items() if found.any()), None)

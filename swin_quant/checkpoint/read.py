@@ -31,15 +31,19 @@ _NOT_WEIGHTS = (
     (rb"[\t\r\n\x20-\x7e]+\Z", "is a text file, not a checkpoint"),
 )
 
-_CONVERT = (
-    "import pickle, torch; s = pickle.load(open('IN.pkl', 'rb')); "
-    "torch.save({k: torch.as_tensor(v) for k, v in s.get('model', s).items()}, 'OUT.pth')"
+# Files that torch.save did not write, by the ending of their name. detectron2's converters pickle NumPy arrays.
+_PICKLE_PROBLEM = (
+    "is a pickle that torch.save did not write: if you trust it, run `import pickle, torch; "
+    "s = pickle.load(open('IN.pkl', 'rb')); "
+    "torch.save({k: torch.as_tensor(v) for k, v in s.get('model', s).items()}, 'OUT.pth')`"
 )
-_OF_OTHERS = {
+_UNREADABLE = {
     ".pdparams": "is a checkpoint of PaddlePaddle: not supported: copy its arrays into a state_dict of torch (its "
     "linear weights are transposed), and save that by torch.save",
     ".npz": "is an archive of NumPy arrays: not supported: give the folder of FasterTransformer's files, or save a "
     "state_dict by torch.save",
+    ".pkl": _PICKLE_PROBLEM,
+    ".pickle": _PICKLE_PROBLEM,
 }
 VERSIONS = "versions"  # in a source's notes: {module: its version}, of a state_dict that tells them
 _NOTES = ("config", "args", "arch")  # keys by which training scripts name the model, beside the weights
@@ -47,9 +51,13 @@ _NOTES = ("config", "args", "arch")  # keys by which training scripts name the m
 
 @dataclass(frozen=True)
 class Source:
-    """The origin of weights: the file, the SHA-256 of its bytes, its container, its convention of names, whether it
-    holds ranges, its `notes` beside the tensors (plain data, unchecked), the name of the set of weights that was read,
-    and whether it holds `several` sets."""
+    """The origin of weights.
+
+    Attributes:
+        format: the container, and the convention of names.
+        notes: plain data beside the tensors, unchecked.
+        weights: the name of the set of weights that was read, of `several` in the file.
+    """
 
     path: Path
     sha256: str
@@ -61,12 +69,8 @@ class Source:
 
     def record(self) -> SourceRecord:
         """The `source` section of a run card."""
-        record: SourceRecord = {
-            "file": self.path.name,
-            "sha256": self.sha256,
-            "format": self.format,
-            "path": str(resolve_path(self.path)),
-        }
+        path = str(resolve_path(self.path))
+        record: SourceRecord = {"file": self.path.name, "sha256": self.sha256, "format": self.format, "path": path}
         return record | {"weights": self.weights} if self.several else record
 
 
@@ -84,7 +88,14 @@ def read_state_dict(
     path = Path(path)
     if path.is_file() and (parts := list_parts(path)):
         return _read_parts(path, parts, get_hash)
-    head = _sniff(path)
+    require_file(path, "checkpoint")
+    with open_plain(path) as file:
+        head = file.read(_SNIFFED)
+    if not head:
+        raise SwinQuantError(f"{path}: is empty (0 bytes): download or copy it again")
+    for pattern, advice in _NOT_WEIGHTS:
+        if re.match(pattern, head.lower()):
+            raise SwinQuantError(f"{path}: {advice}")
     notes: dict[str, Any] = {}
     content: Any
     if path.suffix == ".ckpt" and head[:1] == b"\x0a":  # MindSpore's; torch's zip files may end in .ckpt, too
@@ -111,18 +122,6 @@ def _read_parts(
             raise SwinQuantError(f"{part}: holds other tensors than {index.name} says: {listed(sorted(unlike), 3)}")
         found |= state
     return found, replace(source, path=index, sha256=get_hash(index))
-
-
-def _sniff(path: Path) -> bytes:
-    require_file(path, "checkpoint")
-    with open_plain(path) as file:
-        head = file.read(_SNIFFED)
-    if not head:
-        raise SwinQuantError(f"{path}: is empty (0 bytes): download or copy it again")
-    for pattern, advice in _NOT_WEIGHTS:
-        if re.match(pattern, head.lower()):
-            raise SwinQuantError(f"{path}: {advice}")
-    return head
 
 
 def _read_safetensors(path: Path, head: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -155,10 +154,7 @@ def read_pickled(path: Path) -> Any:
         problem = "holds its numbers in its pickle, as NumPy arrays do: save tensors instead (torch.from_numpy)"
     except ValueError as error:
         what = f"is cut short or damaged, or torch.save did not write it ({error!s:.120})"
-        problem = f"{what}: download or copy it again"
-        problem = _OF_OTHERS.get(path.suffix, problem)
-        if path.suffix in (".pkl", ".pickle"):  # as detectron2's converters write: dicts of NumPy arrays
-            problem = f"is a pickle that torch.save did not write: if you trust it, run `{_CONVERT}`"
+        problem = _UNREADABLE.get(path.suffix, f"{what}: download or copy it again")
     raise SwinQuantError(f"{path}: {problem}")
 
 

@@ -8,7 +8,7 @@ lead to it (`state.model_ema`), or keys that share a prefix. A root is the prefi
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,7 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.conventions import OPENMMLAB, PUBLISHERS
-from swin_quant.checkpoint.names import below
+from swin_quant.checkpoint.names import OPENMMLAB, PUBLISHERS, below
 from swin_quant.checkpoint.unsupported import larger_model
 from swin_quant.config.timm import HEADS
 
@@ -59,7 +58,7 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
         state = {key: value for key, value in state.items() if key not in masked}
 
     def has_head(root: str) -> bool:
-        return any(_HEAD.fullmatch(key.removeprefix(p)) for p in _above(root) for key in state if key.startswith(p))
+        return any(_HEAD.fullmatch(key.removeprefix(p)) for p, _ in _splits(root) for key in state if key.startswith(p))
 
     whole_ones = [root for root in swin_roots(state) if _WRAPPER.fullmatch(root) or has_head(root)]
     if not whole_ones or larger_model(state):
@@ -67,10 +66,10 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
     found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
     if len(found.state) == len(state) and _WRAPPER.fullmatch(found.root):
         return replace(found, state=dict(state), root="")
-    if found.root and not any(key.startswith("head.") for key in found.state):
-        renamed = {f"head.{match[2]}" if (match := _HEAD.fullmatch(key)) else key: v for key, v in found.state.items()}
-        return replace(found, state=renamed)
-    return found
+    if not found.root or any(key.startswith("head.") for key in found.state):
+        return found
+    renamed = {f"head.{match[2]}" if (match := _HEAD.fullmatch(key)) else key: v for key, v in found.state.items()}
+    return replace(found, state=renamed)
 
 
 def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> FoundModel:
@@ -98,7 +97,7 @@ def swin_roots(state: Mapping[str, Any]) -> list[str]:
 
 
 def nearest_convention(state: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The publisher most of whose anchors are in `state` under one root, and those that are missing."""
+    """The publisher most of whose anchors are in `state` under one root, and the missing ones."""
     found = [
         (one.name, one.keys(state, root))
         for one in PUBLISHERS
@@ -113,11 +112,6 @@ def _find_roots(anchor: str, state: Iterable[str]) -> list[str]:
     return [key.removesuffix(anchor) for key in state if key == anchor or key.endswith(f".{anchor}")]
 
 
-def is_final_norm(key: str) -> bool:
-    """Whether a key is a publisher's final norm."""
-    return key.endswith(tuple(one.norm for one in PUBLISHERS if one.norm))
-
-
 def _apart(roots: Sequence[str]) -> list[str]:
     """`roots` without those inside a model found earlier: below it by names of the model's parts, not of a wrapper."""
     found: list[str] = []
@@ -128,15 +122,10 @@ def _apart(roots: Sequence[str]) -> list[str]:
     return found
 
 
-def _splits(key: str) -> Iterator[tuple[str, str]]:
+def _splits(key: str) -> list[tuple[str, str]]:
     """Each prefix of a key that ends in a dot, beginning with the empty one, and the rest."""
     parts = key.split(".")
-    return ((".".join([*parts[:at], ""]), ".".join(parts[at:])) for at in range(len(parts)))
-
-
-def _above(root: str) -> list[str]:
-    """The root, then each shorter prefix, down to the empty one."""
-    return [prefix for prefix, _ in _splits(root)][::-1]
+    return [(".".join([*parts[:at], ""]), ".".join(parts[at:])) for at in range(len(parts))]
 
 
 def _below(
@@ -152,7 +141,7 @@ def _below(
         return FoundModel({k: v for k, v in state.items() if not k.startswith(others)}, root, user_chose, several)
     found: dict[str, Tensor] = {}
     taken: set[str] = set()
-    for above in _above(root):
+    for above, _ in reversed(_splits(root)):
         for key, value in state.items():
             short = key.removeprefix(above)
             if key.startswith(above) and short not in found and (above == root or is_own(short)):
@@ -196,18 +185,17 @@ def choose_set(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = 
 
 def satisfies(name: str, asked: str) -> bool:
     """Whether `asked` means the set `name`."""
-    return is_averaged(name) == (asked == EMA) if asked in (EMA, RAW) else f".{asked}." in f".{name}."
+    return _is_averaged(name) == (asked == EMA) if asked in (EMA, RAW) else f".{asked}." in f".{name}."
 
 
-def is_averaged(name: str) -> bool:
-    """Whether a set's name marks it as an average of weights."""
+def _is_averaged(name: str) -> bool:
     return any(_AVERAGED.fullmatch(part) for part in name.split("."))
 
 
 def _large(sets: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
     sizes = {name: sum(map(math.prod, shapes.values())) for name, shapes in sets.items()}
     least = _LEAST * max(sizes.values(), default=0)
-    known = {name for name in sets if is_averaged(name) or any(part in _RAW for part in name.split("."))}
+    known = {name for name in sets if _is_averaged(name) or any(part in _RAW for part in name.split("."))}
     return {name: shapes for name, shapes in sets.items() if sizes[name] >= least or (name and name in known)}
 
 
@@ -226,7 +214,7 @@ def _default(file: Path, sets: Mapping[str, Shapes], among: Mapping[str, Shapes]
 
 def _rank(name: str) -> int:
     parts = name.split(".")
-    if is_averaged(name):
+    if _is_averaged(name):
         return _RAW.index(parts[0]) if parts[0] in _PREFERRED else len(_RAW) + 1
     return min((_RAW.index(part) for part in parts if part in _RAW), default=len(_RAW))
 

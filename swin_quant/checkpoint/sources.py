@@ -6,12 +6,10 @@ snapshot/                                     a folder that holds what such a re
 model-00001-of-00002.safetensors              one part of the weights: the index beside it names every part
 """
 
-import contextlib
 import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from swin_quant.base.compat import import_timm
@@ -45,14 +43,16 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
     `asked`, as the user wrote it.
     """
     from huggingface_hub import constants, errors
+    from huggingface_hub.utils import logging
 
+    level = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)  # silences a line on every retry: one error is reported
     try:
-        with _quietly():
-            file = _fetch(repository, revision, cached=True)
-            if file is None:
-                # Takes half a minute if the hub is unreachable
-                log.info("%s: is not in the cache, so huggingface.co is asked", asked)
-                file = _fetch(repository, revision, cached=False)
+        file = _fetch(repository, revision, cached=True)
+        if file is None:
+            # Takes half a minute if the hub is unreachable
+            log.info("%s: is not in the cache, so huggingface.co is asked", asked)
+            file = _fetch(repository, revision, cached=False)
     except errors.HFValidationError as error:
         raise UsageError(f"{asked}: {repository!r:.80} is no name of a repository, which is owner/name") from error
     except OSError as error:
@@ -61,6 +61,8 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
         unknown = f"cannot be downloaded: {first_line(error)}"
         problem = texts[0].format(repository=repository, absent=absent) if texts else unknown
         raise SwinQuantError(f"{asked}: {problem}") from error
+    finally:
+        logging.set_verbosity(level)
     if file is None:
         raise SwinQuantError(f"{asked}: {repository} has none of {listed(WEIGHTS)}")
     return file
@@ -90,26 +92,10 @@ def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
     return found[0]
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silences the hub's line on every retry: the caller reports one error."""
-    from huggingface_hub.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-
-
 _KINDS = ("timm", "hf")
 _CACHED = re.compile(r"models--(?:(?P<owner>[^/]+?)--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
 _PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # of peft, which reading them refuses by name
-_MODULES = ("swin_transformer", "swin_transformer_v2")
-
-
 # Folders of distributed training: a name inside -> the folder's kind, and the module that makes one file of it
 _FOLDERS = (
     (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
@@ -129,7 +115,9 @@ def local_file(checkpoint: str | os.PathLike[str]) -> Path:
         return _weights_in(Path(text))
     if os.path.isdir(name):
         return _weights_in(Path(name))
-    repository, _, revision = (_timm_repository(name, text) if kind == "timm" else name).partition("@")
+    if kind == "timm":
+        name = _timm_repository(name, text)
+    repository, _, revision = name.partition("@")
     return download(repository, revision or None, text)
 
 
@@ -172,22 +160,16 @@ def _weights_in(path: Path) -> Path:
     return next((path / name for name in (*WEIGHTS, *_ADAPTERS) if (path / name).is_file()), path)
 
 
-def _similar_names(name: str, known: Sequence[str]) -> Sequence[str]:
-    """The names with the longest common beginning; else the most similar ones."""
-    for length in range(len(name), 3, -1):
-        if found := [each for each in known if each.startswith(name[:length])]:
-            return found
-    return difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known
-
-
 def _timm_repository(name: str, text: str) -> str:
     """The repository of timm's weights `name`, or of an architecture's default weights."""
     timm = import_timm()
-    swins = [each for module in _MODULES for each in timm.list_models(module=module, pretrained=True)]
-    ours = list(dict.fromkeys([*swins, *timm.list_models(pretrained=True)]))
+    modules = ("swin_transformer", "swin_transformer_v2")  # named first
+    swins = [each for module in modules for each in timm.list_models(module=module, pretrained=True)]
+    known = list(dict.fromkeys([*swins, *timm.list_models(pretrained=True)]))
     architecture, _, tag = name.partition(".")
-    tags = [each for each in dict.fromkeys(ours) if each.partition(".")[0] == architecture]
-    if not tags or (tag and name not in tags):
-        close = tags or _similar_names(name, ours)
-        raise UsageError(f"{text}: timm has no weights by that name; it has {listed(close)}")
-    return timm.get_pretrained_cfg(name).hf_hub_id
+    tags = [each for each in known if each.partition(".")[0] == architecture]
+    if tags and (not tag or name in tags):
+        return timm.get_pretrained_cfg(name).hf_hub_id
+    alike = ([each for each in known if each.startswith(name[:length])] for length in range(len(name), 3, -1))
+    close = tags or next(filter(None, alike), []) or difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known
+    raise UsageError(f"{text}: timm has no weights by that name; it has {listed(close)}")

@@ -23,6 +23,7 @@ from swin_quant.base.pickled import Known, Malformed, Opaque
 from swin_quant.base.reading import ENCRYPTED, opened, unpacked
 
 Shape: TypeAlias = tuple[int, ...]
+Find: TypeAlias = Callable[[str], Known]  # the stand-in for a name in a pickle
 _ZIP = b"PK\x03\x04"
 _LEGACY, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch/serialization.py, before version 1.6
 _MAX_PICKLE, _MAX_DIRECTORY = 16 << 20, 4 << 20
@@ -98,18 +99,25 @@ def read_torch(file: io.BufferedReader) -> Any:
     Compressed or Bulky."""
     head = file.read(len(_ZIP))
     file.seek(0)
-    find = _Names()
+    foreign: dict[str, None] = {}  # names of other code
+
+    def find(name: str) -> Known:
+        if name not in _KNOWN and not any(kind.fullmatch(name) for kind in (_STORAGE, _OPAQUE, _HARMLESS)):
+            foreign[name] = None
+        is_tensor = bool(_REBUILT.fullmatch(name))
+        return Known(name, _KNOWN.get(name) or (lambda *arguments: Opaque(name, is_tensor)))
+
     try:
         content = _read_zip(file, find) if head == _ZIP else _read_legacy(file, find)
     except ValueError:
-        if not find.foreign:
+        if not foreign:
             raise
-    if find.foreign:
-        raise Foreign(find.foreign)
+    if foreign:
+        raise Foreign(foreign)
     return content
 
 
-def _read_zip(file: io.BufferedReader, find: "_Names") -> Any:
+def _read_zip(file: io.BufferedReader, find: Find) -> Any:
     archive = _stored(file)
     members = archive.NameToInfo
     root = next((name.removesuffix("data.pkl") for name in members if re.fullmatch(r"[^/]*/data\.pkl", name)), None)
@@ -133,7 +141,7 @@ def _read_zip(file: io.BufferedReader, find: "_Names") -> Any:
 
     if f"{root}byteorder" in unread and content(f"{root}byteorder") != b"little":
         raise Malformed("its numbers are big-endian")
-    found = pickled.load(io.BytesIO(content(f"{root}data.pkl")), find, _Storages(fetch))
+    found = pickled.load(io.BytesIO(content(f"{root}data.pkl")), find, _storages(fetch))
     for name in [*unread]:  # torch ignores the checksums in its own files
         content(name)
     return found
@@ -166,9 +174,8 @@ def _stored(file: io.BufferedReader) -> zipfile.ZipFile:
     return archive
 
 
-def _read_legacy(file: io.BufferedReader, find: "_Names") -> Any:
-    """Five pickles (mark, protocol, system, content, keys of storages), then each storage: number of elements,
-    bytes."""
+def _read_legacy(file: io.BufferedReader, find: Find) -> Any:
+    """Five pickles (mark, protocol, system, content, keys of storages), then each storage: elements, bytes."""
     left = os.fstat(file.fileno()).st_size
     stream = io.BytesIO(file.read(_MAX_PICKLE))
     storages: dict[str, _Storage] = {}
@@ -187,7 +194,7 @@ def _read_legacy(file: io.BufferedReader, find: "_Names") -> Any:
     system = pickled.load(stream, find)
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise Malformed("its numbers are big-endian")
-    content, keys = pickled.load(stream, find, _Storages(reserve)), pickled.load(stream, find)
+    content, keys = pickled.load(stream, find, _storages(reserve)), pickled.load(stream, find)
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or sorted(keys) != sorted(storages):
         raise Malformed("the keys of its storages are others")
     file.seek(stream.tell())
@@ -200,17 +207,14 @@ def _read_legacy(file: io.BufferedReader, find: "_Names") -> Any:
     return content
 
 
-class _Storages:
-    """The storage for a persistent id, ('storage', type, key, device, elements[, view]), each read once.
+def _storages(fetch: Callable[[str, str, int], _Storage]) -> Callable[[Any], Any]:
+    """The reader of persistent ids, ('storage', type, key, device, elements[, view]); each storage is fetched once.
 
     Files from before torch 1.6 also name classes of modules this way: ('module', class, file, source).
     """
+    found: dict[str, _Storage] = {}
 
-    def __init__(self, fetch: Callable[[str, str, int], _Storage]) -> None:
-        self.fetch = fetch
-        self.known: dict[str, _Storage] = {}
-
-    def __call__(self, identity: Any) -> Any:
+    def find(identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module":
             return identity[1]
         kind, known, key, _, elements, *view = identity
@@ -218,39 +222,22 @@ class _Storages:
         is_valid = kind == "storage" and isinstance(key, str) and type(elements) is int and elements >= 0
         if match is None or not is_valid or any(view):
             raise Malformed("an id of no storage")
-        name = match[1]
-        if key not in self.known:
-            self.known[key] = self.fetch(name, key, elements * _width(name))
-        if self.known[key].name != name or len(self.known[key].data) != elements * _width(name):
+        name, size = match[1], elements * _width(match[1])
+        if key not in found:
+            found[key] = fetch(name, key, size)
+        if found[key].name != name or len(found[key].data) != size:
             raise Malformed(f"storage {key} is of two types")
-        return self.known[key]
+        return found[key]
+
+    return find
 
 
 def _width(name: str) -> int:
     return _STORAGES[name].itemsize if name in _STORAGES else _WIDTHS[name]
 
 
-class _Names:
-    """The stand-in for a name in a pickle; `foreign` collects the names of other code."""
-
-    def __init__(self) -> None:
-        self.foreign: dict[str, None] = {}
-
-    def __call__(self, name: str) -> Known:
-        if name not in _KNOWN and not any(kind.fullmatch(name) for kind in (_STORAGE, _OPAQUE, _HARMLESS)):
-            self.foreign[name] = None
-        is_tensor = bool(_REBUILT.fullmatch(name))
-        return Known(name, _KNOWN.get(name) or (lambda *arguments: Opaque(name, is_tensor)))
-
-
 def _tensor(storage: _Storage | Opaque, offset: int, size: Shape, stride: Shape, *rest: Any) -> Tensor | Opaque:
     return storage if isinstance(storage, Opaque) else _view(storage, storage.dtype, storage.name, offset, size, stride)
-
-
-def _make_typed_tensor(
-    storage: _Storage, offset: int, size: Shape, stride: Shape, grad: Any, hooks: Any, dtype: Known, *rest: Any
-) -> Tensor | Opaque:
-    return _view(storage, TYPES.get(dtype.name), dtype.name, offset, size, stride)
 
 
 def _view(
@@ -273,10 +260,6 @@ def _view(
         raise Malformed("a tensor of no shape") from error
 
 
-def _first(value: Any, *rest: Any) -> Any:
-    return value
-
-
 def _with_attributes(rebuild: Known, kind: Any, arguments: Any, state: Any) -> Any:
     """A tensor with attributes. Nested calls are refused: their depth could equal the file's length."""
     if rebuild.make is _with_attributes or not isinstance(arguments, tuple):
@@ -287,9 +270,11 @@ def _with_attributes(rebuild: Known, kind: Any, arguments: Any, state: Any) -> A
 _KNOWN: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _make_typed_tensor,
-    "torch._utils._rebuild_parameter": _first,
-    "torch._utils._rebuild_parameter_with_state": _first,
+    "torch._utils._rebuild_tensor_v3": lambda storage, offset, size, stride, grad, hooks, dtype, *rest: _view(
+        storage, TYPES.get(dtype.name), dtype.name, offset, size, stride
+    ),
+    "torch._utils._rebuild_parameter": lambda tensor, *rest: tensor,
+    "torch._utils._rebuild_parameter_with_state": lambda tensor, *rest: tensor,
     "torch._tensor._rebuild_from_type_v2": _with_attributes,
     "torch.Size": lambda sizes=(): tuple(pickled.items(sizes)),
     # Classes of training configurations and counters, read as plain dictionaries that are never used.
@@ -297,5 +282,5 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "argparse.Namespace": pickled.Attributes,
     "collections.defaultdict": lambda factory=None, *pairs: pickled.mapping(*pairs),
     **dict.fromkeys(("builtins.set", "__builtin__.set"), pickled.items),
-    "_codecs.encode": _first,
+    "_codecs.encode": lambda text, *rest: text,
 }

@@ -44,7 +44,13 @@ def _check(cfg: CfgNode, source: str) -> None:
     """
     node = f"MODEL.{cfg.MODEL.TYPE.upper()}"
     swin = cfg.MODEL[cfg.MODEL.TYPE.upper()]
-    _check_values(swin, node, source)
+    check_values(_KINDS, swin, source, f"{node}.")
+    lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
+    each = ", ".join(f"{key} {entries}" for key, entries in lists.items())
+    need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {each}")
+    pretrained = swin.get("PRETRAINED_WINDOW_SIZES", [])
+    problem = f"{node}.PRETRAINED_WINDOW_SIZES is {pretrained}, but each must be 0 (none) or at least 2"
+    need(all(window == 0 or window > 1 for window in pretrained), source, problem)
     if cfg.MODEL.OUTPUT_KIND == FEATURES:
         _check_features(cfg, swin, source)
     size, patch, channels = cfg.DATA.IMG_SIZE, swin.PATCH_SIZE, swin.EMBED_DIM
@@ -77,17 +83,6 @@ def _check_features(cfg: CfgNode, swin: CfgNode, source: str) -> None:
     behind = cfg.MODEL.FEATURES.NORM != LAST or wanted[-1] == last
     need(behind, source, f"MODEL.FEATURES.NORM {LAST} is behind stage {last}, and {asked}")
     need(not swin.APE, source, "absolute positions (APE) fit one size of pictures: no features of such a model")
-
-
-def _check_values(swin: CfgNode, node: str, source: str) -> None:
-    """Check each key on its own, and the lists with one entry a stage."""
-    check_values(_KINDS, swin, source, f"{node}.")
-    lists = {f"{node}.{key}": swin[key] for key in _PER_STAGE if key in swin}
-    each = ", ".join(f"{key} {entries}" for key, entries in lists.items())
-    need(len(set(map(len, lists.values()))) == 1, source, f"one entry a stage is needed in each of {each}")
-    pretrained = swin.get("PRETRAINED_WINDOW_SIZES", [])
-    problem = f"{node}.PRETRAINED_WINDOW_SIZES is {pretrained}, but each must be 0 (none) or at least 2"
-    need(all(window == 0 or window > 1 for window in pretrained), source, problem)
 
 
 _POLICY = "ft-mode1"  # FasterTransformer has kernels for these two families alone

@@ -70,7 +70,15 @@ class CifarPictures(Pictures):
             if not file.is_file():
                 raise SwinQuantError(f"{file}: no such batch of CIFAR")
             if form.keys:
-                found, labels = _pickled(file, form)
+                content, written = _content(file, form.keys[0])
+                array = content.get("data")
+                state = list(array.values()) if isinstance(array, pickled.Attributes) else []
+                pixels = state[-1] if state else b""
+                pixels = pixels if isinstance(pixels, bytes) else _text(pixels).encode("latin-1", "replace")
+                labels = [label for label in written if type(label) is int]
+                if not labels or len(pixels) != _PIXELS * len(labels):
+                    raise SwinQuantError(f"{file}: {len(pixels)} bytes of pictures, but {len(labels)} labels")
+                found = np.frombuffer(pixels, np.uint8)
             else:
                 data, size = read_bounded(file, "batch of CIFAR", _MAX_BYTES), form.labels + _PIXELS
                 if len(data) % size:
@@ -85,54 +93,36 @@ class CifarPictures(Pictures):
             self.labels += labels
         if not self.names:
             raise SwinQuantError(f"{files[0]}: is empty")
-        self.class_names = _class_names(files[0].parent / form.names, form)
+        path, names = files[0].parent / form.names, list[str]()
+        if path.is_file() and form.keys:
+            names = [printable(_text(name)) for name in _content(path, form.keys[1])[1]]
+        elif path.is_file():
+            names = read_lines(path, "list of class names")
+        if names and len(names) != form.classes:
+            raise SwinQuantError(f"{path}: {len(names)} names of {form.classes} classes")
+        self.class_names = names or list(map(str, range(form.classes)))
 
     def open(self, index: int) -> Image.Image:
         """Return one picture, 32 x 32, RGB."""
         return Image.fromarray(np.ascontiguousarray(self._pixels[index].transpose(1, 2, 0)))
 
 
-def _pickled(path: Path, form: CifarForm) -> tuple[NDArray[np.uint8], list[int]]:
-    """The pictures [N * 3072] and labels of a pickled batch."""
-    content, written = _content(path, form.keys[0])
-    array = content.get("data")
-    state = list(array.values()) if isinstance(array, pickled.Attributes) else []
-    pixels = state[-1] if state else b""
-    pixels = pixels if isinstance(pixels, bytes) else _text(pixels).encode("latin-1", "replace")
-    labels = [label for label in written if type(label) is int]
-    if not labels or len(pixels) != _PIXELS * len(labels):
-        raise SwinQuantError(f"{path}: {len(pixels)} bytes of pictures, but {len(labels)} labels")
-    return np.frombuffer(pixels, np.uint8), labels
-
-
-def _class_names(path: Path, form: CifarForm) -> list[str]:
-    """The names in their file; numbers if there is none."""
-    names: list[str] = []
-    if path.is_file() and form.keys:
-        names = [printable(_text(name)) for name in _content(path, form.keys[1])[1]]
-    elif path.is_file():
-        names = read_lines(path, "list of class names")
-    if names and len(names) != form.classes:
-        raise SwinQuantError(f"{path}: {len(names)} names of {form.classes} classes")
-    return names or list(map(str, range(form.classes)))
-
-
 def _content(path: Path, key: str) -> tuple[dict[str, Any], list[Any]]:
     """The dictionary in a pickle, and its list under `key`."""
+
+    def stand_in(name: str) -> pickled.Known:
+        """Text for what python 3 wrote of bytes; else an object of numpy, whose last part is its values."""
+        if name == "_codecs.encode":
+            return pickled.Known(name, lambda text, *how: text)
+        return pickled.Known(name, lambda *arguments: pickled.Attributes())
+
     data = read_bounded(path, "batch of CIFAR", _MAX_BYTES)
     try:
-        found = pickled.mapping(pickled.load(io.BytesIO(data), _stand_in))
+        found = pickled.mapping(pickled.load(io.BytesIO(data), stand_in))
         content = {_text(key): value for key, value in found.items()}
         return content, pickled.items(content.get(key, []))
     except ValueError as error:
         raise SwinQuantError(f"{path}: is no batch of CIFAR, or is cut off: {one_line(str(error))[:200]}") from error
-
-
-def _stand_in(name: str) -> pickled.Known:
-    """Text for what python 3 wrote of bytes; else an object of numpy, whose last part is its values."""
-    if name == "_codecs.encode":
-        return pickled.Known(name, lambda text, *how: text)
-    return pickled.Known(name, lambda *arguments: pickled.Attributes())
 
 
 def _text(value: Any) -> str:

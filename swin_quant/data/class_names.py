@@ -74,12 +74,9 @@ def in_order(names: Sequence[str]) -> list[str]:
 def is_usual_imagenet(names: Sequence[str]) -> bool:
     """Whether names are ImageNet's, by wnid or in English, in the order of published heads; some may be unknown."""
     standard = list_wnids(len(names))
-    if standard is None:
-        return False
-    index = _index(standard, _one_english)
-    places = [{place for key in _one_english(name) for place in index.get(key, ())} for name in names]
-    known = [place in found for place, found in enumerate(places) if found]
-    return all(known) and len(known) > _MOST * len(standard)
+    found = _matches(standard, names) if standard else []
+    in_place = all(number in (None, place) for place, number in enumerate(found))
+    return in_place and len(found) - found.count(None) > _MOST * len(names)
 
 
 def is_numbers(names: Sequence[str]) -> bool:

@@ -26,7 +26,6 @@ from swin_quant.data.source import DataRequest, DataSource, subfolders
 PICTURE = re.compile(r"ILSVRC2012_val_[0-9]{8}\.(?:JPEG|jpeg|jpg|JPG|png)")
 # Each line begins with a wnid, in published order
 _WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")
-_SPLITS = ("val", "validation")
 _MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
 _COMPRESSED = 15  # miCOMPRESSED of MAT files
 
@@ -87,8 +86,15 @@ def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
 
 
 def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
-    """The devkit's lines: an ILSVRC2012_ID each."""
-    wnids = _devkit_ids(path, places)
+    """The devkit's lines: an ILSVRC2012_ID each, whose wnid is in the devkit's own table."""
+    readers: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {"meta.mat": _matlab, "map_clsloc.txt": _text}
+    table = _first(readers, places)
+    if table is None:
+        ids = "numbers classes by the devkit's ids, not by sorted wnids"
+        raise SwinQuantError(f"{path}: {ids}: put the devkit's {' or '.join(readers)} beside it")
+    wnids = {number: wnid for number, wnid in readers[table.name](table) if is_wnid(wnid)}
+    if missing := [n for n in range(1, ILSVRC_CLASSES + 1) if str(n) not in wnids]:
+        raise SwinQuantError(f"{table}: has no wnid of ILSVRC2012_ID {missing[0]}")
     lines = _lines(path)
     for number, line in enumerate(lines, 1):
         if line not in wnids:
@@ -112,19 +118,6 @@ _FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
     "imagenet_2012_validation_synset_labels.txt": lambda path, places, order: _at(_lines(path)),
     "ILSVRC2012_validation_ground_truth.txt": _ground_truth,
 }
-
-
-def _devkit_ids(truth: Path, places: list[Path]) -> dict[str, str]:
-    """The wnid of each ILSVRC2012_ID, from the devkit's own table."""
-    readers: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {"meta.mat": _matlab, "map_clsloc.txt": _text}
-    path = _first(readers, places)
-    if path is None:
-        ids = "numbers classes by the devkit's ids, not by sorted wnids"
-        raise SwinQuantError(f"{truth}: {ids}: put the devkit's {' or '.join(readers)} beside it")
-    found = {number: wnid for number, wnid in readers[path.name](path) if is_wnid(wnid)}
-    if missing := [n for n in range(1, ILSVRC_CLASSES + 1) if str(n) not in found]:
-        raise SwinQuantError(f"{path}: has no wnid of ILSVRC2012_ID {missing[0]}")
-    return found
 
 
 def _text(path: Path) -> Iterator[tuple[str, str]]:
@@ -154,7 +147,7 @@ def _matlab(path: Path) -> list[tuple[str, str]]:
 
 
 def _find(request: DataRequest) -> list[Path]:
-    if request.split not in _SPLITS or (request.classes is None and not request.prefix):
+    if request.split not in ("val", "validation") or (request.classes is None and not request.prefix):
         return []
     for folder in (request.folder, Path(request.place)):
         with contextlib.suppress(OSError):

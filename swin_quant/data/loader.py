@@ -198,19 +198,6 @@ class DrawnBatches:
         return self.count
 
     def __iter__(self) -> Iterator[Numbered]:
-        for number, batch in self._numbered():
-            self._seen += batch.indices
-            yield number, batch
-
-    def names(self) -> list[str]:
-        """The pictures that were read, in order."""
-        return [self.pictures.names[index] for index in self._seen]
-
-    def unreadable(self) -> list[str]:
-        """The pictures that could not be read."""
-        return sorted(self.limit.names)
-
-    def _numbered(self) -> Iterator[Numbered]:
         total, wanted, seed, size = len(self.pictures), self.wanted, self.seed, self.size
         sample(total, wanted, seed)  # refuses more pictures than there are
         order = sample(total, total, seed)
@@ -227,8 +214,19 @@ class DrawnBatches:
             missing -= len(batch.labels)
             yield number, batch
 
+    def names(self) -> list[str]:
+        """The pictures that were read, in order."""
+        return [self.pictures.names[index] for index in self._seen]
+
+    def unreadable(self) -> list[str]:
+        """The pictures that could not be read."""
+        return sorted(self.limit.names)
+
     def _loaded(self, indices: Sequence[Sequence[int]], workers: int = 0) -> Iterator[Batch]:
-        return self.limit.watched(load_batches(self.pictures, self.transform, indices, workers))
+        for batch in load_batches(self.pictures, self.transform, indices, workers):
+            self.limit.count(batch.unreadable)
+            self._seen += batch.indices
+            yield batch
 
 
 def seeded_order(pictures: Pictures, seed: int) -> list[str]:

@@ -18,8 +18,8 @@ from swin_quant.base.files import near
 from swin_quant.base.progress import track
 from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import count_classes
+from swin_quant.data.folder import NamedPictures
 from swin_quant.data.loader import Batch
-from swin_quant.data.named import NamedPictures
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample, shard

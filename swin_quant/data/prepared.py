@@ -13,8 +13,8 @@ from torch import Tensor
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log, track
 from swin_quant.config.sides import shown
+from swin_quant.data.folder import collect_pictures
 from swin_quant.data.inputs import Inputs, said
-from swin_quant.data.named import collect_pictures
 from swin_quant.data.preprocess import UNPREPARED, Preprocess
 from swin_quant.data.sampling import chunks
 

@@ -105,7 +105,16 @@ def _members(number: int, shard: Path) -> Iterator[tuple[str, _Place, str | None
                 if name.startswith("/") or ".." in name.split("/") or "\\" in name:  # it is shown and hashed
                     raise ValueError(f"{printable(name)[:200]!r} is not a plain relative path with '/'")
                 place = number, member.offset_data, member.size
-                yield name, place, _label(file, member, name) if is_label else None
+                if not is_label:
+                    yield name, place, None
+                    continue
+                if member.size > _MAX_LABEL_BYTES:
+                    raise ValueError(f"{printable(name)[:200]}: a label of {member.size} bytes")
+                file.seek(member.offset_data)
+                text = file.read(member.size).decode("ascii", "replace").strip()
+                if not re.fullmatch(r"[0-9]{1,9}", text):
+                    raise ValueError(f"{printable(name)[:200]}: label {printable(text)!r} is not a whole number")
+                yield name, place, text
             file.seek(archive.offset)  # tarfile takes damage in the middle for the end
             if (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
                 problem = "damaged" if len(block) == tarfile.BLOCKSIZE else "cut off"
@@ -118,16 +127,6 @@ def _members(number: int, shard: Path) -> Iterator[tuple[str, _Place, str | None
         raise SwinQuantError(f"{shard}: cannot be read: {reason(error)}") from error
     except Exception as error:  # tarfile's own errors, and ValueError, UnicodeError, OverflowError of damaged headers
         raise SwinQuantError(f"{shard}: not a readable tar archive: {error}") from error
-
-
-def _label(file: BinaryIO, member: tarfile.TarInfo, name: str) -> str:
-    if member.size > _MAX_LABEL_BYTES:
-        raise ValueError(f"{printable(name)[:200]}: a label of {member.size} bytes")
-    file.seek(member.offset_data)
-    text = file.read(member.size).decode("ascii", "replace").strip()
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError(f"{printable(name)[:200]}: label {printable(text)!r} is not a whole number")
-    return text
 
 
 SOURCES = [

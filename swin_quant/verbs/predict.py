@@ -13,7 +13,7 @@ from swin_quant.base.progress import log
 from swin_quant.base.shards import ROWS, Sharding
 from swin_quant.config.outputs import need_logits
 from swin_quant.config.sides import shortest, sides
-from swin_quant.data.named import collect_pictures
+from swin_quant.data.folder import collect_pictures
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.exported import Exported, SubjectFiles, labels_in, load_engines, one_engine, open_subject, read_config

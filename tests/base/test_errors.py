@@ -3,11 +3,6 @@
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 
 
-def test_exit_codes():
-    assert (SwinQuantError.exit_code, UsageError.exit_code) == (1, 2)
-    assert isinstance(UsageError("x"), SwinQuantError)
-
-
 def test_a_message_is_one_printable_line_whoever_worded_it():
     hostile = "x.onnx: unknown \x1b[31m\u202etype\n  at line\r\n2, \ud800 é \x00"
     assert str(SwinQuantError(hostile)) == "x.onnx: unknown \\x1b[31m\\u202etype   at line 2, \\ud800 é \\x00"

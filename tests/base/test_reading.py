@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.reading import Cursor, reading, reads, varint
+from swin_quant.base.reading import reading, reads
 
 DAMAGE = {
     "of a library": (struct.error("unpack requires 4 bytes"), "not a readable card: it is damaged (error: unpack"),
@@ -53,17 +53,3 @@ def test_the_path_may_be_another_argument():
 
     with pytest.raises(SwinQuantError, match="^here: not a readable card"):
         Reader().read("here")
-
-
-@pytest.mark.parametrize(("data", "says"), [(b"\x80", "ends inside"), (b"", "ends inside"), (b"\xff" * 11, "64 bits")])
-def test_a_number_that_never_ends_is_an_error(data, says):
-    with pytest.raises(ValueError, match=says):
-        varint(Cursor(memoryview(data)).byte)
-
-
-def test_a_cursor_takes_what_is_there_and_no_more():
-    cursor = Cursor(memoryview(b"\xac\x02ab"))
-    assert varint(cursor.byte) == 300 and bytes(cursor.take(2)) == b"ab" and not cursor
-    for size in (1, -1):
-        with pytest.raises(ValueError, match="ends inside a field"):
-            cursor.take(size)

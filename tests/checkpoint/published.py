@@ -15,25 +15,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.checkpoint import OpenedCheckpoint
+from tests.config.test_shipped import TABLE
 
 torchvision, timm = import_torchvision(), import_timm()
 import transformers  # noqa: E402  # it imports torchvision
 from transformers.core_model_loading import revert_weight_conversion  # noqa: E402
 
-# Names of the configurations in Microsoft's repository, of V1 and V2.
-MICROSOFT = """
-    swin_tiny_c24_patch4_window8_256 swin_tiny_patch4_window7_224 swin_tiny_patch4_window7_224_22k
-    swin_tiny_patch4_window7_224_22kto1k_finetune swin_small_patch4_window7_224 swin_small_patch4_window7_224_22k
-    swin_small_patch4_window7_224_22kto1k_finetune swin_base_patch4_window7_224 swin_base_patch4_window7_224_22k
-    swin_base_patch4_window7_224_22kto1k_finetune swin_base_patch4_window12_384_finetune
-    swin_base_patch4_window12_384_22kto1k_finetune swin_large_patch4_window7_224_22k
-    swin_large_patch4_window7_224_22kto1k_finetune swin_large_patch4_window12_384_22kto1k_finetune
-    swinv2_tiny_patch4_window8_256 swinv2_tiny_patch4_window16_256 swinv2_small_patch4_window8_256
-    swinv2_small_patch4_window16_256 swinv2_base_patch4_window8_256 swinv2_base_patch4_window16_256
-    swinv2_base_patch4_window12_192_22k swinv2_base_patch4_window12to16_192to256_22kto1k_ft
-    swinv2_base_patch4_window12to24_192to384_22kto1k_ft swinv2_large_patch4_window12_192_22k
-    swinv2_large_patch4_window12to16_192to256_22kto1k_ft swinv2_large_patch4_window12to24_192to384_22kto1k_ft
-""".split()
+MICROSOFT = list(TABLE)  # names of the configurations in Microsoft's repository, of V1 and V2
 V1 = [name for name in MICROSOFT if name.startswith("swin_")]
 # Repositories of Microsoft on huggingface.co, which transformers opens.
 TRANSFORMERS = """
@@ -220,3 +209,10 @@ def of_detectron2(name):
     width = published.geometry["EMBED_DIM"]
     norms = {f"norm{i}.{kind}": torch.empty(width << i, device="meta") for i in range(4) for kind in ("weight", "bias")}
     return Published("detectron2", name, state | norms, published.geometry)
+
+
+def opened(file, weights):
+    """The checkpoint of a file, as if these weights had been read from it."""
+    checkpoint = OpenedCheckpoint(file)
+    checkpoint._read[""] = weights
+    return checkpoint

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from nightly import share
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.checkpoint import OpenedCheckpoint, Source, Weights, load_float, save_calibrated, save_float
+from swin_quant.base.files import compute_sha256
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import Source, Weights, load_float, save_calibrated, save_float
 from swin_quant.checkpoint.identify import config_for
-from swin_quant.config import architecture, load_config
+from swin_quant.config import architecture, from_dict, load_config, to_dict
 from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
 from swin_quant.models.windows import relative_coords_table
 from swin_quant.quant.quantizer import named_nodes
+from tests.checkpoint.published import opened as as_read
 from tests.helpers.settings import small_config as config
 
 SHIPPED = shipped_configs()
@@ -52,7 +55,7 @@ def weights(tmp_path):
     def make(state, name="mine.pth"):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, 4 << 30)  # takes no disk
-        return OpenedCheckpoint(tmp_path / name, Weights(state, Source(tmp_path / name, "0" * 64, "pth")))
+        return as_read(tmp_path / name, Weights(state, Source(tmp_path / name, "0" * 64, "pth")))
 
     return make
 
@@ -243,15 +246,16 @@ def test_whatever_a_file_holds_the_answer_is_a_config_or_one_line(tmp_path_facto
         else:
             state[key.replace("0", str(number))] = torch.ones(2)
     try:
-        config_for(OpenedCheckpoint(file, Weights(state, Source(file, "0" * 64, "pth"))))
+        config_for(as_read(file, Weights(state, Source(file, "0" * 64, "pth"))))
     except SwinQuantError as error:
         assert "\n" not in str(error) and len(str(error)) < 1500
 
 
-def test_the_card_beside_it_comes_first(tmp_path, run, micro, pictures):
-    more = "--policy ft-mode1 --pictures 2 --batch 2 --data-path".split()
-    run("calibrate", micro / "swin.pth", "--cfg", micro / "swin.yaml", "--output", tmp_path, *more, pictures)
-    file = tmp_path / "swin_micro_calib.pth"
+def test_the_card_beside_it_comes_first(tmp_path):
+    file, cfg = tmp_path / "x.pth", from_dict(to_dict(config()), "test", {"TEST.CROP": False})
+    save_float(build_model(cfg), file)
+    record = {"file": file.name, "sha256": compute_sha256(file)}
+    RunCard("x", to_dict(cfg), {}, checkpoint=record).write(file.with_suffix(".json"))
     assert config_for(file).TEST.CROP is False, "the card's, which no tensor tells"
     assert config_for(file, {"DATA.BATCH_SIZE": 3}).DATA.BATCH_SIZE == 3
     file.with_suffix(".json").unlink()

@@ -1,19 +1,22 @@
 """A checkpoint fits the model entirely, or one line says why not and the model is unchanged."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
+from swin_quant.cards.card import RunCard
+from swin_quant.checkpoint import (
+    load_calibrated,
+    load_float,
+    made_before,
+    open_checkpoint,
+    save_calibrated,
+    save_float,
+)
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
 from tests.helpers.settings import change, small_config
-
-SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "checkpoints"
 
 
 def model(kind="swin", *, seed=0, **keys):
@@ -100,12 +103,6 @@ def test_derived_buffers_may_be_absent_and_of_the_same_size_not_contradict(tmp_p
         refused(load_float, model("swinv2"), wrong, key, "other values")
 
 
-def test_another_pretrained_window_is_noticed(tmp_path):
-    source = model("swinv2", PRETRAINED_WINDOW_SIZES=[8, 8])
-    save_float(source, tmp_path / "x.pth")
-    refused(load_float, model("swinv2"), tmp_path / "x.pth", "relative_coords_table", "pretrained window")
-
-
 @pytest.mark.parametrize(
     ("file", "wanted", "words"),
     [
@@ -115,6 +112,11 @@ def test_another_pretrained_window_is_noticed(tmp_path):
         ({"DEPTHS": [2, 4]}, {}, ["the file has DEPTHS [2, 4], the configuration DEPTHS [2, 2]"]),
         ({"NUM_HEADS": [2, 4]}, {}, ["the file has NUM_HEADS [2, 4], the configuration NUM_HEADS [1, 2]"]),
         ({"PATCH_SIZE": 4, "image": 64}, {}, ["PATCH_SIZE 4", "IMG_SIZE 64"]),
+        (
+            {"kind": "swinv2", "PRETRAINED_WINDOW_SIZES": [8, 8]},
+            {"kind": "swinv2"},
+            ["relative_coords_table", "pretrained window"],
+        ),
     ],
 )
 def test_another_architecture_is_diagnosed(tmp_path, file, wanted, words):
@@ -179,12 +181,13 @@ def test_a_file_without_a_head_needs_the_flag_and_the_flag_forgives_nothing_else
     refused(load_float, model(), save(state, path), "1 missing: norm.weight", replace_head=True)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_weights_that_are_not_finite_are_named(tmp_path, value):
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e300])
+def test_weights_that_are_not_finite_in_float32_are_named(tmp_path, value):
     state = state_of(model())
-    state["layers.1.blocks.0.mlp.fc1.weight"][3, 5] = value
-    path = save(state, tmp_path / "x.pth")
-    refused(load_float, model(), path, "layers.1.blocks.0.mlp.fc1.weight", "NaN or Inf")
+    key = "layers.1.blocks.0.mlp.fc1.weight"
+    state[key] = state[key].double()
+    state[key][3, 5] = value
+    refused(load_float, model(), save(state, tmp_path / "x.pth"), key, "NaN or Inf")
 
 
 def test_float_loading_ignores_ranges_and_forgets_the_models(tmp_path):
@@ -246,12 +249,6 @@ def test_one_wrong_range_is_named(tmp_path, fault):
     refused(load_calibrated, calibrated(seed=7), save(state, tmp_path / "x.pth"), f"1 {fault}: {name}", "calibrate")
 
 
-def test_a_weight_too_large_for_float32_is_infinite(tmp_path):
-    state = state_of(calibrated())
-    state["head.bias"] = torch.full_like(state["head.bias"], 1e300, dtype=torch.float64)
-    refused(load_calibrated, calibrated(), save(state, tmp_path / "x.pth"), "head.bias holds NaN or Inf")
-
-
 def test_only_enabled_nodes_need_a_range_and_none_keeps_an_old_one(tmp_path):
     state = state_of(calibrated())
     name = apply_fault(state, "missing")
@@ -260,20 +257,6 @@ def test_only_enabled_nodes_need_a_range_and_none_keeps_an_old_one(tmp_path):
     change(named_nodes(made)[name], enabled=False)
     load_calibrated(made, path)
     assert named_nodes(made)[name].amax is None
-
-
-@pytest.mark.parametrize("name", ["swin_micro_cifar10", "swinv2_micro_cifar10"])
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the reference checkpoints are not here")
-def test_a_published_style_checkpoint_loads(name):
-    kind = name.split("_")[0]
-    geometry = {"EMBED_DIM": 32, "DEPTHS": [2, 2, 6, 2], "NUM_HEADS": [1, 2, 4, 8]}
-    made = model(kind, **geometry)
-    source = load_float(made, SHARED / f"{name}.pth")
-    assert source.format == "pth, microsoft names"
-    original = torch.load(SHARED / f"{name}.pth", weights_only=True)["model"]
-    loaded = made.state_dict()
-    assert list(loaded) and loaded.keys() == original.keys()
-    assert all(torch.equal(loaded[key], original[key]) for key in original)
 
 
 GELU = "layers.0.blocks.0.mlp.fc2._input_quantizer"
@@ -328,3 +311,18 @@ def test_a_file_of_before_zero_points_serves_every_policy_without(tmp_path):
 def test_ends_that_cannot_be_are_named(tmp_path, value, says):
     path = save(with_ends(**{f"{GELU}._bounds": value}), tmp_path / "x.pth")
     refused(load_calibrated, asymmetric(), path, f"1 {says} (_bounds): {GELU}")
+
+
+def test_a_card_of_another_file_stops_only_what_was_calibrated(tmp_path):
+    assert open_checkpoint(tmp_path).file == tmp_path and made_before(None) is None
+    for name, state in (("float", {}), ("calibrated", {"head._amax": torch.tensor(1.0)})):
+        file = tmp_path / f"{name}.pth"
+        made = model()
+        save_float(made, file)
+        torch.save({**torch.load(file)["model"], **state}, file)
+        RunCard("x", {}, {}, checkpoint={"file": file.name, "sha256": "0" * 64}).write(file.with_suffix(".json"))
+        if state:
+            with pytest.raises(SwinQuantError, match="is not the checkpoint of its run card"):
+                made_before(file)
+        else:
+            assert made_before(file) is None

@@ -1,8 +1,5 @@
 """Every published Swin is identified by names and shapes, whatever wraps it; one of each kind gives its outputs."""
 
-import re
-from pathlib import Path
-
 import pytest
 import torch
 from nightly import share
@@ -10,7 +7,7 @@ from nightly import share
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.identify import config_for, config_given
-from swin_quant.checkpoint.opened import OpenedCheckpoint, named_weights
+from swin_quant.checkpoint.opened import named_weights
 from swin_quant.checkpoint.read import Source, choose_state
 from swin_quant.config import architecture
 from tests.checkpoint import published
@@ -59,7 +56,7 @@ WRAPPERS = {
 
 def opened(content, file):
     """What `open_checkpoint` makes of a file with this content."""
-    return OpenedCheckpoint(file, named_weights(*choose_state(content, Source(file, "", "pth"))))
+    return published.opened(file, named_weights(*choose_state(content, Source(file, "", "pth"))))
 
 
 def facts(cfg, geometry):
@@ -142,24 +139,6 @@ def test_the_models_of_torchvision_are_refused_with_the_way(name, tmp_path):
     for wrap in WRAPPERS.values():
         with pytest.raises(SwinQuantError, match=way):
             config_for(opened(wrap(state), model.written(tmp_path, 0)))
-
-
-def table():
-    """The rows of docs/checkpoints.md."""
-    rows = {
-        **{kind: (len(names), "a classifier, and its embedding") for kind, (names, _) in KINDS.items()},
-        **{kind: (len(names), "a backbone, by `--output-kind features`") for kind, (names, _) in BACKBONES.items()},
-        "timm's Swin-S3": (len(published.S3), "by `--cfg timm:NAME`"),
-        "timm's Swin V2-CR": (len(published.CR), "by `--cfg timm:NAME`"),
-        "torchvision": (len(published.TORCHVISION), "refused as a file: `sq.wrap`"),
-    }
-    return [f"| {kind} | {count} | {opens} |" for kind, (count, opens) in rows.items()]
-
-
-def test_the_guide_has_the_table_of_published_models():
-    text = Path("docs/checkpoints.md").read_text()
-    assert "\n".join(table()) in text
-    assert ", ".join(WRAPPERS) in re.sub(r"\s+", " ", text)
 
 
 def randomised(model):

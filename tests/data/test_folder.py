@@ -8,8 +8,7 @@ from PIL import Image
 
 from swin_quant.base.compat import import_torchvision
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.data.folder import FolderPictures
-from swin_quant.data.named import NamedPictures
+from swin_quant.data.folder import FolderPictures, NamedPictures
 from swin_quant.data.pictures import MAX_BYTES, UnreadablePicture
 from swin_quant.data.sources import open_pictures
 
@@ -148,3 +147,68 @@ def test_a_folder_that_cannot_be_listed_is_an_error_and_not_silently_short(tmp_p
     monkeypatch.setattr(os, "scandir", refusing)  # permissions do not bind root, who may run tests
     with pytest.raises(SwinQuantError, match="locked: cannot be listed: Permission denied"):
         FolderPictures(tmp_path)
+
+
+@pytest.fixture
+def part(tmp_path, files, imagenet):
+    """Folders of classes 2, 500 and 999."""
+    for (name, data), number in zip(files.items(), (2, 2, 500, 500, 999, 999), strict=True):
+        folder = tmp_path / "part" / "val" / imagenet[number]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name.split("/")[1]).write_bytes(data)
+    return tmp_path / "part"
+
+
+def test_labels_are_those_of_the_whole(part, alike, imagenet):
+    pictures = open_pictures(str(part), "val", num_classes=1000)
+    alike(pictures, labels=False)
+    assert pictures.labels == [2, 2, 500, 500, 999, 999] and pictures.class_names == imagenet
+    assert open_pictures(f"wnids:{part}", "val").labels == pictures.labels
+    # A model with just these classes
+    assert open_pictures(str(part), "val", num_classes=3).labels == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_folder_that_is_no_class_is_named(part):
+    (part / "val" / "n99999999").mkdir()
+    with pytest.raises(SwinQuantError, match="other classes than the model: n99999999 there alone"):
+        open_pictures(str(part), "val", num_classes=1000)
+    with pytest.raises(SwinQuantError, match="no ImageNet of 7 classes"):
+        open_pictures(f"wnids:{part}", "val", num_classes=7)
+    with pytest.raises(SwinQuantError, match="split train: found no folders named by wnid"):
+        open_pictures(f"wnids:{part}", "train", num_classes=1000)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("b.png", "a.png", "deep/c.PNG", ".hidden/x.png", ".dot.png", "odd[1].png"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 4), len(name)).save(path, format="png")
+    (tmp_path / "notes.txt").write_text("no picture")
+    return tmp_path
+
+
+def names(folder, *places):
+    return [os.path.relpath(name, folder) for name in NamedPictures([folder / place for place in places]).names]
+
+
+def test_a_folder_is_its_pictures_in_all_levels_without_hidden_ones(folder):
+    assert names(folder, "") == ["a.png", "b.png", "deep/c.PNG", "odd[1].png"]
+
+
+def test_a_named_file_is_read_whatever_its_extension_and_a_missing_one_is_unreadable(folder):
+    (folder / "picture.data").write_bytes((folder / "a.png").read_bytes())
+    pictures = NamedPictures([folder / "picture.data", folder / "notes.txt", folder / "gone.png"])
+    assert pictures.read(0).size == (4, 4) and list(pictures.labels) == [-1, -1, -1]
+    for index, message in ((1, "not a picture"), (2, "gone.png: No such file")):
+        with pytest.raises(UnreadablePicture, match=message):
+            pictures.read(index)
+
+
+def test_nothing_to_read(folder):
+    (folder / "empty").mkdir()
+    for place in ("empty", "*.gif"):
+        with pytest.raises(UsageError, match="no picture there"):
+            NamedPictures([folder / place])
+    with pytest.raises(UsageError, match="name files, folders or patterns"):
+        NamedPictures([])

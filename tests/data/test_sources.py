@@ -13,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.data.sources import has_split, open_pictures
+from swin_quant.data.sources import DigitsPictures, has_split, open_pictures
 
 SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 
@@ -89,15 +89,6 @@ def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
     assert open_pictures(str(tmp_path), "train").names == ["3.png"]
 
 
-@pytest.mark.skipif(not (SHARED / "cifar10").is_dir(), reason="CIFAR-10 is not here")
-def test_cifar10_is_read_from_its_archive():
-    pictures = open_pictures(str(SHARED / "cifar10"), "val", zip_mode=True, num_classes=10)
-    assert len(pictures) == 5000 and np.bincount(pictures.labels).tolist() == [500] * 10
-    for index in range(0, 5000, 250):
-        assert pictures.read(index).size == (32, 32)
-        assert pictures.names[index].split("/")[0] == pictures.class_names[pictures.labels[index]]
-
-
 @pytest.mark.skipif(not (SHARED / "imagenet_sample").is_dir(), reason="the ImageNet sample is not here")
 def test_every_picture_of_the_imagenet_sample_becomes_a_tensor():
     pictures = open_pictures(str(SHARED / "imagenet_sample"), "val", num_classes=128)
@@ -120,3 +111,27 @@ def test_which_splits_there_are(tmp_path):
         return [split for split in ("train", "val", "test") if has_split(config_of(tmp_path, zip_mode), split)]
 
     assert held(False) == ["train", "val"] and held(True) == ["val", "test"] and has_split(config_of("digits"), "val")
+
+
+@pytest.fixture(scope="module")
+def splits():
+    return {split: DigitsPictures(split) for split in ("train", "val")}
+
+
+def test_every_digit_is_in_exactly_one_split_and_four_fifths_train(splits):
+    names = [*splits["train"].names, *splits["val"].names]
+    assert len(names) == len(set(names)) == 1797
+    assert len(splits["train"]) / 1797 == pytest.approx(0.8, abs=0.005)
+
+
+def test_pictures_and_labels_are_scikit_learns(splits):
+    from sklearn.datasets import load_digits  # its import would cost each worker a second
+
+    digits = load_digits()
+    for pictures in splits.values():
+        for index in range(0, len(pictures), 100):
+            source = int(pictures.names[index].split("/")[1])
+            image = pictures.read(index)
+            assert image.size == (8, 8) and image.mode == "RGB"
+            assert abs(np.asarray(image)[..., 0] / 255 - digits.images[source] / 16).max() < 1 / 255
+            assert pictures.labels[index] == digits.target[source]

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.named import NamedPictures
+from swin_quant.data.folder import NamedPictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import infer

@@ -26,7 +26,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.config.load import portable_config
-from swin_quant.data.named import NamedPictures
+from swin_quant.data.folder import NamedPictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import load_engines
 from swin_quant.score.options import EngineOptions
