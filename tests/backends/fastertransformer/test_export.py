@@ -113,7 +113,7 @@ def test_the_loader_builds_the_op_s_list(exported, kind, count):
     assert mode == 1 and depths.tolist() == [2, 1] and heads.tolist() == [1, 2] and depths.dtype is torch.int32
     assert rest == [128, 8, 2, 3, 32, 2, False, True, 2, 4.0, True, 1.0, 1 if kind == "swin" else 2]
     assert weights[0].shape == (96, 32) and weights[2].shape == (32 * 32,) and weights[13].device.type == "cpu"
-    assert {w.dtype for i, w in enumerate(weights[:12])} == {torch.float16}
+    assert {w.dtype for w in weights[:12]} == {torch.float16}
     assert torch.equal(weights[12], weights[13]) and weights[12].dtype is torch.float32
     stored = load_file(artifact.file)["0000.layers.0.blocks.0.attn.qkv.weight"]
     assert torch.equal(weights[0].flatten().view(torch.int8)[: 96 * 32], stored)  # the second half is not defined
@@ -147,11 +147,10 @@ def test_the_loader_stops_on_a_gpu_of_another_generation(exported, monkeypatch, 
 def test_the_check_finds_rounding_and_no_more(exported, model, kind, sm):
     artifact, source = exported(model, kind=kind, sm=sm)
     differences = check(artifact, source)
-    assert all(difference.holds for difference in differences)
+    assert all(d.largest <= d.allowed for d in differences)
     kernels = [d.largest for d in differences if d.slot.container]
     assert len(kernels) == (13 if kind == "int8" else 0) and all(0.3 < largest < 0.57 for largest in kernels)
-    if kind == "float32":
-        assert max(difference.largest for difference in differences) == 0
+    assert kind != "float32" or max(d.largest for d in differences) == 0
     assert "tensors, largest difference" in summary(differences)[0]
 
 
@@ -203,11 +202,8 @@ def test_the_check_notices_another_model_and_a_wrong_layout(exported, calibrated
 
 
 def test_an_export_that_stops_in_the_middle_leaves_nothing(calibrated, card, tmp_path, monkeypatch):
-    def full_disk(*_):
-        raise SwinQuantError("the disk is full")
-
-    monkeypatch.setattr(module, "write_json", full_disk)
-    with pytest.raises(SwinQuantError, match="the disk is full"):
+    monkeypatch.setattr(module, "write_json", None)
+    with pytest.raises(TypeError):
         export(calibrated(), card(), tmp_path)
     assert names(tmp_path) == []
 
