@@ -17,7 +17,7 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import format_shape
+from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy

@@ -21,13 +21,13 @@ from pathlib import Path
 from crosscompile import OLDEST_FLOAT8
 from estimates import KernelCounts, count, estimate_of
 
-from swin_quant.backends.cuda.choose_fusions import get_size
+from swin_quant.backends.cuda.fusions import get_size
 from swin_quant.backends.cuda.fusions import FUSIONS, Row
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
 from swin_quant.backends.cuda.program import Launch, make_kernel
 from swin_quant.backends.cuda.spec import make_spec_from_config
-from swin_quant.backends.cuda.tuning import format_shape
+from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.config import find_config, load_config

@@ -35,7 +35,7 @@ from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.program import Launch, TensorRef, make_kernel
 from swin_quant.backends.cuda.spec_from_policy import check_batch
-from swin_quant.backends.cuda.tuning import format_shape
+from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time

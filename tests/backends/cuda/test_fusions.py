@@ -7,14 +7,14 @@ import torch
 from fusions import candidates, chosen, with_fusions
 
 from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.choose_fusions import fused_program, get_size, listed
+from swin_quant.backends.cuda.fusions import fused_program, get_size, listed
 from swin_quant.backends.cuda.fusions import FUSIONS, fused, rows
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import gpus, load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import format_shape
+from swin_quant.backends.cuda.binding import format_shape
 from tests.backends.conftest import pictures
 from tests.backends.cuda.conftest import HEADS_OF_24, spec_of_model
 from tests.backends.cuda.test_interpreted import interpret

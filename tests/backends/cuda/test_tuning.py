@@ -13,7 +13,7 @@ from swin_quant.backends.cuda.binding import bind
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.spec import make_spec_from_config
-from swin_quant.backends.cuda.tuning import format_shape, tiles_for
+from swin_quant.backends.cuda.binding import format_shape, tiles_for
 from swin_quant.base.errors import SwinQuantError
 
 BEST = Tiles(64, 32, 32, 2, 4)

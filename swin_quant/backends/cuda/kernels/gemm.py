@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.arithmetic import as_type
-from swin_quant.backends.cuda.kernels.call import PreparedLaunch
-from swin_quant.backends.cuda.kernels.kernel import Kernel
+from swin_quant.backends.cuda.kernels.kernel import Kernel, PreparedLaunch, as_type
 from swin_quant.backends.cuda.kernels.tiles import LINE, Tiles, gemm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.integer_arithmetic import product, rounded
