@@ -233,8 +233,7 @@ class _Writer:
         return out
 
     def _gemm(self, kind: Kind, a: TensorRef, layer: str, out: TensorRef, head_dim: int = 32, **rest: Any) -> None:
-        """A product and its epilogue, with FasterTransformer's roundings if the spec has its arithmetic (docs/reference,
-        section 3.8)."""
+        """A product and its epilogue; in FasterTransformer's arithmetic with its roundings (docs/reference, 3.8)."""
         (rows, k), n, last = a.shape, out.shape[-1], layer.rpartition(".")[2]
         times: TensorRef | ScalarRef | None = None  # the levels that scale and bias hold
         if self.spec.folds(layer):
@@ -247,7 +246,7 @@ class _Writer:
             wide = self.spec.arithmetic == "ft-mode2" and last in ("fc2", "reduction")
             epilogue = replace(
                 epilogue,
-                product_levels=ScalarRef(f"{layer}.product_levels"),  # the engine puts it there
+                product_levels=ScalarRef(f"{layer}.product_levels"),  # type: ignore[arg-type]  # the engine puts it there
                 product_rounds=not wide,
                 half_steps=last == "proj" or (last == "fc2" and self.spec.version == 2),
                 unit_epsilon=FT_UNIT_EPSILON,
