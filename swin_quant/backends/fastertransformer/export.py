@@ -22,7 +22,6 @@ from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.gelu_bias import is_misread
 from swin_quant.backends.fastertransformer.limits import (
     Case,
-    check_factors,
     check_finite,
     check_half_range,
     check_limits,
@@ -41,6 +40,7 @@ from swin_quant.checkpoint import save_calibrated, save_float
 from swin_quant.config.outputs import LOGITS
 from swin_quant.models.layers import Swin
 from swin_quant.models.swin_v2 import get_version
+from swin_quant.quant.layer import made_factors
 from swin_quant.quant.policy import policy_from_dict
 
 # The largest relative error of storing: half a unit in the last place. Kernels are rounded to float16 before int8.
@@ -163,7 +163,11 @@ def export(
         raise UsageError(
             "FasterTransformer has kernels of Swin V1 and V2 as classifiers only: export to another backend"
         )
-    check_factors(model)
+    if made := made_factors(model):
+        raise UsageError(
+            f"FasterTransformer cannot run this model: `equalize` put factors at {listed(made, 2)}, a multiplication "
+            "that the kernels do not have: calibrate the float checkpoint under ft-mode1"
+        )
     mode = None
     if options.kind == "int8":
         mode = find_int8_mode(model, policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None)
@@ -188,14 +192,14 @@ def export(
     for warning in list_warnings(case):
         log.warning("%s", warning)
     card = card if case.form.int8 else replace(card, policy=None)
-    made = {
+    record = {
         "sm": options.sm,
         "kind": options.kind,
         "max_batch": options.batch,
         "fix_gelu_bias": options.fix_gelu_bias,
         "int8_mode": case.int8_mode,
     }
-    artifact = finish_artifact(file, card, BACKEND, options.kind, made, [folder / part.name for part in others])
+    artifact = finish_artifact(file, card, BACKEND, options.kind, record, [folder / part.name for part in others])
     if options.check:
         for line in (*summary(check(artifact, model)), *misreading(artifact)):
             log.info("check: %s", line)

@@ -16,7 +16,6 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
 from swin_quant.quant import INT8_MODES
-from swin_quant.quant.layer import made_factors
 from swin_quant.quant.policy import Policy, described, load_policy, settings_for
 
 DEFAULT_SCALE = 1.0  # qk_scale that stands for head_dim ** -0.5
@@ -38,7 +37,9 @@ class Case:
 
     @property
     def fused(self) -> bool:
-        return is_fused(self.g, self.form.sm)
+        """Whether the INT8 op runs the fused attention: one decision for all stages, by the configured window."""
+        g = self.g
+        return self.form.sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
 
     @property
     def lost_rows(self) -> list[int]:
@@ -56,11 +57,6 @@ class Case:
 def is_default_scale(g: Geometry) -> bool:
     """Whether attention has the kernels' default scale."""
     return g.qk_scale is None or math.isclose(g.qk_scale, head_dim(g) ** -0.5, rel_tol=1e-6)
-
-
-def is_fused(g: Geometry, sm: int) -> bool:
-    """Whether the INT8 op runs the fused attention: one decision for all stages, by the configured window."""
-    return sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
 
 
 Limit = tuple[Callable[[Case], object], str]
@@ -164,15 +160,6 @@ def check_limits(case: Case) -> None:
         raise UsageError(f"kind {case.form.kind}: must be {', '.join(KINDS)}")
     for reason in _holding(ALWAYS + (INT8 if case.form.int8 else FLOAT), case):
         raise UsageError(f"FasterTransformer cannot run this model: {reason}")
-
-
-def check_factors(model: Swin) -> None:
-    """UsageError if `equalize` added a multiplication that the kernels do not have."""
-    if made := made_factors(model):
-        raise UsageError(
-            f"FasterTransformer cannot run this model: `equalize` put factors at {listed(made, 2)}, a multiplication "
-            "that the kernels do not have: calibrate the float checkpoint under ft-mode1"
-        )
 
 
 def list_warnings(case: Case) -> list[str]:

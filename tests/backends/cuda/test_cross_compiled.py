@@ -13,6 +13,7 @@ from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of
 from fusions import candidates, with_fusions
 from nightly import share
 
+from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.base.errors import UsageError
 from tests.backends.cuda.conftest import launches_of, spec_of_model
@@ -103,6 +104,15 @@ def test_the_head_of_one_picture_compiles(capability):
     call = kernels_of(launches_of(MODELS[0], batch=1))[-1]
     assert dict(call.constants)["rows_in_all"] == 1
     assert_fine(call, capability)
+
+
+@pytest.mark.nightly
+def test_no_two_warps_compute_the_same():
+    """Eight warps with 64 rows did: products and GELU were computed twice."""
+    mlps = [one for one in candidates(launches_of(MODELS[0])) if one.op == "mlp"]
+    launch = next(one for one in mlps if one.arguments["w1"].shape[1] == 192)
+    once, twice = kernels_of([launch, (launch, Tiles(64, 64, 64, warps=8, stages=2))])
+    assert (cross_compile(once, 80).repeated, cross_compile(twice, 80).repeated) == (1, 2)
 
 
 @pytest.mark.nightly
