@@ -13,7 +13,7 @@ from torch import nn
 from swin_quant.backends.artifact import apply_for_engine
 from swin_quant.backends.backend import Backend, OnnxTarget, function
 from swin_quant.backends.executorch.export import FAULTS
-from swin_quant.backends.fastertransformer.limits import Case, check_limits, find_int8_mode, is_fused, list_warnings
+from swin_quant.backends.fastertransformer.limits import Case, check_limits, find_int8_mode, list_warnings
 from swin_quant.backends.fastertransformer.slots import Form
 from swin_quant.backends.onnx.export import choose_nodes
 from swin_quant.backends.onnx.options import OnnxOptions
@@ -149,7 +149,7 @@ def _cell(g: Geometry, version: int, sm: int, mode: int, said: dict[str, None]) 
         check_limits(case)
     except UsageError as error:
         return f"no {_numbers([str(error).partition(': ')[2]], said)}"
-    fused = "fused" if is_fused(g, sm) else "unfused"
+    fused = "fused" if case.fused else "unfused"
     return f"{fused} {_numbers(list_warnings(case), said)}".strip()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from crosscompile import compile_ahead
 from fusions import with_fusions
-from tune import best_tiles, filled, tile_choices
+from tune import best_tiles, filled, tiles_to_try
 
 from swin_quant.backends.cuda.engine import capability_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -24,9 +24,8 @@ def test_candidates_compute_the_same_and_the_best_is_no_slower(cuda, tiny_config
     launches = build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), 8).launches
     launch = next(one for one in with_fusions(launches) if one.op == op)
     kernel = make_kernel(launch, partial(filled, device=cuda))
-    prepared = kernel.prepare()
-    default, results = prepared.tiles, {}
-    for tiles in tile_choices(launch.op, default, prepared.constants, MANY):
+    default, results = kernel.prepare().tiles, {}
+    for tiles in tiles_to_try(launch, MANY):
         kernel.out.fill_(-77)
         kernel.launch(tiles)
         results[tiles] = kernel.out.clone()

@@ -5,10 +5,9 @@ from random import Random
 
 import fusions as tool
 
-from swin_quant.backends.cuda.choose_fusions import listed
-from swin_quant.backends.cuda.fusions import FUSIONS
+from swin_quant.backends.cuda.binding import format_shape
+from swin_quant.backends.cuda.fusions import FUSIONS, listed
 from swin_quant.backends.cuda.machines import load_machine
-from swin_quant.backends.cuda.tuning import format_shape
 
 
 def test_changes_lie_between_known_sizes():

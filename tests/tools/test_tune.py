@@ -12,12 +12,12 @@ from fusions import with_fusions
 from jobs import JobFailed
 from tune import times_in
 
+from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.backends.cuda.export import CudaOptions, export
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import format_shape
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
@@ -118,27 +118,11 @@ def shapes(kernels):
     return [shape for shape, _ in kernels]
 
 
-def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "torch finds none here" in run(tmp_path / "none.safetensors").err
-
-
-def test_a_gpu_without_a_file_is_named(run, network, gpu, monkeypatch):
+def test_gpus_that_are_refused_in_a_line(run, network, gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L40")
     assert "NVIDIA L40: has no file in " in run(network[0]).err
-
-
-def test_every_kernel_is_timed_batch_after_batch(run, network, gpu, tmp_path):
-    """When time runs out, the first batches, by which fusions are chosen, then have all their times."""
-    file, kernels = network
-    mine = tmp_path / "mine.yaml"
-    done = run(file, "--batch", 8, 1, "--machine", mine)
-    count = len(kernels(8, 1))
-    assert done.code == 0 and gpu.timed == shapes(kernels(8, 1)), done.err
-    assert times_in(mine) == {which: [*astuple(Tiles(64)), 10.0] for which in kernels(8, 1)}
-    said = f"{count} kernels on {H200}: {10 * count} µs together, by default {15 * count}; 0 were timed before"
-    assert done.out.startswith(f"{mine}: {said}")
-    assert f"on {H200}, triton" in mine.read_text() and "rows, columns, inner" in mine.read_text()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "torch finds none here" in run(network[0]).err
 
 
 def test_measured_times_decide_the_fusions_of_their_widths(run, network, gpu, tmp_path):
@@ -156,17 +140,17 @@ def test_measured_times_decide_the_fusions_of_their_widths(run, network, gpu, tm
     assert all(found[title][width] == shipped[title][width] for title in shipped for width in shipped[title])
 
 
-def test_what_was_timed_before_an_interruption_is_kept_and_gone_on_from(run, network, gpu, tmp_path):
+def test_kernels_are_timed_batch_after_batch_and_an_interruption_is_gone_on_from(run, network, gpu, tmp_path):
+    """When time runs out, the first batches, by which fusions are chosen, then have all their times."""
     file, kernels = network
-    mine = tmp_path / "mine.yaml"
+    mine, time = tmp_path / "mine.yaml", [*astuple(Tiles(64)), 10.0]
     gpu.at = {3: KeyboardInterrupt()}
-    assert run(file, "--batch", 1, 8, "--machine", mine).code == 130
-    assert list(times_in(mine)) == kernels(1)[:3]
+    assert run(file, "--batch", 8, 1, "--machine", mine).code == 130
+    assert times_in(mine) == dict.fromkeys(kernels(8)[:3], time)
     gpu.timed, gpu.at = [], {}
-    done = run(file, "--batch", 1, 8, "--machine", mine)
-    assert done.code == 0 and gpu.timed == shapes(kernels(1, 8)[3:]) and gpu.compiled == len(gpu.timed)
-    assert times_in(mine).keys() == set(kernels(1, 8)) and "; 3 were timed before" in done.out
-    gpu.timed = []
-    done = run(file, "--batch", 8, 4, "--machine", mine)
-    assert done.code == 0 and gpu.timed == shapes(kernels(4))  # batches 8 and 1 keep their times
-    assert times_in(mine).keys() == set(kernels(1, 8, 4))
+    done, count = run(file, "--batch", 8, 1, "--machine", mine), len(kernels(8, 1)) - 3
+    assert done.code == 0 and gpu.timed == shapes(kernels(8, 1)[3:]) and gpu.compiled == count, done.err
+    assert times_in(mine) == dict.fromkeys(kernels(8, 1), time)
+    said = f"{count} kernels on {H200}: {10 * count} µs together, by default {15 * count}; 3 were timed before"
+    assert done.out.startswith(f"{mine}: {said}")
+    assert f"on {H200}, triton" in mine.read_text() and "rows, columns, inner" in mine.read_text()

@@ -16,13 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 
-from swin_quant.backends.cuda.kernels.call import settle_cache_keys, without_spills
+from swin_quant.backends.cuda.kernels.kernel import settle_cache_keys, without_spills
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.program import Launch, make_kernel
 from swin_quant.base.errors import UsageError
@@ -71,16 +72,14 @@ def recorded() -> Iterator[list[KernelCall]]:
     """Inside the context, add each distinct Triton launch to the list instead of making it."""
     from triton.runtime.jit import JITFunction
 
-    calls: dict[KernelCall, KernelCall] = {}
+    known: set[KernelCall] = set()
     found: list[KernelCall] = []
     original = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        if warmup:
-            return
-        call = _call(self, args, kwargs)
-        if call not in calls:
-            calls[call] = call
+        call = None if warmup else _call(self, args, kwargs)
+        if call and call not in known:
+            known.add(call)
             found.append(call)
 
     JITFunction.run = run
@@ -100,23 +99,15 @@ def _call(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kern
         name, value = parameter.name, bound.arguments[parameter.name]
         types[name], constant = "constexpr", True
         if not parameter.is_constexpr and value is not None and not (type(value) is int and value == 1):
-            types[name], constant = _type(value), False
+            kind = "i1" if isinstance(value, bool) else "i32" if isinstance(value, int) else "fp32"
+            types[name] = f"*{_TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else kind
+            constant = False
             if isinstance(value, torch.Tensor) or (type(value) is int and value % _ALIGNED == 0):
                 aligned.append(name)
         if constant:
             constants[name] = value
     known = tuple((name, options[name]) for name in _OPTIONS if name in options)
     return KernelCall(kernel, tuple(types.items()), tuple(constants.items()), tuple(aligned), known)
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"*{_TYPES[value.dtype]}"
-    if isinstance(value, bool):
-        return "i1"
-    if isinstance(value, int):
-        return "i32" if -(2**31) <= value < 2**31 else "i64"
-    return "fp32"
 
 
 def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
@@ -131,32 +122,23 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
     from triton.compiler import ASTSource, compile
 
     settle_cache_keys()
-    places = {name: index for index, (name, _) in enumerate(call.types)}
-    source = ASTSource(
-        fn=call.kernel,
-        signature=dict(call.types),
-        constexprs={(places[name],): value for name, value in call.constants},
-        attrs=_attributes(call),
-    )
+    places = {name: (index,) for index, (name, _) in enumerate(call.types)}
+    # A launch's attributes, in its order, are part of the key in Triton's cache. From Triton 3.7 on, arguments without
+    # a known divisor have an empty entry, except floats.
+    newer = tuple(map(int, version("triton").split(".")[:2])) >= (3, 7)
+    divisible = {name: [["tt.divisibility", _ALIGNED]] for name in call.aligned}
+    attributes = {
+        places[name]: divisible.get(name, [])
+        for name, kind in call.types
+        if name in divisible or (newer and not kind.startswith(("fp", "bf")))
+    }
+    constants = {places[name]: value for name, value in call.constants}
+    source = ASTSource(fn=call.kernel, signature=dict(call.types), constexprs=constants, attrs=attributes)
 
     def made(options: Mapping[str, Any]) -> Any:
         return compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
 
     return source, made(without_spills(dict(call.options), lambda options: usage(made(options))[1]))
-
-
-def _attributes(call: KernelCall) -> dict[tuple[int], list[list[Any]]]:
-    """The attributes that a launch gives, in its order: they are part of the key in Triton's cache. From Triton 3.7 on,
-    arguments without a known divisor have an empty entry, except floats."""
-    import triton
-
-    newer = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7)
-    known = {name: [["tt.divisibility", _ALIGNED]] for name in call.aligned}
-    return {
-        (index,): known.get(name, [])
-        for index, (name, kind) in enumerate(call.types)
-        if name in known or (newer and not kind.startswith(("fp", "bf")))
-    }
 
 
 def usage(made: Any) -> tuple[int, int]:
@@ -179,15 +161,12 @@ def tool(name: str, how: str, made: Any) -> str:
         return subprocess.run([place, how, cubin], check=True, capture_output=True, text=True).stdout
 
 
-def kernels_of(launches: Iterable[Launch]) -> list[KernelCall]:
-    """The kernels that these launches need, each once. Nothing is allocated or run."""
-    return kernels_with_tiles((launch, None) for launch in launches)
-
-
-def kernels_with_tiles(wanted: Iterable[tuple[Launch, Tiles | None]]) -> list[KernelCall]:
-    """The same for given tiles; None is the kernel's default."""
+def kernels_of(wanted: Iterable[Launch | tuple[Launch, Tiles | None]]) -> list[KernelCall]:
+    """The kernels that these launches need, each once, with the given tiles or the kernel's default. Nothing is
+    allocated or run."""
     with recorded() as found:
-        for launch, tiles in wanted:
+        for one in wanted:
+            launch, tiles = one if isinstance(one, tuple) else (one, None)
             make_kernel(launch).launch(tiles)
     return found
 
@@ -211,7 +190,7 @@ def compile_ahead(
     if os.environ.get("TRITON_INTERPRET") == "1":
         return CompiledAhead(0, [], 0)
     end, said = time.monotonic() + seconds, []
-    calls = kernels_with_tiles(wanted)
+    calls = kernels_of(wanted)
     context = multiprocessing.get_context("forkserver")  # a process with a GPU's context cannot be forked
     context.set_forkserver_preload([__name__])
     with context.Pool(processes or len(os.sched_getaffinity(0))) as pool, suppress(multiprocessing.TimeoutError):

@@ -1,24 +1,35 @@
-"""Estimate a launch's time on a GPU from its compiled kernel, without the GPU.
+"""Estimate a launch's time on a GPU from its compiled kernel's machine code (SASS), without the GPU.
 
-Each bound is a time that the launch needs of one resource, were nothing else in the way. Kernels reach a share of each,
-`REACHED`: guesses, since nothing was measured. A launch takes the largest of the times so corrected, and the launch
-itself.
+Instructions are counted by the pipe of a scheduler that they hold, with loops times their trips: every instruction in
+front of the last `EXIT` counts as executed, branches forward as not taken. Each bound is a time that the launch needs
+of one resource, were nothing else in the way. Kernels reach a share of each, `REACHED`: guesses, since nothing was
+measured. A launch takes the largest of the times so corrected, and the launch itself.
+
+Pipes and rates: CUDA C++ Programming Guide, table "Throughput of Native Arithmetic Instructions", and Nsight Compute's
+description of the pipes (conversions between integers and floats run beside MUFU).
+The share of a single warp: Luo et al., "Dissecting the NVIDIA Hopper Architecture through Microbenchmarking", 2025.
 """
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import nan, prod
 from typing import Any
 
 from crosscompile import KernelCall, compiled, recorded, tool, usage
-from sass import INT8_A_CLOCK, SCHEDULERS, Counts, counted
 
-from swin_quant.backends.cuda.kernels.call import PreparedLaunch
+from swin_quant.backends.cuda.kernels.kernel import PreparedLaunch
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.program import Launch, make_kernel
 
+SCHEDULERS = 4  # of a multiprocessor; a warp stays with one of them
+OLDEST_WIDE = 86  # compute capability from which a scheduler has 32 float lanes; 8.0 has 16
+# int8 operations a clock of a multiprocessor's tensor cores: data sheets' peaks over multiprocessors and clocks.
+INT8_A_CLOCK = {80: 4096, 86: 2048, 89: 2048, 90: 8192, 100: 16384, 120: 2048}
+WARP_ALONE = 0.62  # share of Hopper's peak that instructions of one warp reach (Luo et al.)
 FROM_CACHE = 64  # bytes a clock from the L2 cache into one multiprocessor (V100: Jia et al., 2018)
 RESERVED = 1024  # bytes of shared memory that every program takes besides its own
 # Cycles an instruction of a warp alone, waiting for its operands: the median over 2,334 kernels, each simulated
@@ -35,29 +46,28 @@ REACHED: Mapping[str, float] = {
     "loads": 0.85,  # loads, stores and shuffles
     "chain": 1.0,  # waves, each as long as one warp alone
 }
+_FMA = {"FADD", "FMUL", "FFMA", "FFMA2", "HFMA2", "HADD2", "HMUL2", "FSWZADD"}
+_WIDE_INTEGER = {"IMAD", "IMUL", "FMUL32I", "FADD32I", "FFMA32I"}  # on half of the float lanes
+_SPECIAL = {"MUFU", "I2F", "F2I", "F2F", "FRND", "I2I", "POPC", "FLO"}
+_CONTROL = {
+    "BRA", "EXIT", "BAR", "BSSY", "BSYNC", "CALL", "RET", "WARPGROUP", "WARPSYNC", "DEPBAR", "LDGDEPBAR", "MEMBAR",
+    "FENCE", "ERRBAR", "CCTL", "NANOSLEEP", "YIELD", "S2R", "S2UR", "R2UR", "LDC", "LDCU", "ULDC", "UMOV",
+}  # fmt: skip
+_MEMORY = {"LD", "LDG", "LDL", "LDS", "LDSM", "LDGSTS", "ST", "STG", "STL", "STS", "STSM", "SHFL", "ATOM", "RED"}
+_LINE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9]*)((?:\.\w+)*)\s*([^;]*);")
+_LABEL = re.compile(r"\s*(\.L_x_\d+):")
+_TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+_SIDES = re.compile(r"\.(\d+)x(\d+)x(\d+)\b|\.(16)(8)(8|16|32|64)\b")
 
 
 @dataclass(frozen=True)
 class KernelCounts:
-    """`counts`: of one warp of a program. `registers`: of a thread; `shared`: bytes of a program."""
+    """`cycles`: of one warp, by pipe (see `count_code`). `registers`: of a thread; `shared`: bytes of a program."""
 
-    counts: Counts
+    cycles: Mapping[str, float]
     warps: int
     registers: int
     shared: int
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """`bounds`: microseconds by the names in `REACHED`, before shares. `us`: the estimate."""
-
-    bounds: Mapping[str, float]
-    us: float
-
-    @property
-    def bound(self) -> str:
-        """The bound that decides."""
-        return max(self.bounds, key=lambda name: self.bounds[name] / REACHED[name])
 
 
 def count(launch: Launch, capability: int, tiles: Tiles | None = None) -> KernelCounts:
@@ -69,65 +79,109 @@ def count(launch: Launch, capability: int, tiles: Tiles | None = None) -> Kernel
     prepared = make_kernel(launch).prepare(tiles)
     with recorded() as calls:
         prepared.run()
-    return _counts(calls[0], trips(prepared), capability)
+    return _count_kernel(calls[0], trips(prepared), capability)
 
 
 @cache
-def _counts(call: KernelCall, loops: tuple[int, ...], capability: int) -> KernelCounts:
+def _count_kernel(call: KernelCall, loops: tuple[int, ...], capability: int) -> KernelCounts:
     made = compiled(call, capability)[1]
-    counts = counted(tool("nvdisasm", "-c", made), loops, capability)
-    return KernelCounts(counts, made.metadata.num_warps, usage(made)[0], made.metadata.shared)
+    cycles = count_code(tool("nvdisasm", "-c", made), loops, capability)
+    return KernelCounts(cycles, made.metadata.num_warps, usage(made)[0], made.metadata.shared)
+
+
+def count_code(sass: str, trips: Sequence[int], capability: int) -> Counter[str]:
+    """Cycles of a scheduler that one warp's instructions take, by pipe: `alu`, `fma`, `special`, `memory` (loads,
+    stores, shuffles), `tensor`; and the number of instructions, `issue`.
+
+    `sass`: the code of `nvdisasm -c`. `trips` of its loops by depth, the outermost first; a deeper loop runs once.
+    """
+    code: list[tuple[str, str, str]] = []  # name before the first dot, the rest of it, and the operands
+    labels: dict[str, int] = {}
+    for line in sass.splitlines():
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(code)
+        elif (found := _LINE.match(line)) and found[2] != "NOP":
+            guard, *instruction = found.groups()
+            code.append((*instruction,))
+            if instruction[0] == "EXIT" and not guard:
+                break
+    loops = []
+    for at, (name, _, operands) in enumerate(code):
+        if name == "BRA" and (to := _TARGET.search(operands)) and labels.get(to[1], at + 1) < at:
+            loops.append((labels[to[1]], at))
+    times = [1] * len(code)
+    for first, last in loops:
+        depth = sum(a <= first and last <= b for a, b in loops) - 1
+        for at in range(first, last + 1):
+            times[at] *= trips[depth] if depth < len(trips) else 1
+    cycles = Counter({"issue": sum(times)})
+    for (name, kind, _), number in zip(code, times, strict=True):
+        pipe, each = _hold(name, kind, capability)
+        if pipe:
+            cycles[pipe] += each * number
+    return cycles
+
+
+def _hold(name: str, kind: str, capability: int) -> tuple[str, float]:
+    """The pipe of a scheduler, or "", and the cycles that an instruction of a warp holds it, if all schedulers work."""
+    if name.endswith("MMA"):
+        by_group = name.endswith("GMMA")  # four warps share it (Hopper's wgmma)
+        rate = INT8_A_CLOCK[capability] / SCHEDULERS
+        rate *= 0.5 if name.startswith("H") else 1.0
+        rate *= WARP_ALONE if capability == 90 and not by_group else 1.0
+        sides = _SIDES.search(kind)
+        operations = 2 * prod(int(side) for side in sides.groups() if side) if sides else 0
+        return "tensor", operations // (SCHEDULERS if by_group else 1) / rate
+    if name in _FMA:
+        return "fma", 1 if capability >= OLDEST_WIDE else 2
+    if name in _WIDE_INTEGER:
+        return "fma", 2
+    if name in _SPECIAL:
+        return "special", 8
+    if name in _MEMORY:  # 128 bytes a clock for all schedulers
+        by_matrix = {".2": 2, ".4": 4} if name in ("LDSM", "STSM") else {}
+        wide = 4 if ".128" in kind else 2 if ".64" in kind else 1
+        return "memory", SCHEDULERS * (by_matrix.get(kind[-2:], 1) if by_matrix else wide)
+    return ("", 0) if name in _CONTROL or name.startswith("U") else ("alu", 2)
 
 
 def trips(prepared: PreparedLaunch) -> tuple[int, ...]:
     """How often each loop of the kernel runs, by depth; loops that the compiler unrolls are not in its code."""
     c, name = prepared.constants, prepared.kernel.rpartition(".")[2]
     tiles_of_keys = -(-(c["WINDOW"] ** 2) // c["BKEYS"]) if "BKEYS" in c else 1
-    return {
-        "gemm": lambda: (-(-c["K"] // c["BK"]),),
-        "gemm_norm": lambda: (c["K"] // c["BK"],),
-        "norm_gemm": lambda: (c["GROUP"],),
-        "mlp": lambda: (c["HIDDEN"] // c["BH"],),
-        "attention": lambda: (c["WINDOWS"], tiles_of_keys) if c["WINDOWS"] > 1 else (tiles_of_keys,),
-        "attention_norm": lambda: (c["HEADS"], tiles_of_keys),
-        "pool": lambda: (-(-c["TOKENS"] // c["ROWS"]),),
-    }.get(name, tuple)()
+    if name == "attention_norm":
+        return c["HEADS"], tiles_of_keys
+    if name == "attention":
+        return (c["WINDOWS"], tiles_of_keys) if c["WINDOWS"] > 1 else (tiles_of_keys,)
+    if name == "norm_gemm":
+        return (c["GROUP"],)
+    loops = {"gemm": ("K", "BK"), "gemm_norm": ("K", "BK"), "mlp": ("HIDDEN", "BH"), "pool": ("TOKENS", "ROWS")}
+    return (-(-c[loops[name][0]] // c[loops[name][1]]),) if name in loops else ()
 
 
-def estimate_of(launch: Launch, counts: KernelCounts, machine: Machine) -> Estimate:
-    """The estimate for a launch with its default tiles, and the counts of its kernel."""
-    gpu, prepared = machine.gpu, make_kernel(launch).prepare()
+def find_bounds(launch: Launch, counts: KernelCounts, machine: Machine) -> dict[str, float]:
+    """Microseconds by the names in `REACHED`, before shares, for a launch with its default tiles."""
+    gpu, prepared, c = machine.gpu, make_kernel(launch).prepare(), counts.cycles
     programs, clock = prod(prepared.grid), clock_ghz(machine) * 1e3  # clocks a microsecond
     each = -(-programs // gpu.sms)  # on the busiest multiprocessor
     resident = max(1, min(each, resident_programs(gpu.capability, counts.warps, counts.registers, counts.shared)))
-    waves, warps, c = -(-each // resident), max(1.0, each * counts.warps / SCHEDULERS), counts.counts
-    bounds = {
+    warps = max(1.0, each * counts.warps / SCHEDULERS)
+    # Float32 products, the head's alone, get the peak of half precision.
+    tops = {"int8": machine.int8_tops, "fp8": gpu.fp8_tflops or nan}.get(launch.products, machine.float_tflops)
+    return {
         "memory": launch.bytes_moved / (machine.bandwidth_gbs * 1e3),
         "cache": each * read_by_program(launch, prepared.constants) / FROM_CACHE / clock,
-        "products": max(1e6 * launch.operations / peak(launch, machine), warps * c.tensor / clock),
-        "issue": warps * c.issue / clock,
-        "alu": warps * c.alu / clock,
-        "fma": warps * c.fma / clock,
-        "special": warps * c.special / clock,
-        "loads": warps * c.memory / clock,
-        "chain": waves * c.issue * ALONE / clock,
+        "products": max(launch.operations / tops / 1e6, warps * c["tensor"] / clock),
+        **{name: warps * c[name] / clock for name in ("issue", "alu", "fma", "special")},
+        "loads": warps * c["memory"] / clock,
+        "chain": -(-each // resident) * c["issue"] * ALONE / clock,
     }
-    us = gpu.launch_us + max(time / REACHED[name] for name, time in bounds.items())
-    return Estimate(bounds, us)
 
 
-def floor_us(launch: Launch, machine: Machine) -> float:
-    """The least time of a launch by the GPU's data sheet: the longest of its bytes at the bandwidth, its products at
-    the peak, and a launch inside a CUDA graph."""
-    memory = launch.bytes_moved / (machine.bandwidth_gbs * 1e3)
-    return max(memory, 1e6 * launch.operations / peak(launch, machine), machine.gpu.launch_us)
-
-
-def peak(launch: Launch, machine: Machine) -> float:
-    """Operations a second. Float32 products, the head's alone, get the peak of half precision."""
-    if launch.products not in ("int8", "fp8"):
-        return machine.float_tflops * 1e12
-    return (machine.int8_tops if launch.products == "int8" else machine.gpu.fp8_tflops or nan) * 1e12
+def estimate_us(launch: Launch, counts: KernelCounts, machine: Machine) -> float:
+    """Microseconds of a launch with its default tiles, from the counts of its kernel."""
+    bounds = find_bounds(launch, counts, machine)
+    return machine.gpu.launch_us + max(time / REACHED[name] for name, time in bounds.items())
 
 
 def read_by_program(launch: Launch, constants: Mapping[str, Any]) -> float:
@@ -146,30 +200,17 @@ def clock_ghz(machine: Machine) -> float:
     return machine.int8_tops * 1e3 / (gpu.sms * INT8_A_CLOCK[gpu.capability])
 
 
-@dataclass(frozen=True)
-class Limits:
-    """A multiprocessor's limits for resident programs.
-
-    CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability". Warps get registers in units of
-    256.
-    """
-
-    shared_sm: int
-    shared_program: int
-    threads: int
-    programs: int
-    registers: int = 65536
-
-
+# By compute capability: bytes of shared memory of a multiprocessor, and the most threads and programs that it has at a
+# time (CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability").
 LIMITS = {
-    80: Limits(164 << 10, 163 << 10, 2048, 32),
-    86: Limits(100 << 10, 99 << 10, 1536, 16),
-    89: Limits(100 << 10, 99 << 10, 1536, 24),
-    90: Limits(228 << 10, 227 << 10, 2048, 32),
-    100: Limits(228 << 10, 227 << 10, 2048, 32),
-    120: Limits(100 << 10, 99 << 10, 1536, 24),
+    80: (164 << 10, 2048, 32),
+    86: (100 << 10, 1536, 16),
+    89: (100 << 10, 1536, 24),
+    90: (228 << 10, 2048, 32),
+    100: (228 << 10, 2048, 32),
+    120: (100 << 10, 1536, 24),
 }
-"""By compute capability."""
+REGISTERS = 65536  # of a multiprocessor; warps get them in units of 256
 
 
 def resident_programs(capability: int, warps: int, registers: int, shared: int) -> int:
@@ -177,13 +218,6 @@ def resident_programs(capability: int, warps: int, registers: int, shared: int) 
 
     `registers`: of a thread; `shared`: bytes of a program.
     """
-    limits = LIMITS[capability]
-    if shared > limits.shared_program:
-        return 0
-    of_warp = -(-max(registers, 1) * 32 // 256) * 256
-    return min(
-        limits.registers // (of_warp * warps),
-        limits.shared_sm // (shared + RESERVED),
-        limits.threads // (32 * warps),
-        limits.programs,
-    )
+    memory, threads, programs = LIMITS[capability]
+    each = -(-max(registers, 1) * 32 // 256) * 256
+    return min(REGISTERS // (each * warps), memory // (shared + RESERVED), threads // (32 * warps), programs)

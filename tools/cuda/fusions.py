@@ -12,22 +12,21 @@ import argparse
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from math import inf, isqrt
 from pathlib import Path
 
 from crosscompile import OLDEST_FLOAT8
-from estimates import KernelCounts, count, estimate_of
+from estimates import KernelCounts, count, estimate_us
 
-from swin_quant.backends.cuda.choose_fusions import get_size
-from swin_quant.backends.cuda.fusions import FUSIONS, Row
+from swin_quant.backends.cuda.binding import format_shape
+from swin_quant.backends.cuda.fusions import FUSIONS, Row, get_size
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
 from swin_quant.backends.cuda.program import Launch, make_kernel
 from swin_quant.backends.cuda.spec import make_spec_from_config
-from swin_quant.backends.cuda.tuning import format_shape
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.config import find_config, load_config
@@ -46,12 +45,10 @@ Counted = Mapping[tuple[str, int, int], KernelCounts | None]
 Table = dict[str, dict[str, dict[str, list[int]]]]
 
 
-def candidates(launches: Sequence[Launch]) -> Iterator[Launch]:
+def candidates(launches: Sequence[Launch]) -> list[Launch]:
     """Every launch that some fusion could make of these launches."""
-    for at in range(len(launches)):
-        for fusion in FUSIONS:
-            if fusion.fits(launches[at:]):
-                yield fusion.merged(launches[at : at + len(fusion.patterns)])
+    places = [(fusion, at) for at in range(len(launches)) for fusion in FUSIONS if fusion.fits(launches[at:])]
+    return [fusion.merged(launches[at : at + len(fusion.patterns)]) for fusion, at in places]
 
 
 def with_fusions(launches: Sequence[Launch]) -> list[Launch]:
@@ -119,7 +116,7 @@ def model_of(machine: Machine, counted: Counted, capability: int, batch: int) ->
 
     def us(launch: Launch) -> float:
         counts = counted[format_shape(launch), batch, capability]
-        return estimate_of(launch, counts, machine).us if counts else inf
+        return estimate_us(launch, counts, machine) if counts else inf
 
     return us
 
@@ -164,9 +161,7 @@ def write_table(path: Path, table: Table, about: str) -> None:
     for operands, fusions in table.items():
         lines.append(f"    {operands}:")
         for title, widths in fusions.items():
-            words = ", ".join(
-                f'"{width}": {tokens}' for width, tokens in sorted(widths.items(), key=lambda item: int(item[0]))
-            )
+            words = ", ".join(f'"{width}": {widths[width]}' for width in sorted(widths, key=int))
             lines.append(f'      "{title}": {{{words}}}')
     write_section(path, f"Fusions, {about}", lines)
 

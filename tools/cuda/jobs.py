@@ -4,18 +4,17 @@ Processes start fresh; a script must guard its calls by `if __name__ == "__main_
 """
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from swin_quant.base.errors import SwinQuantError, UsageError
-
-_JOIN_S = 5.0
-_ERRORS = {error.__name__: error for error in (SwinQuantError, UsageError)}
+from swin_quant.base.errors import SwinQuantError
 
 
 class JobFailed(SwinQuantError):
@@ -30,85 +29,53 @@ class JobProcess:
 
     def __init__(self, work: Callable[[Any], Any]) -> None:
         self._work, self._context = work, multiprocessing.get_context("spawn")  # a fresh program, without our memory
-        self._process: Any = None
-        self._pipe: Any = None
+        self._pool: ProcessPoolExecutor | None = None
+        self._process = 0
 
-    def start(self) -> None:
-        """Start the process, if there is none."""
-        if self._process is None:
-            self._pipe, theirs = self._context.Pipe()
-            self._process = self._context.Process(target=_serve, args=(theirs, self._work), daemon=True)
-            with _interrupts_held_back():
-                self._process.start()
-            theirs.close()  # or the end of the process would not end the pipe
-
-    def do(self, job: Any, seconds: float | None = None) -> Any:
+    def do(self, job: Any, seconds: float) -> Any:
         """The result of a job. A SwinQuantError or UsageError of `work` is raised here.
 
-        JobFailed for any other error, and if the job takes more than `seconds`, the start of the process included.
+        JobFailed for any other error, and if the job takes more than `seconds`.
         """
-        self.start()
+        if self._pool is None:  # Ctrl-C is for the parent, which ends the process
+            ignored = signal.SIGINT, signal.SIG_IGN
+            self._pool = ProcessPoolExecutor(1, self._context, initializer=signal.signal, initargs=ignored)
+            self._process = self._pool.submit(os.getpid).result()
         try:
-            self._pipe.send(job)
-            if not self._pipe.poll(seconds):
-                self.close()
-                raise JobFailed(f"took more than {seconds:.0f} s")
-            result, kind, fault, is_lost = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(_JOIN_S)
-            code = self._process.exitcode
+            result, fault, is_lost = self._pool.submit(_do, self._work, job).result(seconds)
+        except TimeoutError:
             self.close()
-            how = f"signal {-code} ({signal.Signals(-code).name})" if code and code < 0 else f"exit code {code}"
-            raise JobFailed(f"its process ended with {how}") from None
+            raise JobFailed(f"took more than {seconds:.0f} s") from None
+        except BrokenProcessPool:
+            self.close()
+            raise JobFailed("ended its process") from None
         if is_lost:
             self.close()
         if fault is not None:
-            raise _ERRORS.get(kind, JobFailed)(fault)
+            raise fault
         return result
 
     def close(self) -> None:
         """End the process, if there is one."""
-        if self._process is not None:
-            self._pipe.close()
-            self._process.kill()  # a process inside a driver ignores every other signal
-            self._process.join(_JOIN_S)
-            self._process = None
+        if self._pool is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process, signal.SIGKILL)  # a process inside a driver ignores every other signal
+            self._pool.shutdown()
+            self._pool = None
 
 
-@contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """A program started inside inherits the signal mask and never sees Ctrl-C; the parent ends it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def _do(work: Callable[[Any], Any], job: Any) -> tuple[Any, SwinQuantError | None, bool]:
+    """In the process: the result or the fault, and whether the GPU is lost, as after a bad access."""
+    result, fault, is_lost = None, None, False
     try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def is_gpu_lost() -> bool:
-    """Whether this process has lost the GPU: after a bad access every call repeats the error."""
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return True
-    return False
-
-
-def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
-    while True:
+        result = work(job)
+    except SwinQuantError as error:
+        fault = error
+    except Exception as error:
+        fault = JobFailed(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    if torch.cuda.is_initialized():
         try:
-            job = pipe.recv()
-        except (EOFError, OSError):
-            return
-        result = kind = fault = None
-        try:
-            result = work(job)
-        except Exception as error:
-            kind = next((name for name in ("UsageError", "SwinQuantError") if isinstance(error, _ERRORS[name])), "")
-            fault = str(error) if kind else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        try:
-            pipe.send((result, kind, fault, is_gpu_lost()))
-        except OSError:  # the parent has gone
-            return
+            torch.cuda.synchronize()
+        except RuntimeError:
+            is_lost = True
+    return result, fault, is_lost

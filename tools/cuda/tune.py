@@ -27,6 +27,7 @@ from crosscompile import compile_ahead
 from fusions import MACHINES, table_of, with_fusions, write_section, write_table
 from jobs import JobProcess
 
+from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.backends.cuda.engine import capability_here, check_gpu, own_file
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.gpu_errors import check_launcher
@@ -35,7 +36,6 @@ from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.program import Launch, TensorRef, make_kernel
 from swin_quant.backends.cuda.spec_from_policy import check_batch
-from swin_quant.backends.cuda.tuning import format_shape
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
@@ -67,9 +67,12 @@ LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # allowed difference: int8 levels, relati
 FEW = 0.05  # the share of values that may differ by more
 
 
-def tile_choices(op: str, default: Tiles, constants: Mapping[str, Any], programs: int = 0) -> list[Tiles]:
-    """The tiles to try for a kernel, the default first, each once. `programs`: the number that the default has."""
-    return list(dict.fromkeys([default, *_others(op, default, constants, programs)]))
+def tiles_to_try(launch: Launch, programs: int = 0) -> list[Tiles]:
+    """The candidate tiles of a launch, the default first, each once. `programs`: the number that the default has; 0 for
+    that of its grid."""
+    one = make_kernel(launch).prepare()
+    others = _others(launch.op, one.tiles, one.constants, programs or prod(one.grid))
+    return list(dict.fromkeys([one.tiles, *others]))
 
 
 def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int) -> Iterator[Tiles]:
@@ -105,8 +108,13 @@ def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, floa
     expected: list[torch.Tensor] = []
     for tiles in tried:
         try:
-            found = results_of(launch, tiles, device)
-            if expected and not is_same(found, expected):
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                torch.manual_seed(0)  # the same operands each time
+                kernel = make_kernel(launch, partial(filled, device=device))
+            kernel.launch(tiles)
+            results = [getattr(kernel, word, None) for word in RESULTS]
+            found = [result for result in results if result is not None]
+            if expected and not all(map(is_same, found, expected)):
                 raise RuntimeError("it computes something else than the default does")
             expected = expected or found
             times[tiles] = microseconds([partial(one.launch, tiles) for one in copies])
@@ -118,33 +126,14 @@ def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, floa
     return best, times[best], times.get(default, times[best])
 
 
-def results_of(launch: Launch, tiles: Tiles, device: torch.device) -> list[torch.Tensor]:
-    """The results of a launch on the same random operands each time."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
-        kernel = make_kernel(launch, partial(filled, device=device))
-    kernel.launch(tiles)
-    results = (getattr(kernel, word, None) for word in RESULTS)
-    return [result for result in results if result is not None]
-
-
-def is_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+def is_same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether all but a few values agree: sums in another order fall on the other side of a tie, which changes later
     values."""
-    for one, other in zip(found, expected, strict=True):
-        rounding, is_int8 = FLOAT8 if other.dtype == torch.float8_e4m3fn else NEAR, other.dtype == torch.int8
-        one, other = one.float(), other.float()
-        step = LEVEL if is_int8 else NEAR * float(other[other.isfinite()].std())
-        near = torch.isclose(one, other, rtol=rounding, atol=step, equal_nan=True)
-        if (~near).float().mean() > FEW:
-            return False
-    return True
-
-
-def tiles_to_try(launch: Launch) -> list[Tiles]:
-    """The candidate tiles of a launch, the default first."""
-    prepared = make_kernel(launch).prepare()
-    return tile_choices(launch.op, prepared.tiles, prepared.constants, prod(prepared.grid))
+    rounding, is_int8 = FLOAT8 if expected.dtype == torch.float8_e4m3fn else NEAR, expected.dtype == torch.int8
+    found, expected = found.float(), expected.float()
+    step = LEVEL if is_int8 else NEAR * float(expected[expected.isfinite()].std())
+    near = torch.isclose(found, expected, rtol=rounding, atol=step, equal_nan=True)
+    return bool((~near).float().mean() <= FEW)
 
 
 def filled(ref: TensorRef, device: torch.device) -> torch.Tensor:
@@ -178,80 +167,6 @@ def microseconds(calls: Sequence[Callable[[], None]]) -> float:
         events.append((first, last))
     torch.cuda.synchronize()
     return statistics.median(1000 * first.elapsed_time(last) / (REPEATS * len(calls)) for first, last in events)
-
-
-BATCHES, SECONDS = (1, 8, 32), 300.0
-COMPILING = 0.5  # the largest share of the time
-LONGEST = 120.0  # seconds for one kernel with all of its tiles, including the start of a process
-
-
-def tune(
-    path: str | Path, batches: Sequence[int] = BATCHES, seconds: float = SECONDS, machine: str | Path | None = None
-) -> str:
-    """Time candidate tiles for every kernel shape of the artifact at `path`, for these batches, until `seconds` are
-    over, and write them into the file `machine`, by default this GPU's. Returns a line that says what was done.
-
-    UsageError without a GPU, and for one that has no file.
-    """
-    if not torch.cuda.is_available():
-        raise UsageError("tune times kernels on a GPU, and torch finds none here")
-    if min(batches) < 1 or not 0 < seconds < inf:
-        raise UsageError("--batch must be at least 1, and --seconds a number above 0")
-    spec = read_network(open_artifact(path).file).spec
-    check_gpu(spec.format)
-    check_launcher()
-    for batch in batches:
-        check_batch(spec, batch)
-    file = file_here(machine)
-    lists = {batch: build_program(spec, batch).launches for batch in batches}
-    wanted = {(format_shape(one), batch): one for batch, found in lists.items() for one in with_fusions(found)}
-    known = times_in(file)
-    todo = {which: launch for which, launch in wanted.items() if which not in known}
-    failed, now, before, end = set[tuple[str, int]](), [], [], time.monotonic() + seconds
-    choices = ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one))
-    compile_ahead(choices, capability_here(), COMPILING * seconds)
-    process = JobProcess(time_kernel)
-    try:
-        for (shape, batch), launch in todo.items():
-            if (left := end - time.monotonic()) <= 0:
-                break
-            try:
-                tiles, us, default = process.do(launch, min(LONGEST, left))
-            except SwinQuantError as error:
-                if time.monotonic() >= end:
-                    break
-                print(f"{launch.name}, batch {batch}: not timed: {error}", file=sys.stderr)
-                failed.add((shape, batch))
-                continue
-            now.append(us)
-            before.append(default)
-            with one_at_a_time(file.parent):  # another process may tune for other batches
-                known = {**times_in(file), (shape, batch): [*astuple(tiles), round(us, 2)]}
-                write_tiles(file, known)
-    finally:
-        process.close()
-    if failed and not now:
-        raise SwinQuantError(f"{path}: no kernel could be timed on {torch.cuda.get_device_name()}: see the lines above")
-    times = {which: found[-1] for which, found in known.items()} | dict.fromkeys(failed, inf)
-    write_fusions(file, lists, times)
-    left_out = len(todo) - len(now) - len(failed)
-    return (
-        f"{file}: {len(now)} kernels on {torch.cuda.get_device_name()}: {sum(now):.0f} µs together, by default "
-        f"{sum(before):.0f}; {len(wanted) - len(todo)} were timed before, {len(failed)} ran with no tiles, {left_out} "
-        "were not reached"
-    )
-
-
-def file_here(machine: str | Path | None) -> Path:
-    """The file to write: this GPU's, or `machine`, which starts as a copy of it."""
-    gpu = torch.cuda.get_device_name()
-    if (name := own_file(gpu)) is None:
-        raise UsageError(f"{gpu}: has no file in {MACHINES}: add one (CONTRIBUTING.md, Adding)")
-    file = Path(machine or MACHINES / f"{name}.yaml")
-    ensure_writable_dir(file.parent)
-    if not file.exists():
-        shutil.copyfile(MACHINES / f"{name}.yaml", file)
-    return file
 
 
 def times_in(file: Path) -> dict[tuple[str, int], list[float]]:
@@ -291,9 +206,9 @@ def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapp
         write_table(file, table, "estimated, except of launches whose tiles `python tools/cuda/tune.py` timed")
 
 
-def time_kernel(launch: Launch) -> tuple[Tiles, float, float]:
-    """Time one launch, in the kernels' process."""
-    return best_tiles(launch, torch.device("cuda"))
+BATCHES, SECONDS = (1, 8, 32), 300.0
+COMPILING = 0.5  # the largest share of the time
+LONGEST = 120.0  # seconds for one kernel with all of its tiles
 
 
 def main() -> None:
@@ -307,6 +222,66 @@ def main() -> None:
         print(tune(args.artifact, args.batch, args.seconds, args.machine))
     except SwinQuantError as error:
         sys.exit(f"tune.py: {error}")
+
+
+def tune(path: str, batches: Sequence[int], seconds: float, machine: Path | None) -> str:
+    """Time candidate tiles for every kernel shape of the artifact at `path`, for these batches, until `seconds` are
+    over, and write them into the file `machine`, by default this GPU's. Returns a line that says what was done.
+
+    UsageError without a GPU, and for one that has no file.
+    """
+    if not torch.cuda.is_available():
+        raise UsageError("tune times kernels on a GPU, and torch finds none here")
+    if min(batches) < 1 or not 0 < seconds < inf:
+        raise UsageError("--batch must be at least 1, and --seconds a number above 0")
+    spec, gpu = read_network(open_artifact(path).file).spec, torch.cuda.get_device_name()
+    check_gpu(spec.format)
+    check_launcher()
+    for batch in batches:
+        check_batch(spec, batch)
+    if (name := own_file(gpu)) is None:
+        raise UsageError(f"{gpu}: has no file in {MACHINES}: add one (CONTRIBUTING.md, Adding)")
+    file = machine or MACHINES / f"{name}.yaml"
+    ensure_writable_dir(file.parent)
+    if not file.exists():
+        shutil.copyfile(MACHINES / f"{name}.yaml", file)
+    lists = {batch: build_program(spec, batch).launches for batch in batches}
+    wanted = {(format_shape(one), batch): one for batch, found in lists.items() for one in with_fusions(found)}
+    known = times_in(file)
+    todo = {which: launch for which, launch in wanted.items() if which not in known}
+    failed, now, before, end = set[tuple[str, int]](), [], [], time.monotonic() + seconds
+    choices = ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one))
+    compile_ahead(choices, capability_here(), COMPILING * seconds)
+    process = JobProcess(partial(best_tiles, device=torch.device("cuda")))
+    try:
+        for (shape, batch), launch in todo.items():
+            if (left := end - time.monotonic()) <= 0:
+                break
+            try:
+                tiles, us, default = process.do(launch, min(LONGEST, left))
+            except SwinQuantError as error:
+                if time.monotonic() >= end:
+                    break
+                print(f"{launch.name}, batch {batch}: not timed: {error}", file=sys.stderr)
+                failed.add((shape, batch))
+                continue
+            now.append(us)
+            before.append(default)
+            with one_at_a_time(file.parent):  # another process may tune for other batches
+                known = {**times_in(file), (shape, batch): [*astuple(tiles), round(us, 2)]}
+                write_tiles(file, known)
+    finally:
+        process.close()
+    if failed and not now:
+        raise SwinQuantError(f"{path}: no kernel could be timed on {gpu}: see the lines above")
+    times = {which: found[-1] for which, found in known.items()} | dict.fromkeys(failed, inf)
+    write_fusions(file, lists, times)
+    left_out = len(todo) - len(now) - len(failed)
+    return (
+        f"{file}: {len(now)} kernels on {gpu}: {sum(now):.0f} µs together, by default "
+        f"{sum(before):.0f}; {len(wanted) - len(todo)} were timed before, {len(failed)} ran with no tiles, {left_out} "
+        "were not reached"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Our own CUDA engine: runs a calibrated Swin as a list of fused kernels, on any GPU with int8 tensor cores.
 
 `spec_from_policy` turns a model's enabled nodes into a `spec`, `network` packs its tensors, and `launches` writes the
-launch list of a batch (`program`). `choose_fusions` takes the `fusions` that pay on the GPU, `binding` gives the
-launches memory, and `sessions` run them. The kernels are in `kernels`.
+launch list of a batch (`program`). `fusions` merges launches where it pays on the GPU, `binding` gives them memory, and
+`sessions` run them. The kernels are in `kernels`.
 """
 
 from swin_quant.backends.backend import Backend, Exports, Tolerances

@@ -4,15 +4,24 @@ On a CPU the kernels' references run, or the kernels themselves where Triton int
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.program import Program, ScalarRef, TensorRef
-from swin_quant.backends.cuda.tuning import NO_TILES, TileTable, tiles_for
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.program import Launch, Program, ScalarRef, TensorRef, get_fields, make_kernel
+from swin_quant.base.errors import SwinQuantError
+
+FARTHEST = 4  # tiles serve batches up to this many times larger or smaller
+# Tiles that `python tools/cuda/tune.py` timed, in the GPU's file in `configs/machines`; other launches take the default
+# tiles of `kernels.tiles`. `format_shape(launch)` -> batch -> the fields of its `Tiles`, then microseconds.
+TileTable = Mapping[str, Mapping[str, Sequence[float]]]
+NO_TILES: TileTable = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -81,3 +90,40 @@ def bind(
         calls.append(partial(kernel.launch, own) if launched else kernel.reference)
     buffers = {name: known[name] for name in program.buffers}
     return Bound(buffers[program.images.name], buffers[program.logits.name], buffers, tuple(calls))
+
+
+def format_shape(launch: Launch) -> str:
+    """All that a launch's time depends on except the batch, in one line."""
+    words = [f"{word}={_shape(value)}" for word, value in launch.arguments.items()]
+    return f"{launch.op} {' '.join(words)}"
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, TensorRef):
+        sides = value.shape if value.packed else value.shape[1:]
+        return f"{str(value.dtype).removeprefix('torch.')}[{','.join(map(str, sides))}]"
+    if isinstance(value, ScalarRef | float):
+        return "number"
+    if inner := get_fields(value):
+        return f"({','.join(f'{word}={_shape(part)}' for word, part in inner.items())})"
+    return str(value)
+
+
+def tiles_for(launch: Launch, batch: int, table: TileTable) -> Tiles | None:
+    """The tiles of a launch, from the nearest batch that was timed; None if none is near.
+
+    Raises:
+        SwinQuantError: The launch's kernel does not take the tiles: the table is older than the kernel.
+    """
+    timed = {int(other): found for other, found in table.get(format_shape(launch), {}).items()}
+    nearest = min(timed, key=lambda other: (max(batch, other) / min(batch, other), -other), default=None)
+    if nearest is None or max(batch, nearest) > FARTHEST * min(batch, nearest):
+        return None
+    tiles = Tiles(*map(int, timed[nearest][:-1]))
+    try:
+        make_kernel(launch).prepare(tiles)
+    except SwinQuantError as error:
+        raise SwinQuantError(
+            f"configs/machines: tiles of {launch.op}: {error}: run `python tools/cuda/tune.py` again"
+        ) from error
+    return tiles

@@ -1,7 +1,6 @@
 """The engine: runs an exported network on a GPU by its kernels, or on a CPU by their slow references."""
 
 import re
-from typing import Any
 
 import torch
 
@@ -10,7 +9,6 @@ from swin_quant.backends.cuda.binding import by_interpreter, by_kernels
 from swin_quant.backends.cuda.file import read_network
 from swin_quant.backends.cuda.gpu_errors import check_launcher
 from swin_quant.backends.cuda.machines import gpus, load_machine
-from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession, sizes
 from swin_quant.backends.cuda.spec_from_policy import check_batch
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -43,7 +41,9 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if by_kernels(device):
         library("triton", NAME)
     network = read_network(artifact.file)
-    spec, largest = network.spec, _largest_batch(artifact)
+    spec, largest = network.spec, record["options"].get("batch")
+    if not isinstance(largest, int) or isinstance(largest, bool) or largest < 1:
+        raise SwinQuantError(f"{artifact.file}: its run card names no batch that it takes; export again")
     if device.type == "cuda":
         check_gpu(spec.format)
         check_launcher()
@@ -60,24 +60,24 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     on_gpu = device.type == "cuda"
     session = GraphSession(network, device, largest, load_machine(name_here())) if on_gpu else HostSession(network)
     known = {
-        "library": _library(device),
+        "library": f"triton {library('triton', NAME).__version__}"
+        if by_kernels(device)
+        else f"torch {torch.__version__}, references of the kernels",
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "float_type": spec.float_type,
         "arithmetic": spec.arithmetic,
         "max_batch": largest,
     }
-    name = NAME if on_gpu else INTERPRETED if by_kernels(device) else REFERENCES
-    details = Details(known, lambda: list_product_types(network))
-    captured = tuple(sizes(largest)) if on_gpu else ()
+    types = {"patch_embed.proj": spec.float_type, **{p: spec.kind(p) for p in spec.products()}, "head": "float32"}
     return Engine(
-        name,
+        NAME if on_gpu else INTERPRETED if by_kernels(device) else REFERENCES,
         record["precision"],
         get_policy_name(artifact),
         session,
         largest,
-        details,
+        Details(known, lambda: types),
         device=options.device,
-        sizes=captured,
+        sizes=tuple(sizes(largest)) if on_gpu else (),
     )
 
 
@@ -126,23 +126,3 @@ def check_gpu(format: str = "int8") -> None:
         named, have, need = torch.cuda.get_device_name(), *(f"{major}.{minor}" for major, minor in (found, oldest))
         remedy = ": export with ‹policy› cuda, in int8" if found >= OLDEST["int8"] else ""
         raise UsageError(f"{named}: is of compute capability {have}, and {_WHAT[format]} needs {need} or above{remedy}")
-
-
-def list_product_types(network: Network) -> dict[str, str]:
-    """Maps each matrix product to the type in which it runs."""
-    spec = network.spec
-    inner = {product: spec.kind(product) for product in spec.products()}
-    return {"patch_embed.proj": spec.float_type, **inner, "head": "float32"}
-
-
-def _largest_batch(artifact: Artifact) -> int:
-    batch: Any = artifact.record["options"].get("batch")
-    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise SwinQuantError(f"{artifact.file}: its run card names no batch that it takes; export again")
-    return batch
-
-
-def _library(device: torch.device) -> str:
-    if not by_kernels(device):
-        return f"torch {torch.__version__}, references of the kernels"
-    return f"triton {library('triton', NAME).__version__}"

@@ -61,8 +61,8 @@ def export(
     preprocess = Preprocess.from_dict(card.preprocess) if spec.pixels else None
     if preprocess and (not preprocess.is_square or model.in_chans != len(preprocess.mean)):
         raise UsageError("‹uint8_input›: is for RGB pictures of one size, which this model does not take")
-    if spec.float_type == "float16" and (beyond := _beyond_half(spec, card)):
-        spec = replace(spec, float_type=_wider(beyond, spec, options))
+    if spec.float_type == "float16":
+        spec = replace(spec, float_type=_choose_float_type(spec, card, options.float_type))
     options = replace(options, float_type=spec.float_type)
     network = pack(model, spec, preprocess)
     precision = spec.format if options.precision == "int8" else spec.float_type
@@ -75,29 +75,26 @@ def export(
     return finish_artifact(file, card, BACKEND, precision, made)
 
 
-def _beyond_half(spec: NetworkSpec, card: RunCard) -> list[str]:
-    """Nodes with values beyond float16 on the calibration pictures that the engine would keep in it."""
-    halves = _in_half(spec)
-    beyond = card.calibration["beyond_half"] if card.calibration else []
-    return [node for node in beyond if node in halves or node.rpartition(".")[2].startswith(_STREAMS)]
-
-
-def _wider(beyond: list[str], spec: NetworkSpec, options: CudaOptions) -> str:
-    """The float type that holds these nodes, with a warning. SwinQuantError if the options or the policy forbid it."""
+def _choose_float_type(spec: NetworkSpec, card: RunCard, given: str | None) -> str:
+    """float16, or bfloat16, with a warning, where calibration saw values beyond float16 that the engine keeps in it:
+    SwinQuantError if the policy or the `given` type forbids that."""
+    halves = {
+        node
+        for product in spec.products()
+        if product not in spec.quantized  # int8 saturates instead of overflowing
+        for node in list_operand_nodes(product, spec.version)
+    }
+    if not spec.is_ft:
+        halves |= {f"{layer}._aftergemm_quantizer" for layer in spec.linears() if layer.endswith(REDUCTION)}
+    halves -= list_value_nodes(spec.quantized)
+    seen = card.calibration["beyond_half"] if card.calibration else []
+    beyond = [node for node in seen if node in halves or node.rpartition(".")[2].startswith(_STREAMS)]
+    if not beyond:
+        return "float16"
     said = f"calibration saw values beyond float16 (65504) in {listed(beyond, 4)}"
     if spec.is_ft:
         raise SwinQuantError(f"{said}, and {spec.arithmetic} is FasterTransformer's, in float16: give ‹policy› cuda")
-    if options.float_type:
+    if given:
         raise SwinQuantError(f"{said}, which the CUDA engine keeps in it: give ‹float_type› bfloat16, or none")
     log.warning("%s: the residual stream is bfloat16", said)
     return "bfloat16"
-
-
-def _in_half(spec: NetworkSpec) -> set[str]:
-    """Nodes of tensors that are stored in half precision between kernels, except the residual stream. int8 saturates
-    instead of overflowing."""
-    halves = (product for product in spec.products() if product not in spec.quantized)
-    found = {node for product in halves for node in list_operand_nodes(product, spec.version)}
-    if not spec.is_ft:
-        found |= {f"{layer}._aftergemm_quantizer" for layer in spec.linears() if layer.endswith(REDUCTION)}
-    return found - list_value_nodes(spec.quantized)

@@ -7,12 +7,11 @@ those that its launches name.
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, refuse_card
 from swin_quant.backends.cuda.launches import build_program
@@ -36,13 +35,7 @@ _Size = Annotated[int, within(least=1, most=_LARGEST)]
 _Blocks = Annotated[list[Annotated[int, within(least=1, most=_MOST_BLOCKS)]], counted(1, _MOST_STAGES)]
 
 
-class _LaterKeys(TypedDict, total=False):
-    """Keys that older files lack."""
-
-    exit_factors: bool
-
-
-class PackedHeader(_LaterKeys):
+class PackedHeader(TypedDict):
     """The network of the tensors. `preprocess`: how pixels are normalised; None if pictures arrive normalised."""
 
     schema: str
@@ -52,6 +45,7 @@ class PackedHeader(_LaterKeys):
     quantized: list[str]
     format: Annotated[str, one_of(FORMATS)]
     preprocess: dict[str, Any] | None
+    exit_factors: NotRequired[bool]  # older files lack it
     geometry: dict[str, Any]
 
 
@@ -84,7 +78,7 @@ def write_network(network: Network, path: Path) -> None:
         geometry=asdict(spec.geometry),
     )
     scalars = {name: torch.tensor(value, dtype=torch.float32) for name, value in network.scalars.items()}
-    stored = {name: tensor.view(_stored_as(tensor.dtype)) for name, tensor in network.tensors.items()}
+    stored = {name: tensor.view(_stored_type(tensor.dtype)) for name, tensor in network.tensors.items()}
     atomic_write_bytes(path, save(stored | scalars, {"format": "pt", _KEY: json.dumps(header)}))
 
 
@@ -100,7 +94,15 @@ def read_network(path: Path) -> Network:
     if strange := sorted(state.keys() ^ expected.keys()):
         raise SwinQuantError(f"{path}: missing or unknown tensors: {listed(strange, 3)}; export again")
     for name, (dtype, shape) in expected.items():
-        state[name] = _checked(path, name, state[name], dtype, shape)
+        found, stored = state[name], _stored_type(dtype)
+        if found.dtype is not stored or tuple(found.shape) != shape:
+            given, wanted = (str(kind).removeprefix("torch.") for kind in (found.dtype, stored))
+            raise SwinQuantError(
+                f"{path}: {name} is {given} {list(found.shape)}, must be {wanted} {list(shape)}; export again"
+            )
+        state[name] = found.view(dtype)
+        if not is_finite(state[name]):
+            raise SwinQuantError(f"{path}: {name} holds NaN or Inf; export again")
     scalars = {name: state[name].item() for name in program.scalars}
     return Network(spec, {name: state[name] for name in program.packed}, scalars, preprocess)
 
@@ -143,19 +145,21 @@ def _spec(path: Path, header: PackedHeader) -> NetworkSpec:
         pixels=header["preprocess"] is not None,
         exit_factors=header.get("exit_factors", False),
     )
-    if not _is_a_swin(g):
+    stages = range(len(g.depths))
+    if not (
+        len(g.heads) == len(g.depths)
+        and g.image_size % (g.patch_size * 2 ** (len(g.depths) - 1)) == 0
+        and all(g.resolution(i) % g.window_in_use(i) == 0 for i in stages)
+        and all(g.embed_dim * 2**i % g.heads[i] == 0 for i in stages)
+    ):
         raise SwinQuantError(f"{path}: geometry: no Swin has these sizes; export again")
     try:
         check_geometry(spec)
     except UsageError as error:
         raise SwinQuantError(f"{path}: {error}") from error
-    products = set(spec.products())
-    lone = [
-        name
-        for name in spec.quantized
-        if name.endswith("a v") and name.removesuffix("a v") + "q k" not in spec.quantized
-    ]
-    if strange := sorted((spec.quantized - products) | set(lone)):
+    products, values = set(spec.products()), {name for name in spec.quantized if name.endswith("a v")}
+    lone = {name for name in values if name.removesuffix("a v") + "q k" not in spec.quantized}
+    if strange := sorted((spec.quantized - products) | lone):
         raise SwinQuantError(
             f"{path}: quantized names products that this Swin has not: {listed(strange, 2)}; export again"
         )
@@ -168,33 +172,9 @@ def _spec(path: Path, header: PackedHeader) -> NetworkSpec:
     return spec
 
 
-def _is_a_swin(g: Geometry) -> bool:
-    stages = range(len(g.depths))
-    return (
-        len(g.heads) == len(g.depths)
-        and g.image_size % (g.patch_size * 2 ** (len(g.depths) - 1)) == 0
-        and all(g.resolution(i) % g.window_in_use(i) == 0 for i in stages)
-        and all(g.embed_dim * 2**i % g.heads[i] == 0 for i in stages)
-    )
-
-
-def _stored_as(dtype: torch.dtype) -> torch.dtype:
+def _stored_type(dtype: torch.dtype) -> torch.dtype:
     """The type in the file: float8 is stored as bytes, which every reader of checkpoints knows."""
     return torch.uint8 if dtype == torch.float8_e4m3fn else dtype
-
-
-def _checked(path: Path, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """The tensor in its own type. SwinQuantError for another type or shape, NaN or Inf."""
-    stored = _stored_as(dtype)
-    if tensor.dtype is not stored or tuple(tensor.shape) != shape:
-        found, wanted = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, stored))
-        raise SwinQuantError(
-            f"{path}: {name} is {found} {list(tensor.shape)}, must be {wanted} {list(shape)}; export again"
-        )
-    tensor = tensor.view(dtype)
-    if not is_finite(tensor):
-        raise SwinQuantError(f"{path}: {name} holds NaN or Inf; export again")
-    return tensor
 
 
 def check_card(artifact: Artifact) -> None:

@@ -1,16 +1,29 @@
-"""Rows of launches that one kernel can replace: their patterns, the kernel, and its arguments."""
+"""Rows of launches that one kernel can replace, and the choice among them for a GPU.
+
+The choice is a table in the GPU's file in `configs/machines`: `python tools/cuda/fusions.py` estimates it, `python
+tools/cuda/tune.py` measures parts of it.
+"""
 
 import re
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from swin_quant.backends.cuda.kernels.windows import whole_map
-from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_program
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.machines import Machine
+from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_kernel, make_program
+from swin_quant.backends.cuda.spec import NetworkSpec
+from swin_quant.base.errors import SwinQuantError
 
-Group = Sequence[Launch]
-"""Launches, in order, that one kernel can replace."""
+OPERANDS = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
+# Operands (int8, float8, half) -> title of a fusion -> channels -> tokens from which it is taken, left, taken, ...
+FusionTable = Mapping[str, Mapping[str, Mapping[str, Sequence[int]]]]
+Group = Sequence[Launch]  # launches, in order, that one kernel can replace
 STEP = 32  # channels: kernels hold rows in parts, whose widths are powers of two from this one up
 _NORM1 = r"norm_quantize:.*(norm1|attn\.qkv\._input_quantizer)"
 _NORM2 = r"(norm_quantize:.*norm2|norm_residual:.*norm1)"
@@ -33,16 +46,12 @@ class Fusion:
     widest: Mapping[int, int]
 
     def fits(self, launches: Sequence[Launch]) -> bool:
-        """Whether the first of these launches match the patterns, and the kernel takes their products."""
+        """Whether the first of these launches match the patterns, and the kernel takes their products: one operand
+        type, whole steps of channels, no more than fit, and no FasterTransformer roundings."""
         row = launches[: len(self.patterns)]
-        named = len(row) == len(self.patterns) and all(
-            re.fullmatch(p, label(one)) for p, one in zip(self.patterns, row, strict=True)
-        )
-        return named and self._takes([one.arguments for one in row if one.op == "gemm"])
-
-    def _takes(self, products: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the products have one operand type, whole steps of channels, no more than fit, and no
-        FasterTransformer roundings."""
+        if len(row) < len(self.patterns) or not all(map(re.fullmatch, self.patterns, map(label, row))):
+            return False
+        products = [one.arguments for one in row if one.op == "gemm"]
         weights: list[TensorRef] = [one["w"] for one in products]
         sides = [side for weight in weights for side in weight.shape]
         return (
@@ -145,8 +154,7 @@ ATTENTION = Fusion(
 
 FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING, MERGING_NORM, PROLOGUE2)
 """Every fusion that has a kernel; where several fit, the first that the GPU's table lists is taken."""
-Row = tuple[Fusion | None, Group]
-"""A fusion and the launches that it merges, or None and a single launch."""
+Row = tuple[Fusion | None, Group]  # a fusion and the launches that it merges, or None and a single launch
 
 
 def label(launch: Launch) -> str:
@@ -171,3 +179,49 @@ def fused(program: Program, found: Sequence[Row]) -> Program:
     """The program with these groups merged, one launch for each."""
     launches = tuple(fusion.merged(group) if fusion else group[0] for fusion, group in found)
     return make_program(program.batch, launches, program.images, program.logits)
+
+
+class Size(NamedTuple):
+    """What the choice of a fusion depends on: the type of its products' operands (int8, float8 or half), their
+    narrowest side in channels, and the number of tokens in a batch."""
+
+    operands: str
+    channels: int
+    tokens: int
+
+
+def get_size(group: Group) -> Size:
+    """The size of launches that can be fused."""
+    products = [one.arguments for one in group if one.op == "gemm"]
+    weights, a = [one["w"] for one in products], products[0]["a"]
+    channels = min(side for weight in weights for side in weight.shape)
+    return Size(OPERANDS.get(weights[0].dtype, "half"), channels, a.shape[0])
+
+
+def fused_program(spec: NetworkSpec, batch: int, machine: Machine | None) -> Program:
+    """The program of `spec` as a GPU runs it; without a machine, nothing is fused."""
+    program = build_program(spec, batch)
+    return fused(program, listed(program.launches, machine.gpu.fusions)) if machine else program
+
+
+def listed(launches: Sequence[Launch], table: FusionTable) -> list[Row]:
+    """The grouping of launches by a GPU's table: at each launch the first fusion that fits and is in the table."""
+
+    def is_listed(fusion: Fusion, left: Group) -> bool:
+        if not fusion.fits(left):
+            return False
+        group = left[: len(fusion.patterns)]
+        size = get_size(group)
+        widths = table.get(size.operands, {}).get(fusion.title)
+        if not widths:
+            return False
+        nearest = min(widths, key=lambda word: max(int(word) / size.channels, size.channels / int(word)))
+        if bisect(widths[nearest], size.tokens) % 2 == 0:
+            return False
+        try:
+            make_kernel(fusion.merged(group)).prepare()
+        except SwinQuantError:  # the network is narrower than the tiles
+            return False
+        return True
+
+    return rows(launches, is_listed)

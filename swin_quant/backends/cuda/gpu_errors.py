@@ -38,38 +38,23 @@ def gpu_errors(
     except SwinQuantError:
         raise  # an inner context has named it
     except Exception as error:
-        reasons = list(_reasons(error))
+        reasons: list[BaseException] = [error]  # where a capture fails, torch raises only that the capture is invalid
+        while (earlier := reasons[-1].__context__) is not None:
+            reasons.append(earlier)
         if full := next(filter(is_out_of_gpu_memory, reasons), None):
             free, total = torch.cuda.mem_get_info(device)
+            asked = _ASKED.search(str(full))
+            needs = f"{need / _MB:.0f} MB" if need is not None else f"{asked[1]} more" if asked else "more"
             raise SwinQuantError(
-                f"out of GPU memory: {what} {_needs(need, full)}, {free / _MB:.0f} of {total / _MB:.0f} MB are free: "
-                f"{remedy}"
+                f"out of GPU memory: {what} needs {needs}, {free / _MB:.0f} of {total / _MB:.0f} MB are free: {remedy}"
             ) from error
-        if not (tritons := next(filter(_is_tritons, reasons), None)):
-            raise
-        raise NoKernel(
-            f"{torch.cuda.get_device_name(device)}: Triton has no kernel of {what} for it: "
-            f"{type(tritons).__name__}: {tritons}"
-        ) from error
-
-
-def _needs(need: int | None, error: BaseException) -> str:
-    if need is not None:
-        return f"needs {need / _MB:.0f} MB"
-    asked = _ASKED.search(str(error))
-    return f"needs {asked[1]} more" if asked else "needs more"
-
-
-def _reasons(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it: where a capture fails, torch raises only that the capture is invalid."""
-    while error is not None:
-        yield error
-        error = error.__context__
-
-
-def _is_tritons(error: BaseException) -> bool:
-    """Whether Triton's compiler or launcher refused a kernel, for instance for too little shared memory."""
-    return any(kind.__name__ == "TritonError" for kind in type(error).__mro__)
+        for one in reasons:  # Triton's compiler or launcher refused a kernel, for instance for its shared memory
+            if any(kind.__name__ == "TritonError" for kind in type(one).__mro__):
+                raise NoKernel(
+                    f"{torch.cuda.get_device_name(device)}: Triton has no kernel of {what} for it: "
+                    f"{type(one).__name__}: {one}"
+                ) from error
+        raise
 
 
 def check_launcher() -> None:
@@ -86,16 +71,14 @@ def building_told() -> Iterator[None]:
     try:
         yield
     except (subprocess.CalledProcessError, RuntimeError, OSError) as error:
-        if not _is_compiler_error(error):
+        # The C compiler is missing or failed. If it lacked a header, its own message is on standard error.
+        if isinstance(error, OSError):
+            is_compilers = error.filename is not None and error.filename == os.environ.get("CC")
+        else:
+            is_compilers = isinstance(error, subprocess.CalledProcessError) or "C compiler" in str(error)
+        if not is_compilers:
             raise
         raise SwinQuantError(
             f"Triton cannot build what launches kernels ({error}): install a C compiler (gcc or clang; CC names "
             "another) and Python's headers (python3-dev)"
         ) from error
-
-
-def _is_compiler_error(error: Exception) -> bool:
-    """Whether the C compiler is missing or failed. If it lacked a header, its own message is on standard error."""
-    if isinstance(error, OSError):
-        return error.filename is not None and error.filename == os.environ.get("CC")
-    return isinstance(error, subprocess.CalledProcessError) or "C compiler" in str(error)

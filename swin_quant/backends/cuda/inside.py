@@ -42,10 +42,11 @@ def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dic
 
 
 def _seen(network: Network, program: Program, number: int, buffers: Mapping[str, Tensor]) -> Seen:
-    launch, batch = program.launches[number], program.batch
-    if stream := _part_behind(program.launches, number):
-        part, buffer = stream
-        yield part, buffers[buffer].flatten(1, 2)
+    launch, batch, later = program.launches[number], program.batch, program.launches[number + 1 : number + 2]
+    part = _part(launch)
+    if part and not (later and _part(later[0]) == part):  # the part ends here, and its buffer has the residual stream
+        stage = int(part.split(".")[1]) + part.endswith("downsample") if part != "patch_embed" else 0
+        yield part, buffers[f"x{stage}"].flatten(1, 2)
     if network.spec.is_ft:
         return
     for word, operand in launch.operands.items():
@@ -62,16 +63,8 @@ def _seen(network: Network, program: Program, number: int, buffers: Mapping[str,
             yield f"{layer}._input_quantizer", _as_module(network, layer, x * _step(network, layer), batch)
 
 
-def _part_behind(launches: tuple[Launch, ...], number: int) -> tuple[str, str] | None:
-    """The part of the model that ends with this launch, and the buffer that then holds the residual stream."""
-    part, later = _part(launches[number]), launches[number + 1 : number + 2]
-    if part is None or (later and _part(later[0]) == part):
-        return None
-    stage = int(part.split(".")[1]) + part.endswith("downsample") if part != "patch_embed" else 0
-    return part, f"x{stage}"
-
-
 def _part(launch: Launch) -> str | None:
+    """The part of the model that a launch belongs to."""
     words = launch.name.split(".")
     if words[0] == "layers":
         return ".".join(words[:3] if words[2] == "downsample" else words[:4])

@@ -233,37 +233,36 @@ class _Writer:
         return out
 
     def _gemm(self, kind: Kind, a: TensorRef, layer: str, out: TensorRef, head_dim: int = 32, **rest: Any) -> None:
-        (rows, k), n, dtype = a.shape, out.shape[-1], self._type(layer)
-        table, times = kind == "table", self._levels_behind(layer, n)
+        """A product and its epilogue; in FasterTransformer's arithmetic with its roundings (docs/reference, 3.8)."""
+        (rows, k), n, last = a.shape, out.shape[-1], layer.rpartition(".")[2]
+        times: TensorRef | ScalarRef | None = None  # the levels that scale and bias hold
+        if self.spec.folds(layer):
+            times = self._levels(f"{layer[:-1]}2") if last == "fc1" else self._vector(f"{layer}.levels", n)
+        table = kind == "table"
         scaled = (times or layer in self.spec.quantized) and not table
         biased = not (layer.endswith(REDUCTION) or table)
+        epilogue = Epilogue(kind, head_dim=head_dim)
+        if self.spec.is_ft:
+            wide = self.spec.arithmetic == "ft-mode2" and last in ("fc2", "reduction")
+            epilogue = replace(
+                epilogue,
+                product_levels=ScalarRef(f"{layer}.product_levels"),  # type: ignore[arg-type]  # the engine puts it there
+                product_rounds=not wide,
+                half_steps=last == "proj" or (last == "fc2" and self.spec.version == 2),
+                unit_epsilon=FT_UNIT_EPSILON,
+            )
         self._launch(
             "gemm",
             layer,
             operations=2 * rows * n * k,
             products=self.spec.kind(layer),
             a=a,
-            w=self._packed(f"{layer}.weight", dtype, n, k),
+            w=self._packed(f"{layer}.weight", self._type(layer), n, k),
             scale=replace(self._vector(f"{layer}.scale", n), times=times) if scaled else None,
             bias=replace(self._vector(f"{layer}.bias", n), times=times) if biased else None,
-            epilogue=self._epilogue(kind, layer, head_dim),
+            epilogue=epilogue,
             out=out,
             **rest,
-        )
-
-    def _epilogue(self, kind: Kind, layer: str, head_dim: int) -> Epilogue:
-        """With FasterTransformer's roundings if the spec has its arithmetic (docs/reference, section 3.8)."""
-        if not self.spec.is_ft:
-            return Epilogue(kind, head_dim=head_dim)
-        last, v2 = layer.rpartition(".")[2], self.spec.version == 2
-        wide = self.spec.arithmetic == "ft-mode2" and last in ("fc2", "reduction")
-        return Epilogue(
-            kind,
-            product_levels=ScalarRef(f"{layer}.product_levels"),  # type: ignore[arg-type]  # the engine puts it there
-            product_rounds=not wide,
-            half_steps=last == "proj" or (last == "fc2" and v2),
-            head_dim=head_dim,
-            unit_epsilon=FT_UNIT_EPSILON,
         )
 
     def _launch(self, op: str, name: str, operations: int = 0, products: str = "", **arguments: Any) -> None:
@@ -285,12 +284,6 @@ class _Writer:
     def _levels(self, layer: str) -> ScalarRef | None:
         """The factor on a layer's input before it is rounded; None if it is not quantized."""
         return ScalarRef(f"{layer}.input_levels") if layer in self.spec.quantized else None
-
-    def _levels_behind(self, layer: str, n: int) -> TensorRef | ScalarRef | None:
-        """The levels that a layer's scale and bias hold."""
-        if not self.spec.folds(layer):
-            return None
-        return self._levels(f"{layer[:-1]}2") if layer.endswith("fc1") else self._vector(f"{layer}.levels", n)
 
     def _get_input(self, layer: str, stage: int, channels: int | None = None) -> TensorRef:
         """The input buffer of a linear in a block; `channels` defaults to the stage's."""

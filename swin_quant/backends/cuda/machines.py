@@ -19,7 +19,7 @@ class GpuFacts:
     measurements, neither on the newest GPUs: 1.1 for adding 1,024 numbers (pytorch issue 161104) and 0.5 between
     kernels (3.4 a kernel of 2.9: NVIDIA, "Getting Started with CUDA Graphs", 2019).
     `fusions`: for operands (int8, float8, half), a fusion's title and a width in channels, the tokens in a batch from
-    which it is taken, left, taken again, and so on. `tiles`: a `tuning.TileTable`.
+    which it is taken, left, taken again, and so on. `tiles`: a `binding.TileTable`.
     """
 
     capability: Annotated[int, within(least=70, most=200)]

@@ -43,14 +43,29 @@ class Packing:
     def whole(self) -> None:
         """Pack every part of the network."""
         model: Any = self.model
-        self.patch_embedding(model.patch_embed.proj)
+        weight, bias = model.patch_embed.proj.weight.double(), model.patch_embed.proj.bias.double()
+        if self.preprocess:
+            # Pixels: their normalisation is folded in, except the division by 255. The mean is folded into the bias by
+            # the weights after they are rounded to half: their rounding stays the only error, as without folding.
+            given = self.preprocess.mean, self.preprocess.std
+            mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in given)
+            weight = (weight / std).to(self.spec.half).double()
+            bias = bias - (weight * mean).sum((1, 2, 3))
+        self.tensors["patch_embed.proj.weight"] = weight.flatten(1).to(self.spec.half)
+        self._float("patch_embed.proj.bias", bias)
         if self.spec.geometry.patch_norm:
             self.norm("patch_embed.norm", model.patch_embed.norm)
         if model.absolute_pos_embed is not None:
             self._float("absolute_pos_embed", model.absolute_pos_embed[0])
         for i, stage in enumerate(model.layers):
             for j, block in enumerate(stage.blocks):
-                self.block(f"layers.{i}.blocks.{j}.", block, i)
+                at = f"layers.{i}.blocks.{j}."
+                self.norm(f"{at}norm1", block.norm1)
+                self.norm(f"{at}norm2", block.norm2)
+                self.linear(f"{at}attn.qkv", block.attn.qkv, i)
+                self.attention(f"{at}attn.", block.attn, i)
+                self.linear(f"{at}attn.proj", block.attn.proj, i)
+                self.mlp(f"{at}mlp.", block.mlp)
             if stage.downsample is not None:
                 self.linear(f"layers.{i}.{REDUCTION}", stage.downsample.reduction)
                 self.norm(f"layers.{i}.downsample.norm", stage.downsample.norm)
@@ -59,30 +74,6 @@ class Packing:
             self._float("norm.factors", model.norm.factors.weight)
         self._float("head.weight", model.head.weight)
         self._float("head.bias", model.head.bias)
-
-    def patch_embedding(self, layer: Any) -> None:
-        """Its weight and bias; for pixels with their normalisation folded in, except the division by 255.
-
-        The mean is folded into the bias by the weights after they are rounded to half, so that the weights' rounding
-        stays the only error, as without folding.
-        """
-        weight, bias = layer.weight.double(), layer.bias.double()
-        if self.preprocess:
-            mean, std = (torch.tensor(values, dtype=torch.float64).view(1, -1, 1, 1) for values in
-                         (self.preprocess.mean, self.preprocess.std))  # fmt: skip
-            weight = (weight / std).to(self.spec.half).double()
-            bias = bias - (weight * mean).sum((1, 2, 3))
-        self._half("patch_embed.proj.weight", weight.flatten(1))
-        self._float("patch_embed.proj.bias", bias)
-
-    def block(self, at: str, block: Any, stage: int) -> None:
-        """One block; its names begin with `at`."""
-        self.norm(f"{at}norm1", block.norm1)
-        self.norm(f"{at}norm2", block.norm2)
-        self.linear(f"{at}attn.qkv", block.attn.qkv, stage)
-        self.attention(f"{at}attn.", block.attn, stage)
-        self.linear(f"{at}attn.proj", block.attn.proj, stage)
-        self.mlp(f"{at}mlp.", block.mlp)
 
     def linear(self, name: str, layer: QuantLinear, stage: int = 0) -> None:
         """Weight, scale of the sums, bias, and the factor on its input. `stage` sets the width of heads."""
@@ -117,19 +108,17 @@ class Packing:
         logits, context = self.attention_scales(at, attn, stage)
         self.scalars[f"{at}logits_scale"], self.scalars[f"{at}context_scale"] = logits, context
         bias = attn.relative_position_bias()
-        self._half(f"{at}position_bias", F.pad(bias, (0, bias_row(bias.shape[-1]) - bias.shape[-1])))
+        bias = F.pad(bias, (0, bias_row(bias.shape[-1]) - bias.shape[-1]))
+        self.tensors[f"{at}position_bias"] = bias.to(self.spec.half)
         if self.spec.version == 2:
-            lengths = torch.ones(3, attn.heads)
-            lengths[0] = self.get_q_lengths(attn)
-            self._float(
-                f"{at}lengths", self.padded(lengths.flatten().repeat_interleave(self.spec.head_dim(stage)), stage)
-            )
+            lengths = torch.cat([self.get_q_lengths(attn).float().cpu(), torch.ones(2 * attn.heads)])
+            self._float(f"{at}lengths", self.padded(lengths.repeat_interleave(self.spec.head_dim(stage)), stage))
 
     def attention_scales(self, at: str, attn: Any, stage: int) -> tuple[float, float]:
         """The factors on sums of q and k, and on sums of probabilities and values."""
         q, k = (f"{at}{'mha' if self.spec.version == 2 else 'matmul'}_{x}_input_quantizer" for x in "qk")
         a, v, result = (f"{at}{x}_input_quantizer" for x in ("matmul_a", "matmul_v", "proj."))
-        logits, context = self.own_scale(attn), 1.0
+        logits, context = attn.scale if self.spec.version == 1 else 1.0, 1.0  # V2 has its own in the length of q
         if f"{at}q k" in self.spec.quantized:
             self.set_qkv_levels(at, [self.levels(q), self.levels(k), self.levels(v)], stage)
             logits, context = logits * self.step(q) * self.step(k), self.step(v)
@@ -137,10 +126,6 @@ class Packing:
             self.scalars[f"{at}softmax_levels"] = self.levels(a)
             context *= self.step(a)
         return logits, context * (self.levels(result) if f"{at}proj" in self.spec.quantized else 1.0)
-
-    def own_scale(self, attn: Any) -> float:
-        """The model's own factor on logits; V2 has it in the length of q."""
-        return attn.scale if self.spec.version == 1 else 1.0
 
     def get_q_lengths(self, attn: Any) -> Tensor:
         """V2's logit scale [heads], as the length of the vectors of q."""
@@ -183,9 +168,6 @@ class Packing:
 
     def _float(self, name: str, tensor: Tensor) -> None:
         self.tensors[name] = tensor.float()
-
-    def _half(self, name: str, tensor: Tensor) -> None:
-        self.tensors[name] = tensor.to(self.spec.half)
 
 
 @dataclass(frozen=True)
@@ -242,7 +224,14 @@ class FtPacking(Packing):
     def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
         amax = self.ranges[f"{name}._weight_quantizer"]
         whole = (layer.weight.half().double() * 127 / amax).float().round().clamp(-128, 127)
-        return whole, torch.full((len(whole),), self._get_sum_step(name))
+        # The factor from rounded sums to real values, in the precision of the kernel that reads them.
+        if self._is_wide(name):
+            step = 1.0 if name.endswith(REDUCTION) else amax / 127
+        else:
+            step = self.step(f"{name}._aftergemm_quantizer")
+            if name.endswith(("attn.proj", "mlp.fc2")) and self.spec.version == 2:
+                step = float(np.float16(step))
+        return whole, torch.full((len(whole),), step)
 
     def levels(self, node: str) -> float:
         return _stored(127 / self.ranges[node])
@@ -261,7 +250,7 @@ class FtPacking(Packing):
             q, k = (f"{at}mha_{x}_input_quantizer" for x in "qk")
         self.set_qkv_levels(at, [self.levels(node) for node in (q, k, v)], stage)
         self.scalars[f"{at}softmax_levels"] = self.levels(a)
-        logits = _stored(self._product(q, k) / (127 * 127)) * self.own_scale(attn)
+        logits = _stored(self._product(q, k) / (127 * 127)) * (attn.scale if self.spec.version == 1 else 1.0)
         return logits, _stored(self._product(a, v) / (127 * self.ranges[result]))
 
     def get_q_lengths(self, attn: Any) -> Tensor:
@@ -281,14 +270,6 @@ class FtPacking(Packing):
     def _is_wide(self, name: str) -> bool:
         """Whether a layer's int32 sums are not rounded to int8: in mode 2 those of fc2 and of the reduction."""
         return self.spec.arithmetic == "ft-mode2" and name.endswith((".fc2", REDUCTION))
-
-    def _get_sum_step(self, name: str) -> float:
-        """The factor from a product's rounded sums to real values, in the precision of the kernel that reads them."""
-        if self._is_wide(name):
-            return 1.0 if name.endswith(REDUCTION) else self.ranges[f"{name}._weight_quantizer"] / 127
-        step = self.step(f"{name}._aftergemm_quantizer")
-        in_half = name.endswith(("attn.proj", "mlp.fc2")) and self.spec.version == 2
-        return float(np.float16(step)) if in_half else step
 
     def _product(self, one: str, other: str) -> float:
         """The float32 product of two ranges, which is then divided in double."""

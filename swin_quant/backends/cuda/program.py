@@ -3,7 +3,7 @@
 It is data: the engine runs it by the kernels or their references; planning reads its bytes and operations.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
 from typing import Any
@@ -98,13 +98,13 @@ class Program:
     @property
     def buffers(self) -> dict[str, TensorRef]:
         """Every buffer by name, in the order of first use."""
-        return {operand.name: operand for operand in _operands(self.launches) if not operand.packed}
+        return {one.name: one for launch in self.launches for one in launch.operands.values() if not one.packed}
 
     @property
     def packed(self) -> dict[str, TensorRef]:
         """Every tensor that the program takes from the network's file."""
-        stored = (operand for operand in _operands(self.launches) if operand.packed)
-        parts = (part for operand in stored for part in (operand, operand.times))
+        stored = (one for launch in self.launches for one in launch.operands.values() if one.packed)
+        parts = (part for one in stored for part in (one, one.times))
         return {part.name: part for part in parts if isinstance(part, TensorRef)}
 
     @property
@@ -116,57 +116,20 @@ class Program:
         )
         return list(dict.fromkeys(value.name for value in inner if isinstance(value, ScalarRef)))
 
-    @property
-    def bytes_moved(self) -> int:
-        return sum(launch.bytes_moved for launch in self.launches)
-
-    @property
-    def operations(self) -> int:
-        return sum(launch.operations for launch in self.launches)
-
 
 def make_program(batch: int, launches: tuple[Launch, ...], images: TensorRef, logits: TensorRef) -> Program:
-    """A program with its buffers placed; `images` and `logits` share bytes with no other."""
-    places, nbytes = _placed(launches, {images.name, logits.name})
-    return Program(batch, launches, images, logits, places, nbytes)
+    """A program with its buffers placed: each at the lowest offset that overlaps no live buffer.
 
-
-def without_memory(ref: TensorRef) -> torch.Tensor:
-    """A tensor on the meta device, which has only a shape and a type."""
-    return torch.empty(ref.shape, dtype=ref.dtype, device="meta")
-
-
-def make_kernel(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor] = without_memory) -> Kernel:
-    """The launch's kernel, with tensors made by `tensor` and an arbitrary number for each scalar."""
-    return launch.kernel(tensor, lambda name: SOME_NUMBER)
-
-
-def get_fields(value: Any) -> dict[str, Any]:
-    """The fields of an argument that is a dataclass of the kernels; {} for any other argument."""
-    if not is_dataclass(value) or isinstance(value, (type, TensorRef, ScalarRef)):
-        return {}
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _operands(launches: tuple[Launch, ...]) -> Iterator[TensorRef]:
-    for launch in launches:
-        yield from launch.operands.values()
-
-
-def _placed(launches: tuple[Launch, ...], kept: set[str]) -> tuple[dict[str, int], int]:
-    """Each buffer's byte offset, the lowest that overlaps no live buffer, and the size of all.
-
-    A buffer lives from the first launch that names it to the last; those in `kept` live throughout.
+    A buffer lives from the first launch that names it to the last; `images` and `logits` live throughout.
     """
     lives: dict[str, tuple[int, int]] = {}
     sizes: dict[str, int] = {}
     for number, launch in enumerate(launches):
         for operand in launch.operands.values():
             if not operand.packed:
-                first = 0 if operand.name in kept else lives.get(operand.name, (number, number))[0]
-                last = len(launches) if operand.name in kept else number
-                lives[operand.name] = first, last
+                lives[operand.name] = lives.get(operand.name, (number, number))[0], number
                 sizes[operand.name] = -(-operand.nbytes // ALIGNMENT) * ALIGNMENT
+    lives |= dict.fromkeys((images.name, logits.name), (0, len(launches)))
     places: dict[str, int] = {}
     for name, (first, last) in lives.items():
         living = (other for other in places if lives[other][0] <= last and first <= lives[other][1])
@@ -176,4 +139,19 @@ def _placed(launches: tuple[Launch, ...], kept: set[str]) -> tuple[dict[str, int
                 break
             at = max(at, end)
         places[name] = at
-    return places, max((places[name] + sizes[name] for name in places), default=0)
+    nbytes = max((places[name] + sizes[name] for name in places), default=0)
+    return Program(batch, launches, images, logits, places, nbytes)
+
+
+def make_kernel(launch: Launch, tensor: Callable[[TensorRef], torch.Tensor] | None = None) -> Kernel:
+    """The launch's kernel, with an arbitrary number for each scalar, and tensors made by `tensor`; None: on the meta
+    device, where they have only a shape and a type."""
+    made = tensor or (lambda ref: torch.empty(ref.shape, dtype=ref.dtype, device="meta"))
+    return launch.kernel(made, lambda name: SOME_NUMBER)
+
+
+def get_fields(value: Any) -> dict[str, Any]:
+    """The fields of an argument that is a dataclass of the kernels; {} for any other argument."""
+    if not is_dataclass(value) or isinstance(value, (type, TensorRef, ScalarRef)):
+        return {}
+    return {field.name: getattr(value, field.name) for field in fields(value)}

@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.binding import Bound, bind, memory
-from swin_quant.backends.cuda.choose_fusions import fused_program
+from swin_quant.backends.cuda.binding import NO_TILES, Bound, TileTable, bind, memory
+from swin_quant.backends.cuda.fusions import fused_program
 from swin_quant.backends.cuda.gpu_errors import NoKernel, gpu_errors
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.network import Network
 from swin_quant.backends.cuda.program import Program
-from swin_quant.backends.cuda.tuning import NO_TILES, TileTable
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 
@@ -46,19 +45,16 @@ class HostSession:
         given = as_input(self.network, images)
         check_out(out, len(images), self.network, self.tensors)
         with self._lock:
-            bound = self._program(len(images))
+            if (batch := len(images)) not in self._bound:
+                while len(self._bound) >= _KEPT:
+                    self._bound.popitem(last=False)
+                program = build_program(self.network.spec, batch)
+                self._bound[batch] = bind(program, self.tensors, self.network.scalars, self.device)
+            self._bound.move_to_end(batch)
+            bound = self._bound[batch]
             bound.images.copy_(given)
             bound()
             return bound.logits.clone().to(images.device) if out is None else out.copy_(bound.logits)
-
-    def _program(self, batch: int) -> Bound:
-        if batch not in self._bound:
-            while len(self._bound) >= _KEPT:
-                self._bound.popitem(last=False)
-            program = build_program(self.network.spec, batch)
-            self._bound[batch] = bind(program, self.tensors, self.network.scalars, self.device)
-        self._bound.move_to_end(batch)
-        return self._bound[batch]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ _WARPS = {64: (2, 2), 128: (2, 2), 256: (1, 4), 384: (1, 8)}  # side -> warps al
 
 def col32_2r_4r4(outputs: int, inputs: int) -> Tensor:
     """Byte offset of each weight [output, input] for GPUs of compute capability 8.0 and above, int64."""
-    r, c = _grid(outputs, inputs)
+    r, c = torch.arange(outputs)[:, None], torch.arange(inputs)[None]
     t = r % 32
     row = 2 * (4 * (t % 8 // 2) + t // 8) + t % 2
     return c // 32 * 32 * outputs + r // 32 * 1024 + 32 * row + c % 32
@@ -31,14 +31,10 @@ def col32_2r_4r4(outputs: int, inputs: int) -> Tensor:
 
 def col4_4r2_8c(outputs: int, inputs: int) -> Tensor:
     """Byte offset of each weight [output, input] for GPUs of compute capability 7.5, int64."""
-    r, c = _grid(outputs, inputs)
+    r, c = torch.arange(outputs)[:, None], torch.arange(inputs)[None]
     line = 8 * (r // 8) + 4 * (r % 2) + c % 32 // 8
     quad = 4 * (c % 8 // 4) + r % 8 // 2
     return c // 32 * 32 * outputs + 32 * line + 4 * quad + c % 4
-
-
-def _grid(rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    return torch.arange(rows)[:, None], torch.arange(columns)[None]
 
 
 WEIGHT_LAYOUTS: dict[str, Offsets] = {"COL32_2R_4R4": col32_2r_4r4, "COL4_4R2_8C": col4_4r2_8c}

@@ -3,22 +3,22 @@
 Most would not fail on the GPU: the op checks only the number of tensors, and computes garbage.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from swin_quant.backends.fastertransformer import KINDS, gelu_bias
-from swin_quant.backends.fastertransformer.interface import DEFAULT_SCALE, is_default_scale
 from swin_quant.backends.fastertransformer.layouts import LARGEST
 from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim, hidden_channels
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
 from swin_quant.quant import INT8_MODES
-from swin_quant.quant.layer import made_factors
 from swin_quant.quant.policy import Policy, described, load_policy, settings_for
 
+DEFAULT_SCALE = 1.0  # qk_scale that stands for head_dim ** -0.5
 FUSED_SMS = (75, 80, 86)
 FUSED_TOKENS = 384
 LARGEST_HALF = 65504.0
@@ -37,7 +37,9 @@ class Case:
 
     @property
     def fused(self) -> bool:
-        return is_fused(self.g, self.form.sm)
+        """Whether the INT8 op runs the fused attention: one decision for all stages, by the configured window."""
+        g = self.g
+        return self.form.sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
 
     @property
     def lost_rows(self) -> list[int]:
@@ -52,17 +54,15 @@ class Case:
         return max(hidden_channels(self.g, stage) for stage in range(len(self.g.depths)))
 
 
-def is_fused(g: Geometry, sm: int) -> bool:
-    """Whether the INT8 op runs the fused attention: one decision for all stages, by the configured window."""
-    return sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
+def is_default_scale(g: Geometry) -> bool:
+    """Whether attention has the kernels' default scale."""
+    return g.qk_scale is None or math.isclose(g.qk_scale, head_dim(g) ** -0.5, rel_tol=1e-6)
 
 
 Limit = tuple[Callable[[Case], object], str]
 
 
-def _instead(kind: str) -> str:
-    """Advice to export in a float type, for both commands."""
-    return f"`export --precision float --float-type {kind}` exports"
+_INSTEAD = "`export --precision float --float-type {}` exports"
 
 
 ALWAYS: tuple[Limit, ...] = (
@@ -87,7 +87,7 @@ FLOAT: tuple[Limit, ...] = (
 INT8: tuple[Limit, ...] = (
     (
         lambda c: c.form.sm < 75,
-        f"‹sm› {{sm}}: the INT8 GEMMs need compute capability 75 or above; {_instead('float16')}",
+        f"‹sm› {{sm}}: the INT8 GEMMs need compute capability 75 or above; {_INSTEAD.format('float16')}",
     ),
     (lambda c: head_dim(c.g) % 32 > 0, "head width {d}: the INT8 kernels need 32 (fused attention) or a multiple"),
     (lambda c: c.g.embed_dim % 32 > 0, "EMBED_DIM {embed}: the INT8 layouts need a multiple of 32"),
@@ -162,15 +162,6 @@ def check_limits(case: Case) -> None:
         raise UsageError(f"FasterTransformer cannot run this model: {reason}")
 
 
-def check_factors(model: Swin) -> None:
-    """UsageError if `equalize` added a multiplication that the kernels do not have."""
-    if made := made_factors(model):
-        raise UsageError(
-            f"FasterTransformer cannot run this model: `equalize` put factors at {listed(made, 2)}, a multiplication "
-            "that the kernels do not have: calibrate the float checkpoint under ft-mode1"
-        )
-
-
 def list_warnings(case: Case) -> list[str]:
     """Warnings about unexpected behaviour of the kernels for this model."""
     return list(_holding(WARNINGS, case)) if case.form.int8 else []
@@ -211,7 +202,7 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
     if nodes and kind != "float32":
         raise SwinQuantError(
             f"calibration saw values beyond float16 (65504) in {listed(nodes, 2)}: FasterTransformer keeps the "
-            f"residual stream in float16 and would overflow; {_instead('float32')}, or use another backend"
+            f"residual stream in float16 and would overflow; {_INSTEAD.format('float32')}, or use another backend"
         )
     if kind == "int8":
         tiny = [n for n, a in ranges.items() if n.endswith("mlp.fc2._input_quantizer") and 0 < a < 127 / LARGEST_HALF]
@@ -225,7 +216,7 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
 def check_finite(name: str, tensor: Tensor) -> None:
     """SwinQuantError if a float16 tensor overflowed."""
     if tensor.is_floating_point() and not tensor.isfinite().all():
-        raise SwinQuantError(f"{name} has values beyond float16 (65504): {_instead('float32')}")
+        raise SwinQuantError(f"{name} has values beyond float16 (65504): {_INSTEAD.format('float32')}")
 
 
 def computed_rows(rows: int, channels: int) -> int:

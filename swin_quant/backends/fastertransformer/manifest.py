@@ -1,11 +1,12 @@
 """The manifest: JSON beside the exported tensors, with the op's weight list, entry by entry, and its other arguments.
 
 All of it follows from the geometry and the target, so a manifest is checked by making it again. An export is read back
-by its manifest: every tensor is checked against the list, and every layout undone.
+by its manifest: every tensor is checked against the list, and every layout undone. FasterTransformer's torch classes
+take the arguments by order, its TensorRT plugins by name (docs/reference, sections 3.1 and 4.2).
 """
 
+import math
 from dataclasses import asdict, dataclass, field
-from math import inf
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -13,8 +14,7 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.fastertransformer import KINDS
-from swin_quant.backends.fastertransformer.interface import OPS, op_arguments, parse_geometry, plugin
-from swin_quant.backends.fastertransformer.limits import Case, check_limits
+from swin_quant.backends.fastertransformer.limits import DEFAULT_SCALE, Case, check_limits, is_default_scale
 from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
 from swin_quant.backends.fastertransformer.weights import DTYPES, from_stored
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
@@ -26,12 +26,12 @@ from swin_quant.models.geometry import Geometry
 
 SCHEMA = "swin-quant/fastertransformer/2"
 _BOUNDS = {
-    "depths": (-inf, 1, 256),
-    "num_heads": (-inf, 1, 4096),
-    "embed_dim": (-inf, 1, 8192),
-    "img_size": (-inf, 1, 8192),
-    "in_chans": (-inf, 1, 1024),
-    "int8_mode": (-inf, 1, 2),
+    "depths": (1, 256),
+    "num_heads": (1, 4096),
+    "embed_dim": (1, 8192),
+    "img_size": (1, 8192),
+    "in_chans": (1, 1024),
+    "int8_mode": (1, 2),
 }
 
 
@@ -49,7 +49,10 @@ class GpuTarget(TypedDict):
 
 
 class Manifest(TypedDict):
-    """`arguments` follow the weights in the op's constructor, in order; `head` is outside the op, in float32."""
+    """`arguments` follow the weights in the op's constructor, in order; `head` is outside the op, in float32.
+
+    `plugin`: its name, its scalar fields [name, type, value], and the element count of each weight field.
+    """
 
     schema: str
     name: str
@@ -66,38 +69,73 @@ def manifest_name(file: Path) -> str:
     return f"{file.stem}_manifest.json"
 
 
+def _op_arguments(case: Case) -> dict[str, Any]:
+    """The arguments of `Class(weights, ...)` after the weights, in order; lists become int32 tensors on the CPU."""
+    g, form = case.g, case.form
+    return {
+        **({"int8_mode": case.int8_mode} if form.int8 else {}),
+        "depths": list(g.depths),
+        "num_heads": list(g.heads),
+        "max_batch": case.max_batch,
+        "img_size": g.image_size,
+        "patch_size": g.patch_size,
+        "in_chans": g.in_chans,
+        "embed_dim": g.embed_dim,
+        "window_size": g.window,
+        "ape": g.ape,
+        "patch_norm": g.patch_norm,
+        "layer_num": len(g.depths),
+        "mlp_ratio": float(g.mlp_ratio),
+        "qkv_bias": g.qkv_bias,
+        "qk_scale": DEFAULT_SCALE if is_default_scale(g) else float(g.qk_scale or 0),
+        "version": form.version,
+    }
+
+
 def make_manifest(name: str, file: str, case: Case) -> Manifest:
     """The manifest of an export."""
-    g, form, mode = case.g, case.form, case.int8_mode
-    entries = slots(g, form)
+    g, form = case.g, case.form
+    op, arguments, entries = "SwinTransformerINT8" if form.int8 else "SwinTransformer", _op_arguments(case), []
+    for slot in slots(g, form):
+        said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(slot).items()}
+        del said["part"], said["place"]  # the name says both
+        entries.append({"key": slot.key, "name": slot.name, "field": slot.field, **said})
+    fields: list[list[Any]] = []
+    lists = ("depths", "num_heads")
+    for key in sorted(arguments, key=lists.__contains__):  # lists come last
+        value = arguments[key]
+        word = "max_batch_size" if key == "max_batch" else key
+        if isinstance(value, float):
+            fields.append([word, "float32", value])
+        else:
+            fields.append([word, "int32", value if key in lists else int(value)])
     return Manifest(
         schema=SCHEMA,
         name=name,
         file=file,
-        target=GpuTarget(
-            op=OPS[form.int8], kind=form.kind, sm=form.sm, classes=g.classes, fix_gelu_bias=form.fix_gelu_bias
-        ),
-        arguments=op_arguments(g, form, mode, case.max_batch),
-        entries=[_entry(slot) for slot in entries],
+        target=GpuTarget(op=op, kind=form.kind, sm=form.sm, classes=g.classes, fix_gelu_bias=form.fix_gelu_bias),
+        arguments=arguments,
+        entries=entries,
         head=list(HEAD),
-        plugin=plugin(g, form, mode, case.max_batch, entries),
+        plugin={
+            "name": f"Custom{op}Plugin",
+            "version": "1",
+            "namespace": "",
+            "output": [-1, g.embed_dim * 2 ** (len(g.depths) - 1), 1, 1],
+            "fields": fields,
+            "weights": {entry["field"]: math.prod(entry["shape"]) for entry in entries},
+        },
     )
 
 
-def _entry(slot: Slot) -> dict[str, Any]:
-    said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(slot).items()}
-    del said["part"], said["place"]  # the name says both
-    return {"key": slot.key, "name": slot.name, "field": slot.field, **said}
-
-
-def read_manifest(path: Path) -> tuple[Manifest, Case]:
+def _read_manifest(path: Path) -> tuple[Manifest, Case]:
     """Read and check a manifest. SwinQuantError names what contradicts its own arguments."""
     manifest = read_json(path, "FasterTransformer manifest")
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if schema != SCHEMA:
         raise SwinQuantError(f"{path}: is not a FasterTransformer manifest of this version ({SCHEMA}); export again")
     checked(Manifest, manifest, str(path))
-    case = _case(manifest, path)
+    case = _read_case(manifest, path)
     expected = make_manifest(manifest["name"], manifest["file"], case)
     for key, value in expected.items():
         if key != "entries" and manifest[key] != value:
@@ -111,24 +149,40 @@ def read_manifest(path: Path) -> tuple[Manifest, Case]:
     return manifest, case
 
 
-def _kind(name: str, example: Any) -> Any:
-    """The annotation of an argument, from an example and the bounds."""
-    if isinstance(example, list):
-        return Annotated[list[_kind(name, example[0])], counted(1, 16)]  # type: ignore[misc]  # made at run time
-    return Annotated[type(example), within(*_BOUNDS.get(name, (-inf, 0, 65536)))]
-
-
-def _case(manifest: Manifest, path: Path) -> Case:
+def _read_case(manifest: Manifest, path: Path) -> Case:
     """The case that the arguments describe; every number is checked before anything is computed from it."""
     target, arguments = manifest["target"], manifest["arguments"]
     form = Form(arguments.get("version", 0), target["kind"], target["sm"], target["fix_gelu_bias"])
     blank = Geometry(32, 1, 1, 1, 32, (1,), (1,), 1, 4.0, True, None, 0.0, 0.0, False, True, (0,))
-    like = op_arguments(blank, Form(1, target["kind"], 80), 1, 1)
+    like = _op_arguments(Case(blank, Form(1, target["kind"], 80), 1, 1))
     if target["kind"] not in KINDS or arguments.keys() != like.keys() or form.version not in (1, 2):
-        raise SwinQuantError(f"{path}: its arguments are not those of {manifest['target']['op']!r:.60}; export again")
+        raise SwinQuantError(f"{path}: its arguments are not those of {target['op']!r:.60}; export again")
     for name, value in arguments.items():
-        checked(_kind(name, like[name]), value, str(path), f"arguments.{name}")
-    g = parse_geometry(arguments, target["classes"])
+        least, most = _BOUNDS.get(name, (0, 65536))
+        kind = int if name in ("depths", "num_heads") else type(like[name])
+        wanted: Any = Annotated[kind, within(least=least, most=most)]
+        if isinstance(like[name], list):
+            wanted = Annotated[list[wanted], counted(1, 16)]
+        checked(wanted, value, str(path), f"arguments.{name}")
+    scale = arguments["qk_scale"]
+    g = Geometry(
+        image_size=arguments["img_size"],
+        patch_size=arguments["patch_size"],
+        in_chans=arguments["in_chans"],
+        classes=target["classes"],  # only the head tells them
+        embed_dim=arguments["embed_dim"],
+        depths=tuple(arguments["depths"]),
+        heads=tuple(arguments["num_heads"]),
+        window=arguments["window_size"],
+        mlp_ratio=arguments["mlp_ratio"],
+        qkv_bias=arguments["qkv_bias"],
+        qk_scale=None if scale == DEFAULT_SCALE else scale,
+        drop=0.0,
+        drop_path=0.0,
+        ape=arguments["ape"],
+        patch_norm=arguments["patch_norm"],
+        pretrained_windows=(0,) * len(arguments["depths"]),
+    )
     try:
         case = Case(g, form, arguments.get("int8_mode"), arguments["max_batch"])
         check_limits(case)
@@ -162,7 +216,7 @@ def read_export(artifact: Artifact) -> Stored:
     if artifact.record["backend"] != "fastertransformer":
         raise SwinQuantError(f"{artifact.file}: is an export of backend {artifact.record['backend']!r:.40}")
     file = artifact.file
-    manifest, case = read_manifest(file.with_name(manifest_name(file)))
+    manifest, case = _read_manifest(file.with_name(manifest_name(file)))
     if manifest["file"] != file.name:
         raise SwinQuantError(f"{file}: its manifest is that of {manifest['file']!r:.80}")
     entries = slots(case.g, case.form)

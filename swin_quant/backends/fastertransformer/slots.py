@@ -5,7 +5,6 @@ number of tensors; writing and reading both check the rest by this list.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from swin_quant.backends.fastertransformer.gelu_bias import DRIFT, is_misread
@@ -110,21 +109,9 @@ class Slot:
         return f"{self.index:04d}.{self.name}"
 
 
-def slots(g: Geometry, form: Form) -> list[Slot]:
-    """The list of a model with geometry `g`."""
-    return [_slot(index, *entry, g, form) for index, entry in enumerate(_entries(g, form))]
-
-
 def head_dim(g: Geometry) -> int:
     """Channels of an attention head, which the op computes from stage 0."""
     return g.embed_dim // g.heads[0]
-
-
-def trt_side(g: Geometry, form: Form, stage: int) -> int:
-    """The padded side of a stage's packed masks; 0 if there are none."""
-    tokens = g.window_in_use(stage) ** 2
-    fits = tokens <= LARGEST and head_dim(g) == FUSED_HEAD_DIM
-    return padded_side(tokens, form.int8) if fits else 0
 
 
 def hidden_channels(g: Geometry, stage: int) -> int:
@@ -132,43 +119,37 @@ def hidden_channels(g: Geometry, stage: int) -> int:
     return int(g.embed_dim * 2**stage * g.mlp_ratio)
 
 
-def windows(g: Geometry, stage: int) -> int:
-    """Windows of a picture in a stage."""
-    return (g.resolution(stage) // g.window_in_use(stage)) ** 2
+def slots(g: Geometry, form: Form) -> list[Slot]:
+    """The list of a model with geometry `g`."""
+    found: list[Slot] = []
 
+    def add(part: str, place: tuple[int, ...], source: tuple[int, ...], side: int = 0) -> None:
+        found.append(_make_slot(len(found), part, place, source, side, form))
 
-def _entries(g: Geometry, form: Form) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Part, place and shape before the layout, in order."""
-    absent = set() if form.int8 else {"amaxList", "h_amaxList"}
-    absent |= set() if form.version == 2 else {"attn.logit_scale"}
     for stage, depth in enumerate(g.depths):
-        shapes = _block_shapes(g, form, stage)
+        c, heads, tokens = g.embed_dim * 2**stage, g.heads[stage], g.window_in_use(stage) ** 2
+        # The padded side of packed masks and biases; 0 if there are none.
+        side = padded_side(tokens, form.int8) if tokens <= LARGEST and head_dim(g) == FUSED_HEAD_DIM else 0
+        hidden, bias = hidden_channels(g, stage), (heads, tokens, tokens)
+        linears = [(3 * c, c), (3 * c,), (c, c), (c,), (hidden, c), (hidden,), (c, hidden), (c,)]
+        rest = [*4 * [(c,)], (AMAX_LIST,), (AMAX_LIST,), bias, bias if side else EMPTY, (heads, 1, 1)]
         for block in range(depth):
-            yield from ((part, (stage, block), shapes[part]) for part in BLOCK if part not in absent)
-        yield from ((part, (stage,), shape) for part, shape in _stage_shapes(g, form, stage).items())
+            for part, shape in zip(BLOCK, linears + rest, strict=True):
+                if (form.int8 or "amaxList" not in part) and (form.version == 2 or part != "attn.logit_scale"):
+                    add(part, (stage, block), shape, side)
+        norm, count = 4 * c if form.version == 1 else 2 * c, (g.resolution(stage) // g.window_in_use(stage)) ** 2
+        merging = [(norm,), (norm,), (2 * c, 4 * c)] if stage < len(g.depths) - 1 else 3 * [EMPTY]
+        mask = (count, tokens, tokens) if count > 1 else EMPTY
+        for part, shape in zip(STAGE, [*merging, mask, mask if side else EMPTY], strict=True):
+            add(part, (stage,), shape, side)
     c, last = g.embed_dim, g.embed_dim * 2 ** (len(g.depths) - 1)
-    model_shapes = [(c, g.in_chans, g.patch_size, g.patch_size), (c,), (c,), (c,), (last,), (last,)]
-    yield from ((part, (), shape) for part, shape in zip(MODEL, model_shapes, strict=True))
+    shapes = [(c, g.in_chans, g.patch_size, g.patch_size), (c,), (c,), (c,), (last,), (last,)]
+    for part, shape in zip(MODEL, shapes, strict=True):
+        add(part, (), shape)
+    return found
 
 
-def _block_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, ...]]:
-    c, heads, tokens = g.embed_dim * 2**stage, g.heads[stage], g.window_in_use(stage) ** 2
-    hidden, bias = hidden_channels(g, stage), (heads, tokens, tokens)
-    linears = [(3 * c, c), (3 * c,), (c, c), (c,), (hidden, c), (hidden,), (c, hidden), (c,)]
-    packed = bias if trt_side(g, form, stage) else EMPTY
-    rest = [*4 * [(c,)], (AMAX_LIST,), (AMAX_LIST,), bias, packed, (heads, 1, 1)]
-    return dict(zip(BLOCK, linears + rest, strict=True))
-
-
-def _stage_shapes(g: Geometry, form: Form, stage: int) -> dict[str, tuple[int, ...]]:
-    c, tokens, count = g.embed_dim * 2**stage, g.window_in_use(stage) ** 2, windows(g, stage)
-    norm = 4 * c if form.version == 1 else 2 * c
-    merging = [(norm,), (norm,), (2 * c, 4 * c)] if stage < len(g.depths) - 1 else 3 * [EMPTY]
-    mask = (count, tokens, tokens) if count > 1 else EMPTY
-    return dict(zip(STAGE, [*merging, mask, mask if trt_side(g, form, stage) else EMPTY], strict=True))
-
-
-def _slot(index: int, part: str, place: tuple[int, ...], source: tuple[int, ...], g: Geometry, form: Form) -> Slot:
+def _make_slot(index: int, part: str, place: tuple[int, ...], source: tuple[int, ...], side: int, form: Form) -> Slot:
     slot = Slot(index, part, place, form.kind, None, source, source, "row-major", "cuda")
     if form.int8:
         on_host = part == "h_amaxList" or source == EMPTY
@@ -178,7 +159,6 @@ def _slot(index: int, part: str, place: tuple[int, ...], source: tuple[int, ...]
     if source == EMPTY:
         return replace(slot, layout="empty")
     if part in PACKED:
-        side = trt_side(g, form, place[0])
         return replace(slot, layout="trt-packed", shape=(source[0], side, side))
     if form.int8 and part in KERNELS:
         shape = source if index == 0 else (math.prod(source),)  # the op takes the head width from the first

@@ -91,14 +91,17 @@ def read_tuned(path: str | Path) -> dict[Key, Tuned]:
     found: dict[Key, Tuned] = {}
     for number, line in enumerate(lines[1:], 2):
         if line.strip():
-            entry = _parsed(line, f"{path}: line {number}")
+            entry = _parse(line, f"{path}: line {number}")
             found.setdefault(entry.key, entry)
     return found
 
 
 def write_tuned(path: str | Path, entries: Iterable[Tuned]) -> None:
     """Write a tuner file atomically, in the format of `swin_gemm`: the first four columns are 0."""
-    lines = [HEADER, *(f"0 0 0 0 {INT8_TYPE} ### {_columns(entry)}" for entry in entries)]
+    lines = [HEADER]
+    for entry in entries:
+        *integers, time = astuple(entry)
+        lines.append(" ".join(["0 0 0 0", str(INT8_TYPE), "###", *map(str, integers), f"{time:f}"]))
     atomic_write_bytes(path, ("\n".join(lines) + "\n").encode())
 
 
@@ -112,12 +115,7 @@ def fastest(tables: Sequence[dict[Key, Tuned]]) -> dict[Key, Tuned]:
     return best
 
 
-def _columns(entry: Tuned) -> str:
-    *integers, time = astuple(entry)
-    return " ".join([*map(str, integers), f"{time:f}"])
-
-
-def _parsed(line: str, where: str) -> Tuned:
+def _parse(line: str, where: str) -> Tuned:
     before, mark, after = line.partition("###")
     columns, wanted = after.split(), len(fields(Tuned))
     if not mark or len(before.split()) != 5:
@@ -126,8 +124,8 @@ def _parsed(line: str, where: str) -> Tuned:
         more = ": more are written for cuBLAS 11.11, whose op misreads this file" if len(columns) > wanted else ""
         raise SwinQuantError(f"{where}: has {len(columns)} columns after ###, not {wanted}{more}; tune again")
     try:
-        names, numbers = [field.name for field in fields(Tuned)], [*map(int, columns[:-1]), float(columns[-1])]
-        kind, entry = int(before.split()[4]), Tuned(**dict[str, Any](zip(names, numbers, strict=True)))
+        values: list[Any] = [*map(int, columns[:-1]), float(columns[-1])]
+        kind, entry = int(before.split()[4]), Tuned(*values)
     except ValueError as error:
         raise SwinQuantError(f"{where}: holds what is not a number; tune again") from error
     if kind != INT8_TYPE or min(entry.key) < 1 or not 0 <= entry.exec_time < float("inf"):

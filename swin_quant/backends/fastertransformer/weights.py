@@ -55,67 +55,54 @@ BY_VERSION = {  # V1 never reads its two
 WEIGHTS = {"attn.qkv": 72, "attn.proj": 73, "mlp.fc1": 74, "mlp.fc2": 75, REDUCTION: 76}
 GEMMS = {"attn.qkv": 77, "attn.proj": 78, "mlp.fc1": 79, "mlp.fc2": 80, "q k": 81, "a v": 82, REDUCTION: 83}
 FUSED = {"q k": 85, "a": 86, "a v": 87}
-_OF_LOGITS = {1: ("matmul_q", "matmul_k"), 2: ("mha_q", "mha_k")}
-
-
-def _products(version: int) -> dict[str, tuple[str, str, str]]:
-    """The operands of attention's products, and the node of their result."""
-    q, k, a, v = (f"attn.{x}_input_quantizer" for x in (*_OF_LOGITS[version], "matmul_a", "matmul_v"))
-    return {"q k": (q, k, "attn.softmax_input_quantizer"), "a v": (a, v, "attn.proj._input_quantizer")}
-
-
-def collect_ranges(model: Swin) -> dict[str, float]:
-    """Each node's range as the kernels see it, one number: the largest of ranges per channel."""
-    return {name: node.amax.abs().max().item() for name, node in named_nodes(model).items() if node.amax is not None}
 
 
 class WeightSource:
     """The tensors of a model by slot, float32, before quantization and layout; amax lists too.
 
     FasterTransformer's INT8 exporter first converts everything to float16, so with `int8` exp is taken of a float16
-    logit scale.
+    logit scale. `ranges`: each node's range as the kernels see it, one number: the largest of ranges per channel.
     """
 
     def __init__(self, model: Swin, int8: bool) -> None:
-        self.model, self.int8, self.version, self.ranges = model, int8, get_version(model), collect_ranges(model)
+        self.model, self.int8, self.version = model, int8, get_version(model)
+        nodes = named_nodes(model).items()
+        self.ranges = {name: node.amax.abs().max().item() for name, node in nodes if node.amax is not None}
 
     @torch.no_grad()
     def __call__(self, slot: Slot) -> Tensor:
         """The tensor in float32 and in `slot.source`'s shape."""
-        return torch.empty(slot.source) if slot.layout == "empty" else self._tensor(slot).detach().float().cpu()
-
-    def _tensor(self, slot: Slot) -> Tensor:
+        if slot.layout == "empty":
+            return torch.empty(slot.source)
+        inside = slot.name.removesuffix(slot.part)  # the block or stage
+        attn: Any = self.model.get_submodule(f"{inside}attn") if len(slot.place) == 2 else None
         match slot.part:
             case "attn.qkv.bias":
-                return self._attention(slot).qkv.effective_bias()
+                found = attn.qkv.effective_bias()
             case "attn.relative_position_bias" | "attn.trt_relative_position_bias":
-                return self._attention(slot).relative_position_bias()
+                found = attn.relative_position_bias()
             case "attn.logit_scale":
-                scale = self._attention(slot).logit_scale.float()
-                return (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
+                scale = attn.logit_scale.float()
+                found = (scale.half() if self.int8 else scale).clamp(max=LARGEST_LOGIT_SCALE).float().exp()
             case "attn_mask" | "trt_attn_mask":
                 # not a block's own mask: a stage of one block has none, but the plugin needs one
                 g, stage = self.model.geometry, slot.place[0]
-                return mask(*g.tokens(stage), g.windows(stage), (g.window // 2, g.window // 2))
+                found = mask(*g.tokens(stage), g.windows(stage), (g.window // 2, g.window // 2))
             case "amaxList" | "h_amaxList":
-                return amax_list(self._select_block_ranges(*slot.place), self.version)
+                ranges = {
+                    name.removeprefix(at): amax
+                    for at in (f"layers.{slot.place[0]}.", inside)  # the stage's patch merging, and the block
+                    for name, amax in self.ranges.items()
+                    if name.startswith(at)
+                }
+                found = amax_list(ranges, self.version)
             case _:
-                return self.model.get_parameter(slot.name)
+                found = self.model.get_parameter(slot.name)
+        return found.detach().float().cpu()
 
     def weight_range(self, slot: Slot) -> float:
         """The weight's amax, for the slot of a kernel."""
         return self.ranges[slot.name.removesuffix("weight") + "_weight_quantizer"]
-
-    def _attention(self, slot: Slot) -> Any:
-        """The block's WindowAttention; in version 2 WindowAttentionV2."""
-        stage, block = slot.place
-        return self.model.layers[stage].blocks[block].attn
-
-    def _select_block_ranges(self, stage: int, block: int) -> dict[str, float]:
-        stage_prefix, block_prefix = f"layers.{stage}.", f"layers.{stage}.blocks.{block}."
-        own = {name.removeprefix(block_prefix): a for name, a in self.ranges.items() if name.startswith(block_prefix)}
-        merging = f"{stage_prefix}downsample."
-        return own | {name.removeprefix(stage_prefix): a for name, a in self.ranges.items() if name.startswith(merging)}
 
 
 def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
@@ -152,11 +139,14 @@ def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
 def amax_list(ranges: Mapping[str, float], version: int) -> Tensor:
     """float32 [96]. `ranges`: |amax| by node of the block and of its stage's `downsample`, which the last stage
     lacks."""
-    values, quads, products = [0.0] * AMAX_LIST, QUADS | BY_VERSION[version], _products(version)
+    values, quads = [0.0] * AMAX_LIST, QUADS | BY_VERSION[version]
+    logits = ("mha_q", "mha_k") if version == 2 else ("matmul_q", "matmul_k")
+    q, k, a, v = (f"attn.{x}_input_quantizer" for x in (*logits, "matmul_a", "matmul_v"))
+    context = "attn.proj._input_quantizer"
     for node, base in quads.items():
         if node in ranges:
-            a = ranges[node]
-            values[base : base + 4] = [a, a / 127, a / 127 / 127, 127 / a]
+            amax = ranges[node]
+            values[base : base + 4] = [amax, amax / 127, amax / 127 / 127, 127 / amax]
     for layer, index in WEIGHTS.items():
         if f"{layer}._input_quantizer" in ranges:
             given, weight, result = (
@@ -164,13 +154,13 @@ def amax_list(ranges: Mapping[str, float], version: int) -> Tensor:
             )
             values[index] = weight
             values[GEMMS[layer]] = given * weight / (127 * result)
-    for product, (left, right, output) in products.items():
-        values[GEMMS[product]] = ranges[left] * ranges[right] / (127 * ranges[output])
+    values[GEMMS["q k"]] = ranges[q] * ranges[k] / (127 * ranges["attn.softmax_input_quantizer"])
+    values[GEMMS["a v"]] = ranges[a] * ranges[v] / (127 * ranges[context])
     stored = torch.tensor(values, dtype=torch.float64).float()
-    q, k, attention, v, context = (stored[quads[node]] for node in (*products["q k"][:2], *products["a v"]))
-    stored[FUSED["q k"]] = (q * k).double() / (127 * 127)  # a float32 product divided in double, as NumPy 1 does
-    stored[FUSED["a"]] = 127 / attention.double()
-    stored[FUSED["a v"]] = (attention * v).double() / (127 * context.double())
+    held = {node: stored[quads[node]] for node in (q, k, a, v, context)}
+    stored[FUSED["q k"]] = (held[q] * held[k]).double() / (127 * 127)  # a float32 product divided in double, as NumPy 1
+    stored[FUSED["a"]] = 127 / held[a].double()
+    stored[FUSED["a v"]] = (held[a] * held[v]).double() / (127 * held[context].double())
     return stored
 
 

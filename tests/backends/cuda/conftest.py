@@ -15,9 +15,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.quant.policy import load_policy
 
-# Four heads of 24 channels and eight, in windows of 8 on 16 x 16 and 8 x 8 tokens.
-HEADS_OF_24 = {"IMG_SIZE": 32, "EMBED_DIM": 96, "NUM_HEADS": [4, 8], "WINDOW_SIZE": 8}
-
 
 def spec_of_model(name, precision="int8"):
     """The spec of a shipped configuration in int8, fp8, float or FasterTransformer's arithmetic."""

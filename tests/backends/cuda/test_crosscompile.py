@@ -1,10 +1,15 @@
-"""Kernels for GPUs that are not here: the record of a launch, and the compiler's result."""
+"""Kernels for GPUs that are not here: the record of a launch, the compiler's result, and kernels compiled ahead."""
 
 import pytest
 import torch
-from crosscompile import recorded
+from crosscompile import compile_ahead, kernels_of, recorded
 
-from swin_quant.backends.cuda.kernels.call import without_spills
+from swin_quant.backends.cuda import binding
+from swin_quant.backends.cuda.kernels.kernel import without_spills
+from swin_quant.backends.cuda.kernels.tiles import Tiles
+from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.spec import make_spec_from_config
+from tests.backends.cuda.test_tuning import BEST, timed
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -45,3 +50,30 @@ def test_a_launch_is_recorded_once_for_all_that_the_compiler_is_not_told():
 def test_a_kernel_has_all_registers_only_where_that_ends_its_spills(own, all_registers, taken):
     chosen = without_spills({"num_warps": 4}, lambda options: all_registers if "maxnreg" in options else own)
     assert chosen == {"num_warps": 4} | ({"maxnreg": 255} if taken else {})
+
+
+@pytest.fixture(scope="module")
+def program(tiny_config):
+    return build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), 8)
+
+
+def test_the_engine_launches_what_is_compiled_ahead_with_the_tiles_that_were_timed(program, monkeypatch):
+    monkeypatch.setattr(binding, "by_kernels", lambda device: True)
+    tensors = {name: torch.empty(ref.shape, dtype=ref.dtype) for name, ref in program.packed.items()}
+    bound = program, tensors, dict.fromkeys(program.scalars, 0.25), torch.device("cpu")
+    table = timed(program.launches[2], [8])
+    for given, tiles in ((binding.NO_TILES, None), (table, BEST)):
+        with recorded() as calls:
+            binding.bind(*bound, given)()
+        wanted = [(one, tiles if binding.format_shape(one) in table else None) for one in program.launches]
+        assert calls == kernels_of(wanted)
+
+
+@pytest.mark.nightly
+def test_processes_compile_and_what_is_refused_is_told(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    pool, gemm = (next(one for one in program.launches if one.op == op) for op in ("pool", "gemm"))
+    odd = Tiles(48, 32, 32)  # no powers of two
+    report = compile_ahead([(pool, None), (pool, None), (gemm, odd)], 80, 120, processes=2)
+    assert (report.done, report.left) == (1, 0) and len(report.refused) == 1 and report.refused[0].startswith("gemm: ")
+    assert list(tmp_path.rglob("*.cubin"))

@@ -6,57 +6,24 @@ import pytest
 import torch
 from fusions import candidates, chosen, with_fusions
 
-from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.choose_fusions import fused_program, get_size, listed
-from swin_quant.backends.cuda.fusions import FUSIONS, fused, rows
+from swin_quant.backends.cuda.binding import bind, format_shape
+from swin_quant.backends.cuda.fusions import FUSIONS, fused, fused_program, get_size, listed, rows
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.machines import gpus, load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.backends.cuda.spec_from_policy import spec_for
-from swin_quant.backends.cuda.tuning import format_shape
 from tests.backends.conftest import pictures
-from tests.backends.cuda.conftest import HEADS_OF_24, spec_of_model
-from tests.backends.cuda.test_interpreted import interpret
+from tests.backends.cuda.conftest import spec_of_model
 from tests.backends.cuda.test_program import overlapping
 
 MODELS = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_patch4_window8_256"}
 FORMS = [("swin", "int8"), ("swinv2", "int8"), ("swin", "float"), ("swinv2", "float")]
-
-
 SPEC = spec_of_model(MODELS["swin"])
 
 
 def full_size(kind, batch, precision="int8"):
     return build_program(spec_of_model(MODELS[kind], precision), batch)
-
-
-RESULTS = "out", "out_quantized"
-
-
-def bytes_of(group, after):
-    """Bytes read and written, if each tensor from outside is read once and each that is read later is written once."""
-    known, written, moved = set(), {}, 0
-    for launch in group:
-        for word, operand in launch.operands.items():
-            if word not in RESULTS:
-                moved += 0 if operand.name in known else operand.nbytes
-                known.add(operand.name)
-        for word in RESULTS:
-            if operand := launch.operands.get(word):
-                known.add(operand.name)
-                written[operand.name] = operand
-    return moved + sum(operand.nbytes for name, operand in written.items() if is_read(name, after))
-
-
-def is_read(name, after):
-    """Whether a buffer is read before it is written again."""
-    for launch in after:
-        if any(one.name == name for word, one in launch.operands.items() if word not in RESULTS):
-            return True
-        if any(one.name == name for word, one in launch.operands.items() if word in RESULTS):
-            return False
-    return False
 
 
 def all_fused(program):
@@ -66,16 +33,13 @@ def all_fused(program):
 @pytest.mark.parametrize(("kind", "precision"), FORMS)
 def test_fused_launches_move_what_is_left_and_compute_the_same(kind, precision):
     program = full_size(kind, 8, precision)
-    found = rows(program.launches)
-    whole = fused(program, found)
-    assert overlapping(whole) == [] and whole.operations == program.operations
+    whole = all_fused(program)
+    operations, moved = (
+        [sum(getattr(launch, word) for launch in one.launches) for one in (program, whole)]
+        for word in ("operations", "bytes_moved")
+    )
+    assert overlapping(whole) == [] and operations[0] == operations[1] and moved[1] < 0.8 * moved[0]
     assert whole.packed == program.packed and sorted(whole.scalars) == sorted(program.scalars)
-    at = 0
-    for (fusion, group), one in zip(found, whole.launches, strict=True):
-        at += len(group)
-        if fusion:
-            assert one.bytes_moved == bytes_of(group, program.launches[at:]), one.name
-    assert whole.bytes_moved < 0.8 * program.bytes_moved
 
 
 def ops(batch, gpu):
@@ -144,8 +108,7 @@ def test_fastertransformers_arithmetic_and_odd_widths_are_left_alone(calibrated,
     for kind, policy in (("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1")):
         assert not list(candidates(build_program(spec_for(calibrated(kind, policy)), 1).launches))
     odd = make_spec_from_config(tiny_config("swin", EMBED_DIM=24), "float")
-    ops = {one.op for one in candidates(build_program(odd, 1).launches) if one.name.startswith("layers.0")}
-    assert ops == set()
+    assert not [one for one in candidates(build_program(odd, 1).launches) if one.name.startswith("layers.0")]
 
 
 def logits_of(program, network, images):
@@ -163,28 +126,3 @@ def test_a_network_with_fusions_equals_one_without(calibrated, kind, precision):
     whole = all_fused(program)
     assert {"norm_gemm", "attention_norm", "mlp"} <= {one.op for one in whole.launches}
     assert torch.equal(logits_of(whole, network, pictures(3)), logits_of(program, network, pictures(3)))
-
-
-CHILD = """
-import sys, torch
-from pathlib import Path
-from swin_quant.backends.cuda.file import read_network
-from tests.backends.cuda.test_fusions import all_fused, logits_of, build_program
-
-torch.set_num_threads(1)
-for file in sys.argv[2:]:
-    network, images = read_network(Path(file)), torch.load(sys.argv[1])
-    program = build_program(network.spec, len(images))
-    both = [logits_of(one, network, images) for one in (program, all_fused(program))]
-    torch.save(both, f"{file}.found")
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("kind", "keys"), [("swin", {}), ("swinv2", {}), ("swin", HEADS_OF_24)])
-def test_networks_by_fused_kernels(exported, tmp_path, kind, keys):
-    """Interpreted: equal to unfused networks, except sums of norms in another order, which move a tie now and then."""
-    artifact, model = exported(kind, keys=keys)
-    interpret([artifact.file], pictures(2, model.input_shape[1], seed=4), tmp_path, CHILD)
-    apart, together = torch.load(f"{artifact.file}.found")
-    torch.testing.assert_close(together, apart, rtol=0, atol=5e-3)

@@ -109,14 +109,6 @@ def test_logits_are_written_where_the_caller_says(sessions):
                 one(images, other)
 
 
-def test_streams_of_the_caller_take_turns(sessions):
-    session = sessions.make()
-    for name in ("one", "another"):
-        sessions.stream.name = name
-        session(pictures(1))
-    assert sessions.events == ["one waits", "one records", "another waits", "another records"]
-
-
 def test_what_is_captured_waits_for_what_replays_in_its_memory(calibrated, monkeypatch):
     """It is computed once before, on its own stream; the next caller waits for that, on any stream."""
     told, current = [], []

@@ -3,17 +3,14 @@
 from dataclasses import astuple, replace
 
 import pytest
-import torch
-from crosscompile import kernels_of, recorded
+from crosscompile import kernels_of
 from fusions import with_fusions
-from tune import BATCHES, tiles_to_try
+from tune import tiles_to_try
 
-from swin_quant.backends.cuda import binding, tuning
-from swin_quant.backends.cuda.binding import bind
+from swin_quant.backends.cuda.binding import format_shape, tiles_for
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.spec import make_spec_from_config
-from swin_quant.backends.cuda.tuning import format_shape, tiles_for
 from swin_quant.base.errors import SwinQuantError
 
 BEST = Tiles(64, 32, 32, 2, 4)
@@ -36,14 +33,8 @@ def test_tiles_serve_the_launch_and_batches_near_that_which_was_timed(launches):
     found = {batch: tiles_for(launches(batch)[2], batch, table) for batch in (1, 2, 3, 8, 32, 33)}
     assert found == {1: None, 2: BEST, 3: BEST, 8: BEST, 32: BEST, 33: None}
     assert tiles_for(launches(8)[3], 8, table) is None
-
-
-def test_every_batch_between_those_that_tune_times_takes_the_nearer_one(launches):
-    launch = launches(1)[2]
-    table = {format_shape(launch): {str(one): [*astuple(Tiles(one, 32, 32)), 1.0] for one in BATCHES}}
-    taken = {batch: tiles_for(launch, batch, table).rows for batch in range(1, 65)}
-    assert {batch for batch in taken if taken[batch] == 1} == {1, 2}  # 3 is 3 times 1, and 8 is 2.7 times 3
-    assert {batch for batch in taken if taken[batch] == 8} == set(range(3, 16))
+    several = {name: {**timed(launches(8)[2], [8])[name], "1": [1, 32, 32, 4, 1, 1, 1.0]} for name in table}
+    assert tiles_for(launches(2)[2], 2, several).rows == 1 and tiles_for(launches(3)[2], 3, several) == BEST
 
 
 def test_the_shape_of_a_launch_is_the_same_in_every_block_and_batch(launches):
@@ -103,17 +94,3 @@ def test_every_launch_says_whether_products_and_sums_are_rounded_as_one(tiny_con
     assert bool(apart) == (arithmetic != "cuda")
     for call in found:
         assert dict(call.options)["enable_fp_fusion"] is (call not in apart), call.name
-
-
-def test_the_engine_launches_kernels_with_the_tiles_that_were_timed(launches, tiny_config, monkeypatch):
-    pytest.importorskip("triton")
-    monkeypatch.setattr(binding, "by_kernels", lambda device: True)
-    program = build_program(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), 8)
-    tensors = {name: torch.empty(ref.shape, dtype=ref.dtype) for name, ref in program.packed.items()}
-    scalars = dict.fromkeys(program.scalars, 0.5)
-    chosen = []
-    for table in (tuning.NO_TILES, timed(launches(8)[2], [8])):
-        with recorded() as calls:
-            bind(program, tensors, scalars, torch.device("cpu"), table).calls[2]()
-        chosen.append((dict(calls[0].constants)["BM"], dict(calls[0].options)["num_stages"]))
-    assert chosen[1] == (BEST.rows, BEST.stages) != chosen[0]

@@ -15,79 +15,48 @@ MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
 
 
 @pytest.fixture
-def theirs(tmp_path, calibrated):
-    """theirs("swin", wrap) -> flags for a checkpoint as FasterTransformer saves it: bare, or by its QAT."""
+def export(tmp_path, calibrated, capsys):
+    """export("--flag ...", kind, wrap) -> exit code and output of an export of a checkpoint as FasterTransformer saves
+    it: bare, or by its QAT."""
 
-    def make(kind="swin", wrap=False, **keys):
-        keys = ARCHITECTURE | MORE[kind] | keys
-        model = {"TYPE": kind, "NAME": f"their_{kind}", "NUM_CLASSES": 5, kind.upper(): keys}
-        config = tmp_path / f"{kind}.yaml"
+    def make(flags, kind="swin", wrap=False, backend="fastertransformer", **keys):
+        known = ARCHITECTURE | MORE[kind] | keys
+        model = {"TYPE": kind, "NAME": f"their_{kind}", "NUM_CLASSES": 5, kind.upper(): known}
+        config, file = tmp_path / f"{kind}.yaml", tmp_path / f"{kind}.pth"
         config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 8}, "MODEL": model}))
-        state = calibrated(kind, **{key: keys[key] for key in keys.keys() - ARCHITECTURE.keys()}).state_dict()
-        file = tmp_path / f"{kind}.pth"
+        state = calibrated(kind, **keys).state_dict()
         torch.save({"model": state, "epoch": 4} if wrap else state, file)
-        return ["--cfg", str(config), "--checkpoint", str(file), "--output", str(tmp_path / "out")]
+        files = f"--cfg {config} --checkpoint {file} --output {tmp_path}/out"
+        return main(f"export --for {backend} {files} {flags}".split()), capsys.readouterr()
 
     return make
 
 
 @pytest.mark.parametrize(("kind", "wrap"), [("swin", False), ("swin", True), ("swinv2", False)])
-def test_a_checkpoint_of_fastertransformer_s(theirs, calibrated, capsys, kind, wrap):
-    assert (
-        main(
-            [
-                "export",
-                "--for",
-                "fastertransformer",
-                *theirs(kind, wrap),
-                "--policy",
-                "ft-mode1",
-                "--check",
-                "--sm",
-                "75",
-            ]
-        )
-        == 0
-    )
-    done = capsys.readouterr()
+def test_a_checkpoint_of_fastertransformer_s(export, calibrated, kind, wrap):
+    code, done = export("--policy ft-mode1 --check --sm 75", kind, wrap)
+    assert code == 0 and "largest difference" in done.err
     artifact = open_artifact(done.out.strip())
-    assert artifact.file.name == f"their_{kind}_int8_sm75.safetensors" and "largest difference" in done.err
+    assert artifact.file.name == f"their_{kind}_int8_sm75.safetensors"
     images = torch.randn(4, 3, 8, 8)
     with torch.inference_mode():
         expected = calibrated(kind)(images)
     assert (load(artifact)(images) - expected).abs().mean() < 0.1 * expected.std()
 
 
-def test_a_float_export(theirs, capsys):
-    assert (
-        main(
-            [
-                "export",
-                "--for",
-                "fastertransformer",
-                *theirs("swinv2"),
-                "--precision",
-                "float",
-                "--float-type",
-                "float16",
-                "--check",
-            ]
-        )
-        == 0
-    )
-    file = open_artifact(capsys.readouterr().out.strip()).file
-    manifest = json.loads(file.with_name("their_swinv2_float16_sm80_manifest.json").read_text())
-    assert manifest["target"]["op"] == "SwinTransformer" and len(manifest["entries"]) == 3 * 15 + 2 * 5 + 6
+def test_a_float_export(export):
+    code, done = export("--precision float --float-type float16 --check", "swinv2")
+    manifest = open_artifact(done.out.strip()).file.with_name("their_swinv2_float16_sm80_manifest.json")
+    manifest = json.loads(manifest.read_text())
+    assert code == 0 and manifest["target"]["op"] == "SwinTransformer"
+    assert len(manifest["entries"]) == 3 * 15 + 2 * 5 + 6
 
 
-def test_fix_gelu_bias(theirs, capsys, tmp_path):
-    def run(*flags, backend="fastertransformer"):
-        code = main(["export", *flags, "--for", backend, "--policy", "ft-mode1", "--fix-gelu-bias"])
-        return code, capsys.readouterr()
-
-    code, done = run(*theirs())
+def test_fix_gelu_bias(export):
+    flags = "--policy ft-mode1 --fix-gelu-bias"
+    code, done = export(flags)
     assert code == 2 and "--fix-gelu-bias: it has 256 hidden channels at most" in done.err
-    code, done = run(*theirs(MLP_RATIO=68.0))
+    code, done = export(flags, MLP_RATIO=68.0)
     assert code == 0 and open_artifact(done.out.strip()).record["options"]["fix_gelu_bias"] is True
-    code, done = run(*theirs(), backend="onnx")
+    code, done = export(flags, backend="onnx")
     assert code == 2 and "--fix-gelu-bias: means nothing to --for onnx" in done.err

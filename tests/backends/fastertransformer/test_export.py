@@ -23,6 +23,8 @@ from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.score.options import EngineOptions
 
+QKV_BIAS = "0001.layers.0.blocks.0.attn.qkv.bias"
+
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
@@ -30,18 +32,11 @@ def names(folder):
 
 def test_the_files(exported):
     artifact, _ = exported("swin", mode=2, sm=75)
-    assert names(artifact.file.parent) == [
-        "load_weights.py", "micro_calib.pth", "micro_int8_sm75.json", "micro_int8_sm75.safetensors",
-        "micro_int8_sm75_manifest.json",
-    ]  # fmt: skip
-    record = artifact.record
-    assert record["options"] == {
-        "sm": 75, "kind": "int8", "max_batch": 128, "fix_gelu_bias": False, "int8_mode": 2,
-    }  # fmt: skip
-    assert {other["file"] for other in record["others"]} == set(names(artifact.file.parent)) - {
-        "micro_int8_sm75.json", "micro_int8_sm75.safetensors",
-    }  # fmt: skip
-    assert artifact.card.policy["name"] == "ft-mode2"
+    others = ["load_weights.py", "micro_calib.pth", "micro_int8_sm75_manifest.json"]
+    assert names(artifact.file.parent) == sorted([*others, "micro_int8_sm75.json", "micro_int8_sm75.safetensors"])
+    record, options = artifact.record, {"kind": "int8", "max_batch": 128, "fix_gelu_bias": False, "int8_mode": 2}
+    assert record["options"] == {"sm": 75} | options and artifact.card.policy["name"] == "ft-mode2"
+    assert sorted(other["file"] for other in record["others"]) == others
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -113,7 +108,7 @@ def test_the_loader_builds_the_op_s_list(exported, kind, count):
     assert mode == 1 and depths.tolist() == [2, 1] and heads.tolist() == [1, 2] and depths.dtype is torch.int32
     assert rest == [128, 8, 2, 3, 32, 2, False, True, 2, 4.0, True, 1.0, 1 if kind == "swin" else 2]
     assert weights[0].shape == (96, 32) and weights[2].shape == (32 * 32,) and weights[13].device.type == "cpu"
-    assert {w.dtype for i, w in enumerate(weights[:12])} == {torch.float16}
+    assert {w.dtype for w in weights[:12]} == {torch.float16}
     assert torch.equal(weights[12], weights[13]) and weights[12].dtype is torch.float32
     stored = load_file(artifact.file)["0000.layers.0.blocks.0.attn.qkv.weight"]
     assert torch.equal(weights[0].flatten().view(torch.int8)[: 96 * 32], stored)  # the second half is not defined
@@ -147,11 +142,10 @@ def test_the_loader_stops_on_a_gpu_of_another_generation(exported, monkeypatch, 
 def test_the_check_finds_rounding_and_no_more(exported, model, kind, sm):
     artifact, source = exported(model, kind=kind, sm=sm)
     differences = check(artifact, source)
-    assert all(difference.holds for difference in differences)
+    assert all(d.largest <= d.allowed for d in differences)
     kernels = [d.largest for d in differences if d.slot.container]
     assert len(kernels) == (13 if kind == "int8" else 0) and all(0.3 < largest < 0.57 for largest in kernels)
-    if kind == "float32":
-        assert max(difference.largest for difference in differences) == 0
+    assert kind != "float32" or max(d.largest for d in differences) == 0
     assert "tensors, largest difference" in summary(differences)[0]
 
 
@@ -168,10 +162,7 @@ def test_what_is_said_of_a_bias_that_the_kernel_misreads(calibrated, card, tmp_p
     (said,) = [record.message for record in caplog.records if "fc1's bias of " in record.message]
     biases = [load_file(artifact.file)[e["key"]] for e in manifest["entries"] if e["name"].endswith("fc1.bias")]
     assert [len(bias) for bias in biases] == [2176, 2176, 4352 + 3 * fix]
-    weights, *_ = loaded(artifact)
-    assert [w.shape for w in weights[5::16][:2]] == [(2176,), (2176,)] and (4352 + 3 * fix,) in [
-        w.shape for w in weights
-    ]
+    assert (4352 + 3 * fix,) in [w.shape for w in loaded(artifact)[0]]
     if fix:
         assert "cuts those three off" in warning and "stored as the kernel of GELU reads it" in said
         fc1 = model.layers[1].blocks[0].mlp.fc1.bias.detach().half()
@@ -203,11 +194,8 @@ def test_the_check_notices_another_model_and_a_wrong_layout(exported, calibrated
 
 
 def test_an_export_that_stops_in_the_middle_leaves_nothing(calibrated, card, tmp_path, monkeypatch):
-    def full_disk(*_):
-        raise SwinQuantError("the disk is full")
-
-    monkeypatch.setattr(module, "write_json", full_disk)
-    with pytest.raises(SwinQuantError, match="the disk is full"):
+    monkeypatch.setattr(module, "write_json", None)
+    with pytest.raises(TypeError):
         export(calibrated(), card(), tmp_path)
     assert names(tmp_path) == []
 
@@ -255,10 +243,7 @@ def test_a_manifest_that_contradicts_itself(exported, edit, says):
     ("edit", "says"),
     [
         (lambda t: t.pop("head.bias"), "missing or unknown tensors: head.bias"),
-        (
-            lambda t: t.update({"0001.layers.0.blocks.0.attn.qkv.bias": torch.zeros(9).half()}),
-            "is float16 .9., must be",
-        ),
+        (lambda t: t.update({QKV_BIAS: torch.zeros(9).half()}), "is float16 .9., must be"),
         (lambda t: t["head.bias"].fill_(float("nan")), "head.bias holds NaN"),
         (lambda t: t["0015.layers.0.blocks.0.attn.trt_relative_position_bias"].zero_(), "not padded with -30000"),
     ],

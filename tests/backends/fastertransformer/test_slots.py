@@ -2,7 +2,8 @@
 
 import pytest
 
-from swin_quant.backends.fastertransformer.interface import plugin
+from swin_quant.backends.fastertransformer.limits import Case
+from swin_quant.backends.fastertransformer.manifest import make_manifest
 from swin_quant.backends.fastertransformer.slots import Form, slots
 from swin_quant.config import find_config, load_config
 from swin_quant.models.geometry import read_geometry
@@ -13,6 +14,10 @@ LARGE_V2 = "swinv2_large_patch4_window12to16_192to256_22kto1k_ft"
 
 def geometry(name):
     return read_geometry(load_config(find_config(name)))
+
+
+def plugin(g, form, mode=1):
+    return make_manifest("x", "x.safetensors", Case(g, form, mode, 32))["plugin"]
 
 
 @pytest.mark.parametrize(
@@ -53,8 +58,9 @@ def test_the_first_block_of_the_int8_list():
 
 
 def test_the_end_of_the_list():
-    names = [slot.name for slot in slots(geometry(V2.format("tiny")), Form(2, "int8", 80))]
-    assert names[-12:] == [
+    found = slots(geometry(V2.format("tiny")), Form(2, "int8", 80))
+    keys, names = ([getattr(slot, word) for slot in found] for word in ("key", "name"))
+    assert keys == sorted(set(keys)) and names[-12:] == [
         "layers.3.blocks.1.attn.logit_scale", "layers.3.downsample.norm.weight", "layers.3.downsample.norm.bias",
         "layers.3.downsample.reduction.weight", "layers.3.attn_mask", "layers.3.trt_attn_mask",
         "patch_embed.proj.weight", "patch_embed.proj.bias", "patch_embed.norm.weight", "patch_embed.norm.bias",
@@ -70,18 +76,9 @@ def test_the_types_of_empty_tensors(kind):
         slot for slot in slots(geometry("swin_tiny_c24_patch4_window8_256"), Form(1, kind, 80)) if not slot.shape[0]
     ]
     assert len(empty) == 12 + 4 + 3 + 1  # packed biases and masks of heads of 24; the last stage's missing tensors
-    float32 = {
-        "layers.3.downsample.norm.weight",
-        "layers.3.downsample.norm.bias",
-        "layers.3.downsample.reduction.weight",
-    }
     for slot in empty:
-        assert slot.dtype == ("float32" if kind == "int8" and slot.name in float32 else kind.replace("int8", "float16"))
-
-
-def test_keys_sort_in_the_order_of_the_list():
-    keys = [slot.key for slot in slots(geometry(V2.format("small")), Form(2, "int8", 80))]
-    assert keys == sorted(keys) and len(set(keys)) == len(keys)
+        is_merging = kind == "int8" and slot.name.startswith("layers.3.downsample.")
+        assert slot.dtype == ("float32" if is_merging else kind.replace("int8", "float16"))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +96,7 @@ def test_packed_biases_and_the_plugin_s_counts(name, version, sides):
     """docs/reference, sections 1.2 and 4.2: counts that the plugin recomputes from the geometry."""
     g = geometry(name)
     form = Form(version, "int8", 80)
-    counts = plugin(g, form, 1, 32, slots(g, form))["weights"]
+    counts = plugin(g, form)["weights"]
     for i, side in enumerate(sides):
         c, heads, tokens = g.embed_dim * 2**i, g.heads[i], min(g.window, g.image_size // 4 // 2**i) ** 2
         nw = (g.image_size // 4 // 2**i) ** 2 // tokens
@@ -124,7 +121,7 @@ def test_packed_biases_and_the_plugin_s_counts(name, version, sides):
 def test_the_plugin_s_fields():
     """docs/reference, section 4.2."""
     g = geometry(V1.format("tiny"))
-    made = plugin(g, Form(1, "int8", 80), 1, 32, [])
+    made = plugin(g, Form(1, "int8", 80))
     fields = {name: (kind, value) for name, kind, value in made["fields"]}
     assert made["name"] == "CustomSwinTransformerINT8Plugin" and made["output"] == [-1, 768, 1, 1]
     assert fields == {
@@ -134,6 +131,6 @@ def test_the_plugin_s_fields():
         "qkv_bias": ("int32", 1), "qk_scale": ("float32", 1.0), "version": ("int32", 1),
         "depths": ("int32", [2, 2, 6, 2]), "num_heads": ("int32", [3, 6, 12, 24]),
     }  # fmt: skip
-    float_ = plugin(g, Form(1, "float16", 80), None, 32, [])
+    float_ = plugin(g, Form(1, "float16", 80), None)
     assert float_["name"] == "CustomSwinTransformerPlugin"
     assert {name for name, _, _ in float_["fields"]} == set(fields) - {"int8_mode"}

@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from swin_quant.backends.fastertransformer.tuner import HEADER, Tuned, fastest, gemm_shapes, read_tuned, write_tuned
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -41,18 +39,10 @@ def test_the_19_shapes_of_swin_t(tiny):
         gemm_shapes(tiny, 0)
 
 
-INTEGERS = st.integers(1, 10**6)
-
-
-@settings(max_examples=20)  # each writes a file
-@given(st.lists(st.tuples(*4 * [INTEGERS], *8 * [st.integers(0, 99)], st.floats(0, 1e3)), min_size=1, max_size=5))
-def test_what_is_written_is_read(tmp_path_factory, entries):
-    path = tmp_path_factory.mktemp("tuner") / "igemm_config.in"
-    written = {}
-    for entry in map(lambda values: Tuned(*values[:-1], round(values[-1], 6)), entries):
-        written.setdefault(entry.key, entry)
-    write_tuned(path, written.values())
-    assert read_tuned(path) == written
+def test_what_is_written_is_read(tmp_path):
+    entries = [Tuned(1, 10**6, 192, 384, *range(8), 0.024), Tuned(1, 1, 2, 3, *8 * [0], 999.999999)]
+    write_tuned(tmp_path / "x.in", entries)
+    assert read_tuned(tmp_path / "x.in") == {entry.key: entry for entry in entries}
 
 
 def test_the_first_entry_of_a_shape_wins_in_a_file_and_the_fastest_of_several(write):

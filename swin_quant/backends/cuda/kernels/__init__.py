@@ -1,19 +1,16 @@
 """The engine's kernels: for each a class of its arguments, with a reference in plain torch and a launch.
 
 `reference()` and `launch()` write the same results into the given tensors and return nothing. The Triton functions are
-in `jit`, in modules of the same names, which only a `launch` imports. `norm_gemm`, `gemm_norm`, `attention_norm` and
-`mlp` are fused from other kernels. B: pictures; R: side of a map in tokens; L: tokens of a window; M: rows of a matrix;
-N, K: output and input columns of a linear; C: channels. "Half" is float16 or bfloat16.
+in `jit`, which only a `launch` imports. B: pictures; R: side of a map in tokens; L: tokens of a window; M: rows of a
+matrix; N, K: output and input columns of a linear; C: channels. "Half" is float16 or bfloat16.
 """
 
 from collections.abc import Mapping
 
-from swin_quant.backends.cuda.kernels.attention import AttentionKernel, AttentionNormKernel
+from swin_quant.backends.cuda.kernels.attention import AttentionKernel
+from swin_quant.backends.cuda.kernels.fused import AttentionNormKernel, GemmNormKernel, MlpKernel, NormGemmKernel
 from swin_quant.backends.cuda.kernels.gemm import GemmKernel
-from swin_quant.backends.cuda.kernels.gemm_norm import GemmNormKernel
 from swin_quant.backends.cuda.kernels.kernel import Kernel
-from swin_quant.backends.cuda.kernels.mlp import MlpKernel
-from swin_quant.backends.cuda.kernels.norm_gemm import NormGemmKernel
 from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
 from swin_quant.backends.cuda.kernels.rows import (
     MergeQuantizeKernel,

@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.arithmetic import as_type
-from swin_quant.backends.cuda.kernels.call import PreparedLaunch
-from swin_quant.backends.cuda.kernels.kernel import Kernel
+from swin_quant.backends.cuda.kernels.kernel import Kernel, PreparedLaunch, as_type
 from swin_quant.backends.cuda.kernels.tiles import LINE, Tiles, gemm_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.integer_arithmetic import product, rounded
@@ -92,7 +90,11 @@ class GemmKernel(Kernel):
             y = y if self.bias is None else y + self.bias
             y = y if residual is None else y + residual.float()
         if e.kind == "gelu":
-            y = _gelu(y, self.levels)
+            assert not isinstance(self.levels, Tensor), "GELU has one range"
+            if self.levels is None:
+                y = F.gelu(y)
+            else:  # 0 for levels of 0, of a range so small that every level is 0
+                y = F.gelu(y / self.levels) * self.levels if self.levels else torch.zeros_like(y)
         elif e.kind == "unit":
             assert self.lengths is not None
             y = _unit(y, self.lengths, self.before, e)
@@ -104,7 +106,9 @@ class GemmKernel(Kernel):
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         e, (m, k), n, size = self.epilogue, self.a.shape, self.w.shape[0], self.a.element_size()
-        t = tiles or gemm_tiles(m, n, k, size, _longest_step(self.a.dtype, e, self.windows))
+        # Longer steps of float8 along K spill on 10.0 if rows are scattered to the map.
+        is_scattered = e.kind == "residual" and self.windows.window < self.windows.side
+        t = tiles or gemm_tiles(m, n, k, size, 64 if is_scattered and self.a.dtype == torch.float8_e4m3fn else LINE)
         t = e.whole_heads(t.holding(columns=1, inner=least_step(size)))
         constants = {
             "N": n,
@@ -123,18 +127,6 @@ class GemmKernel(Kernel):
         # FasterTransformer rounds products before it adds: a fused multiply-add would not.
         options = {"enable_fp_fusion": False} if e.product_levels is not None else {}
         return PreparedLaunch("gemm.gemm", grid, arguments, constants, t, options)
-
-
-def _longest_step(operand: torch.dtype, epilogue: Epilogue, windows: Windows) -> int:
-    """The most bytes of a step along K. Longer steps of float8 spill on 10.0 if rows are scattered to the map."""
-    is_scattered = epilogue.kind == "residual" and windows.window < windows.side
-    return 64 if is_scattered and operand == torch.float8_e4m3fn else LINE
-
-
-def _gelu(y: Tensor, levels: Tensor | float | None) -> Tensor:
-    """levels * GELU(y / levels); 0 for levels of 0, of a range so small that every level is 0."""
-    assert not isinstance(levels, Tensor), "GELU has one range"
-    return F.gelu(y) if levels is None else F.gelu(y / levels) * levels if levels else torch.zeros_like(y)
 
 
 def _unit(y: Tensor, lengths: Tensor, before: Tensor | None, e: Epilogue) -> Tensor:

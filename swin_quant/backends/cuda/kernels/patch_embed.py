@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.call import PreparedLaunch
-from swin_quant.backends.cuda.kernels.kernel import Kernel
+from swin_quant.backends.cuda.kernels.kernel import Kernel, PreparedLaunch
 from swin_quant.backends.cuda.kernels.tiles import Tiles, patch_tiles
 from swin_quant.backends.integer_arithmetic import normed
 

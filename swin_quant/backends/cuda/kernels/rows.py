@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.kernels.arithmetic import as_type
-from swin_quant.backends.cuda.kernels.call import ALL_REGISTERS, PreparedLaunch
-from swin_quant.backends.cuda.kernels.kernel import Kernel
+from swin_quant.backends.cuda.kernels.kernel import ALL_REGISTERS, Kernel, PreparedLaunch, as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, pool_tiles, row_tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.backends.integer_arithmetic import normed

@@ -25,7 +25,6 @@ from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
 
 SHIFTED = [(16, 8, 4), (24, 12, 6), (32, 16, 8), pytest.param((48, 24, 12), marks=pytest.mark.slow)]
-FT_LOGITS = {"logits_scale": 32**-0.5, "product_levels": 0.0006, "product_step": 0.3, "softmax_epsilon": 1e-6}
 
 
 def assert_attention(run, arguments, tiled=False):
@@ -39,7 +38,6 @@ HOW = {  # the type of q, k and v, and the levels of probabilities
     "float8": (FLOAT8, {"context_scale": 1.0}),
     "float8 in all": (FLOAT8, {"softmax_levels": 448.0, "context_scale": 1 / 448}),
     "half": (torch.float16, {}),
-    "fastertransformer": (torch.int8, FT_LOGITS | {"softmax_levels": 127.0, "context_scale": 1 / 127}),
 }
 
 
@@ -59,11 +57,7 @@ def of_windows(run, seed, how, m, heads, batch, d=32):
 @few
 @given(seed=seeds, m=maps, batch=st.integers(1, 3), heads=st.integers(1, 2))
 def test_attention(run, seed, m, batch, heads, how, d):
-    """As FasterTransformer's unfused kernels, logits go through int8."""
-    arguments = of_windows(run, seed, how, m, heads, batch, d)
-    if how == "fastertransformer":
-        arguments["logits_scale"] = d**-0.5
-    assert_attention(run, arguments, tiled=how == "float8 in all")
+    assert_attention(run, of_windows(run, seed, how, m, heads, batch, d), tiled=how == "float8 in all")
 
 
 @pytest.mark.parametrize("m", SHIFTED)
@@ -82,7 +76,7 @@ def test_attention_of_bfloat16(run, seed, m):
     assert_attention(run, windowed(Draw(seed), torch.bfloat16, m, 2) | {"out": out})
 
 
-@pytest.mark.parametrize("how", ["int8", "int8 and half", "float8", "half", "fastertransformer"])
+@pytest.mark.parametrize("how", ["int8", "int8 and half", "float8", "half"])
 @few
 @given(
     seed=seeds,

@@ -1,4 +1,4 @@
-"""Addresses and attention against the models' own functions, and against FasterTransformer's emulator."""
+"""Addresses and attention against the models' own functions."""
 
 import pytest
 import torch
@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from swin_quant.backends.cuda.kernels.attention import AttentionKernel
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.windows import Windows
-from swin_quant.backends.fastertransformer.emulator import _unfused_softmax
-from swin_quant.backends.integer_arithmetic import rounded
 from swin_quant.models import maps
 from swin_quant.models.windows import window_partition
 
@@ -50,23 +48,3 @@ def test_unit_vectors_are_those_of_normalize():
     GemmKernel(y, eye, None, None, Epilogue("unit"), out, lengths=lengths).reference()
     unit = F.normalize(y.view(5, 6, 32), dim=-1) * lengths.view(6, 32)
     torch.testing.assert_close(out, torch.cat([unit[:, :4], y.view(5, 6, 32)[:, 4:]], 1).flatten(1))
-
-
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_unfused_attention_of_fastertransformer_is_the_emulators(calibrated, emulator_of, kind):
-    """To the bit. The engine runs the fused one, which tests of whole networks compare."""
-    emulator = emulator_of(calibrated(kind, "ft-mode1"), "ft-mode1", fused=False)
-    for side, blocks in zip((4, 2), emulator.blocks, strict=True):
-        for b in blocks:
-            a, s, windows = b.attn, b.scales, Windows(side, b.window, b.shift)
-            shape = 2 * side**2, 3 * a.heads * 32
-            qkv = torch.randint(-128, 128, shape, generator=torch.Generator().manual_seed(side), dtype=torch.int8)
-            q, k, v = qkv.float().view(-1, windows.tokens, 3, a.heads, 32).permute(2, 0, 3, 1, 4)
-            context = rounded(_unfused_softmax(q @ k.mT, a) @ v * s.gemm("a v"))
-            out = torch.full((shape[0], shape[1] // 3), 77, dtype=torch.int8)
-            AttentionKernel(
-                qkv, out, windows, a.heads, a.qk_scale, a.bias, s.levels("attn.matmul_a_input_quantizer"),
-                s.gemm("a v"), s.gemm("q k"), s.step("attn.softmax_input_quantizer"), 1e-6,
-            ).reference()  # fmt: skip
-            assert torch.equal(out, context.transpose(1, 2).flatten(2).flatten(0, 1).to(torch.int8))
-            assert out.float().std() > 1

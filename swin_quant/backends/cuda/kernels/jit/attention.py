@@ -10,7 +10,7 @@ keys, for they need the whole sum before they are rounded; half ones take one, a
 import triton
 import triton.language as tl
 
-from swin_quant.backends.cuda.kernels.jit.arithmetic import as_half, as_type, exp2, reciprocal, rounded
+from swin_quant.backends.cuda.kernels.jit.arithmetic import as_half, as_type, exp2, reciprocal
 from swin_quant.backends.cuda.kernels.jit.parts import accumulated, finish_rows, zeros
 
 MASKED = tl.constexpr(-100.0)
@@ -52,7 +52,7 @@ def _added(
 
 @triton.jit
 def _logits(
-    qkv, position_bias, added, q, queries, keys, window, head, scale, product_levels, product_step,
+    qkv, position_bias, added, q, queries, keys, window, head, scale,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr,
 ):  # fmt: skip
@@ -63,10 +63,7 @@ def _logits(
     k = tl.load(qkv + places, mask=(keys < L)[:, None], other=0.0)
     SUM: tl.constexpr = tl.int32 if qkv.dtype.element_ty == tl.int8 else tl.float32
     logits = tl.dot(q, tl.trans(k), out_dtype=SUM).to(tl.float32)
-    if product_levels is not None:
-        logits = rounded(logits * product_levels) * scale * product_step
-    else:
-        logits = logits * scale
+    logits = logits * scale
     if added is None:
         added = _added(position_bias, queries, keys, window, head, SIDE, WINDOW, SHIFT, BIAS_ROW)
     return tl.where((keys < L)[None, :], logits + added, float("-inf"))
@@ -87,8 +84,7 @@ def _values(qkv, keys, window, head, L: tl.constexpr, HEADS: tl.constexpr, D: tl
 
 @triton.jit
 def _context(
-    qkv, queries, window, head, logits_scale, position_bias, added, softmax_levels, context_scale, product_levels,
-    product_step, softmax_epsilon,
+    qkv, queries, window, head, logits_scale, position_bias, added, softmax_levels, context_scale,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
@@ -108,14 +104,14 @@ def _context(
 
     if L <= BKEYS:
         logits = _logits(
-            qkv, position_bias, added, q, queries, tile, window, head, scale, product_levels, product_step,
+            qkv, position_bias, added, q, queries, tile, window, head, scale,
             SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
         )  # fmt: skip
         v = _values(qkv, tile, window, head, L, HEADS, D)
         powers = _powers(logits, tl.max(logits, 1))
         total = tl.sum(powers, 1)
         if softmax_levels is not None:
-            shares = as_type(powers * (softmax_levels / (total + softmax_epsilon))[:, None], TYPE)
+            shares = as_type(powers * (softmax_levels / total)[:, None], TYPE)
             context = tl.dot(shares, v, out_dtype=SUM).to(tl.float32) * context_scale
         else:
             context = tl.dot(powers.to(POWERS), as_half(v, POWERS), out_dtype=tl.float32)
@@ -127,7 +123,7 @@ def _context(
         for start in range(0, L, BKEYS):
             keys = start + tile
             logits = _logits(
-                qkv, position_bias, None, q, queries, keys, window, head, scale, product_levels, product_step,
+                qkv, position_bias, None, q, queries, keys, window, head, scale,
                 SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
             )  # fmt: skip
             larger = tl.maximum(largest, tl.max(logits, 1))
@@ -139,12 +135,12 @@ def _context(
                 context = tl.dot(powers.to(POWERS), as_half(v, POWERS), context * shrink[:, None], out_dtype=tl.float32)
             largest = larger
         if softmax_levels is not None:
-            factor = softmax_levels / (total + softmax_epsilon)
+            factor = softmax_levels / total
             sums = tl.zeros([BQ, D], SUM)
             for start in range(0, L, BKEYS):
                 keys = start + tile
                 logits = _logits(
-                    qkv, position_bias, None, q, queries, keys, window, head, scale, product_levels, product_step,
+                    qkv, position_bias, None, q, queries, keys, window, head, scale,
                     SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW,
                 )  # fmt: skip
                 shares = as_type(_powers(logits, largest) * factor[:, None], TYPE)
@@ -159,14 +155,13 @@ def _context(
 @triton.jit
 def _one_window(
     qkv, out, queries, window, head, logits_scale, position_bias, added, softmax_levels, context_scale,
-    product_levels, product_step, softmax_epsilon,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr,
 ):  # fmt: skip
     L: tl.constexpr = WINDOW * WINDOW
     context = _context(
         qkv, queries, window, head, logits_scale, position_bias, added, softmax_levels, context_scale,
-        product_levels, product_step, softmax_epsilon, SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
+        SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
     )  # fmt: skip
     places = (window * L + queries)[:, None] * (HEADS * D) + head * D + tl.arange(0, D)[None, :]
     tl.store(out + places, as_type(context, out.dtype.element_ty), mask=(queries < L)[:, None])
@@ -174,8 +169,7 @@ def _one_window(
 
 @triton.jit
 def attention(
-    qkv, out, logits_scale, position_bias, softmax_levels, context_scale, product_levels, product_step,
-    softmax_epsilon, windows_in_all,
+    qkv, out, logits_scale, position_bias, softmax_levels, context_scale, windows_in_all,
     SIDE: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
     BIAS_ROW: tl.constexpr, ONE_SCALE: tl.constexpr, BQ: tl.constexpr, BKEYS: tl.constexpr, WINDOWS: tl.constexpr,
 ):  # fmt: skip
@@ -187,7 +181,6 @@ def attention(
     if WINDOWS == 1:
         _one_window(
             qkv, out, queries, window, head, logits_scale, position_bias, None, softmax_levels, context_scale,
-            product_levels, product_step, softmax_epsilon,
             SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
         )  # fmt: skip
     else:
@@ -198,7 +191,6 @@ def attention(
         for one in range(first, tl.minimum(first + WINDOWS * COUNT, windows_in_all), COUNT):
             _one_window(
                 qkv, out, queries, one, head, logits_scale, position_bias, added, softmax_levels, context_scale,
-                product_levels, product_step, softmax_epsilon,
                 SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
             )  # fmt: skip
 
@@ -222,7 +214,7 @@ def attention_norm(
     for head in range(0, HEADS):
         context = _context(
             qkv, queries, window, head, logits_scale, position_bias, None, softmax_levels, context_scale,
-            None, 1.0, 0.0, SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
+            SIDE, WINDOW, SHIFT, HEADS, D, BIAS_ROW, ONE_SCALE, BQ, BKEYS,
         )  # fmt: skip
         part = as_type(context, OPERAND)
         sums = accumulated(sums, part, w_places + head * D, HEADS * D, BN, SUM)
