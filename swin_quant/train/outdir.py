@@ -83,17 +83,6 @@ def open_folder(
     return None
 
 
-@contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Inside the context, an interrupted run with a snapshot tells the user how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        if not Snapshots(folder / "snapshots").newest_first():
-            raise
-        raise KeyboardInterrupt("the run is saved: go on with the same command and ‹continue›") from stop
-
-
 NAME = ".lock"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _held: set[tuple[int, Path]] = set()  # with the process id: a fork does not own its parent's lock

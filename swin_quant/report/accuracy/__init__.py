@@ -4,7 +4,7 @@ People read blocks: a line for each result under a heading with what the results
 columns. CSV and JSON have a row for each quantized result, with every column.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,15 +115,6 @@ class TableBlock:
         columns = self.table(width=width).columns
         yield from grid(columns, self.lines, compute_widths(columns, self.lines, width), color, rule=True)
         yield ""
-
-
-def make_blocks(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[TableBlock]:
-    """The blocks in the order of the rows; `marks`: the numbers of footnotes by the row's index."""
-    found: dict[Hashable, dict[int, AccuracyRow]] = {}
-    for index, row in enumerate(rows):
-        key = row.card.name, COLUMN["resolution"].cell(row), row.card.original_sha256, dataset_key(row.dataset)
-        found.setdefault((key, row.calibrated_by), {})[index] = row
-    return [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in found.values()]
 
 
 def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
@@ -241,7 +232,11 @@ class AccuracyTable:
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
-        found = make_blocks(self.rows, marks)
+        groups: dict[Hashable, dict[int, AccuracyRow]] = {}  # of one model on one list of pictures
+        for index, row in enumerate(self.rows):
+            pictures = COLUMN["resolution"].cell(row), row.card.original_sha256, dataset_key(row.dataset)
+            groups.setdefault((row.card.name, *pictures, row.calibrated_by), {})[index] = row
+        found = [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in groups.values()]
         lines = [line for block in found for line in block.lines]
         legend = [LEGEND] if any(_delta(line) is not None for line in lines) else []
         weights = {line.row.weights for line in lines}

@@ -75,7 +75,8 @@ def _describe_figures(row: AccuracyRow) -> Iterator[tuple[int, str]]:
 
 def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:
     """The notes on a row's pictures, verification and calibration, each with its place in the list."""
-    notes = {id(result): _shorten(result.note or "") for result in row.measured}
+    texts = {id(result): result.note or "" for result in row.measured}
+    notes = {one: text if len(text) <= _LONGEST_NOTE else f"{text[:_LONGEST_NOTE]} ..." for one, text in texts.items()}
     named = [one for one in row.measured if one.unreadable > 0 and notes[id(one)].startswith(_UNREADABLE)]
     worst = max(row.measured, key=lambda result: result.unreadable)
     if worst.unreadable:
@@ -98,10 +99,6 @@ def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:
     remarks = dict.fromkeys(notes[id(one)] for one in row.measured if one.note and one not in named)
     if remarks:
         yield 11, "; ".join(remarks)
-
-
-def _shorten(note: str) -> str:
-    return note if len(note) <= _LONGEST_NOTE else note[:_LONGEST_NOTE] + " ..."
 
 
 def numbered(notes: Sequence[Footnote], count: int, in_cells: bool = False) -> tuple[list[str], dict[int, str]]:
