@@ -12,17 +12,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pages import EXAMPLES, RESULTS, line_of, place, script_parser, swin_quant
+from pages import EXAMPLES, RESULTS, join_cells, place, script_parser, swin_quant
 
 SWIN = ("swin_micro_cifar10", "swinv2_micro_cifar10")
 OTHERS = tuple(f"{name}_micro_cifar10" for name in ("resnet", "convnext", "mobilenetv3", "vit"))
 MODES = ("ft-mode1", "ft-mode2", "qdq")
-POLICIES = {  # calibrator -> the policies that are scored in torch; the first calibrator's file is exported
-    "percentile": (*MODES, *"cpu onnxruntime cuda tensorrt tensorrt-fp8 cuda-fp8 w4a16 w4a16-blocks".split()),
-    "max": MODES,
-    "mse": MODES,
-    "entropy": MODES,
-}
+# Calibrator -> the policies that are scored in torch; the first calibrator's file is exported
+POLICIES = {"percentile": (*MODES, *"cpu onnxruntime cuda tensorrt tensorrt-fp8 cuda-fp8 w4a16 w4a16-blocks".split())}
+POLICIES |= dict.fromkeys(("max", "mse", "entropy"), MODES)
 POLICIES_OF_OTHERS = {"percentile": ("cpu", "qdq", "onnxruntime", "tensorrt")}
 FILES = (  # target of `export`, policy
     ("openvino", "cpu"),
@@ -37,14 +34,6 @@ FILES_OF_SWIN = (
     ("cuda", "cuda"),
     ("cuda", "cuda-fp8"),
 )
-HEADING = """# Accuracy on CIFAR-10
-
-Trained micro models of [examples/checkpoints](../../examples/checkpoints). 80 training pictures calibrate, the 5,000 of
-`val` score. Top-1 in percent; delta: points against float32 with the paired standard error; agreement of top-1 and SQNR
-of the logits are with float32. `torch fake-quant`, and without a GPU `fastertransformer` and `cuda`, are simulations.
-The epoch of the examples was chosen on these pictures, which flatters float a little. Written by
-`python benchmarks/accuracy.py --data-path DIR/data/cifar10`.
-"""
 COLUMNS = ("engine", "policy", "calibrator", "top-1", "delta", "agree %", "SQNR dB")
 
 
@@ -56,12 +45,12 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, help="score a seeded sample of so many (default: all)")
     parser.add_argument("--output", type=Path, default=RESULTS / "accuracy.md")
     args = parser.parse_args()
-    pictures = ["--data-path", args.data_path, "--zip", "--half", "none"]
+    pictures = ["--data-path", args.data_path, "--zip"]
     sample = ["--pictures", args.pictures] if args.pictures else []
     for name in args.names or (*SWIN, *OTHERS):
         rows = scored(name, args.work / name, pictures, sample)
-        table = [line_of(COLUMNS), "|---" * len(COLUMNS) + "|", *map(line_of, rows)]
-        place(args.output, HEADING, name, "\n".join(table) + "\n")
+        table = [join_cells(COLUMNS), "|---" * len(COLUMNS) + "|", *map(join_cells, rows)]
+        place(args.output, name, "\n".join(table) + "\n")
         print("\n".join(table), flush=True)
 
 
@@ -73,7 +62,7 @@ def scored(name: str, work: Path, pictures: list[Any], sample: list[Any]) -> lis
         output = work / calibrator
         checkpoint = output / f"{name}_calib.pth"
         if not checkpoint.exists():
-            how = ["--calibrator", calibrator, "--policy", "qdq", "--no-eval", "--output", output]
+            how = ["--calibrator", calibrator, "--policy", "qdq", "--output", output]
             swin_quant("calibrate", EXAMPLES / f"{name}.safetensors", *pictures, *how)
         rows |= results(checkpoint, calibrator, "--policy", *chosen, *pictures, *sample)
     for target, policy in FILES_OF_SWIN if name in SWIN else FILES:
@@ -90,12 +79,10 @@ def scored(name: str, work: Path, pictures: list[Any], sample: list[Any]) -> lis
 
 
 def results(file: Path, calibrator: str, *words: object) -> dict[tuple[str, ...], list[str]]:
-    """The rows of a checkpoint or artifact by engine, policy and calibrator, from its card, scored now if it has
-    none.
-    """
+    """The rows of a checkpoint or artifact by engine, policy and calibrator, from its card, scored now if need be."""
     card = file.with_suffix(".json")
     if not json.loads(card.read_text())["results"]:
-        swin_quant("evaluate", file, *words)
+        swin_quant("evaluate", file, "--half", "none", *words)
     found = {}
     for result in json.loads(card.read_text())["results"]:
         policy = result["policy"] or result["precision"]

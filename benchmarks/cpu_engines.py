@@ -37,9 +37,8 @@ from statistics import median
 import torch
 from cpu_page import OPERATORS, OPERATORS_OF_ANY, Run, record
 from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
-from measuring import BenchPlan, BenchReport, bench_table, measure, noise
-from measuring.processes import BenchCandidate
-from pages import HEADING, cpu, older_cpu, place, script_parser
+from measuring import BenchCandidate, BenchPlan, bench_table, measure, noise
+from pages import ROOT, cpu, place, script_parser
 
 import swin_quant as sq
 from swin_quant.backends.artifact import Artifact
@@ -62,7 +61,7 @@ from swin_quant.models.layers import Swin
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import QuantConv2d, weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.report.table import markdown, print_table
+from swin_quant.report.table import NARROW, markdown, terminal
 from swin_quant.score.difference import difference
 from swin_quant.score.engine import EAGER
 from swin_quant.score.options import EngineOptions
@@ -91,13 +90,10 @@ NAMES = {
     PLUGINS: "compiled attention and MLP",
     PLUGINS[:1]: "compiled attention",
 }
-BY_OPERATORS = dict(
-    zip(
-        OPERATORS,
-        [("cpu", ()), *(("cpu-operators", plugins) for plugins in (PLUGINS[:1], PLUGINS, BRANCHES, MERGING, ALL))],
-        strict=True,
-    )
-)
+BY_OPERATORS = {OPERATORS[0]: ("cpu", ())} | {
+    name: ("cpu-operators", plugins)
+    for name, plugins in zip(OPERATORS[1:], (PLUGINS[:1], PLUGINS, BRANCHES, MERGING, ALL), strict=True)
+}
 TOKENS = ("token_branch=swin_quant::TokenBranch", PLUGINS[1])
 BY_OPERATORS_OF_ANY = dict(
     zip(OPERATORS_OF_ANY, [("cpu", ()), ("cpu", PLUGINS[1:]), ("cpu-operators", TOKENS)], strict=True)
@@ -144,7 +140,11 @@ def main() -> None:
     rewrites = frozenset({"any-size"} if is_on_maps else ())  # which maps cannot do without
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=rewrites))
     reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
-    better, folder = improved(model, args.passes, args.work) if args.passes else (model, args.work)
+    better, folder = model, args.work
+    if args.passes:  # of a copy, so that the float model does not change
+        batches = seeded(CALIBRATION, model.input_shape[1]).split(8)
+        better = sq.calibrate(deepcopy(model), batches, "qdq", passes=args.passes).module
+        folder = args.work / f"passes_{Path(args.passes).stem}"
     if args.operators:
         candidates = [
             reference,
@@ -157,80 +157,75 @@ def main() -> None:
         if args.cpu_time:
             return measure_cpu_time(args, candidates[1:], model.input_shape)
     else:
-        rivals = [] if args.no_torch else torch_candidates(checkpoint, card.config)
-        rivals += theirs(model, plain, args.work)
-        candidates = [reference, *rivals, *ours(better, card, folder, not args.without_amx)]
-        if are_faster_here(model.architecture.family.name):
-            candidates += compiled(better, card, folder)
+        convolutional, float_file, side = is_convolutional(model), str(plain.file), model.input_shape[1]
+        candidates = [
+            reference,
+            *([] if args.no_torch else torch_candidates(checkpoint, card.config)),
+            on("openvino", plain, "openvino float32"),
+            on("openvino", plain, "openvino bfloat16", "bfloat16"),
+            *nncf_candidates(float_file, args.work, side, convolutional),
+            on("onnxruntime", plain, "onnxruntime float32"),
+            own_quantization(float_file, args.work, side),
+            *([own_quantization(float_file, args.work, side, everything=True)] if convolutional else []),
+            *ours(better, card, folder, not args.without_amx),
+        ]
     plan = BenchPlan(tuple(args.batch), args.rounds, args.seconds, args.threads)
     report = measure(args.model, candidates, plan, noise(16, model.input_shape))
+    hidden = {*AMX} if args.without_amx else set()
     if LIMIT in os.environ:
-        left_out = set(INT8_PRODUCTS) - set(within(os.environ[LIMIT]))
-        report = replace(report, int8_features=[name for name in report.int8_features if name not in left_out])
-    if args.without_amx:
-        left = {field: [name for name in getattr(report, field) if name not in AMX]
-                for field in ("int8_features", "bfloat16_features")}  # fmt: skip
-        report = replace(report, **left)
-    print_table(bench_table(report))
+        hidden |= set(INT8_PRODUCTS) - set(within(os.environ[LIMIT]))
+    int8, bfloat16 = (
+        [name for name in names if name not in hidden] for names in (report.int8_features, report.bfloat16_features)
+    )
+    report = replace(report, int8_features=int8, bfloat16_features=bfloat16)
+    print(terminal(bench_table(report), 2 * NARROW))
     if args.output:
         title = f"Latency of {args.model} on {cpu()}{', without AMX' if args.without_amx else ''}"
-        place(args.output, HEADING, title, f"{markdown(bench_table(report))}\n* Written by `{command(args)}`.")
+        place(args.output, title, f"{markdown(bench_table(report))}\n* Written by `{command(args)}`.")
     if args.record:
-        record(run_of(args, report))
+        libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
+        versions = ", ".join([f"torch {torch.__version__}", *libraries])
+        rows = [{field: getattr(row, field) for field in FIELDS} for row in report.rows]
+        found = {"seconds": args.seconds, "int8": int8, "bfloat16": bfloat16, "versions": versions, "rows": rows}
+        record(circumstances(args) | found)
 
 
 def hide_amx(folder: Path) -> None:
     """Start this program again with AMX hidden from CPUID, unless it is hidden; SystemExit if that cannot be done."""
     if os.environ.get("OLDER_CPU") == "vnni":
         return
+    source, library = ROOT / "tests" / "standin" / "older_cpu.c", (folder / "older_cpu.so").resolve()
+    hidden = os.environ | {"OLDER_CPU": "vnni", "LD_PRELOAD": str(library)}
     try:
-        hidden = os.environ | older_cpu(folder, "vnni")
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+        subprocess.run(["true"], env=hidden, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise SystemExit(f"--without-amx: CPUID cannot be changed here: {error}") from error
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, *sys.argv], hidden)
 
 
-def theirs(model: Classifier, plain: Artifact, folder: Path) -> list[BenchCandidate]:
-    """The float graph, and other tools' quantizations of it."""
-    convolutional, float_file, side = is_convolutional(model), str(plain.file), model.input_shape[1]
-    return [
-        on("openvino", plain, "openvino float32"),
-        on("openvino", plain, "openvino bfloat16", "bfloat16"),
-        *nncf_candidates(float_file, folder, side, convolutional),
-        on("onnxruntime", plain, "onnxruntime float32"),
-        own_quantization(float_file, folder, side),
-        *([own_quantization(float_file, folder, side, everything=True)] if convolutional else []),
-    ]
-
-
 def ours(model: Classifier, card: RunCard, folder: Path, amx: bool) -> list[BenchCandidate]:
-    """Our int8 files, by engine, policy and float type."""
+    """Our int8 files, by engine, policy and float type; then, where they are fast, with compiled operators."""
+    wanted: list[tuple[str, str, str | None, tuple[str, ...]]] = [
+        ("openvino", "cpu", None, ()),
+        ("openvino", "cpu", "bfloat16", ()),
+        *([("openvino", "cpu-amx", "bfloat16", ())] if amx and isinstance(model, Swin) else []),
+        ("openvino", "qdq", "bfloat16", ()),
+        ("onnxruntime", "cpu", None, ()),
+        ("onnxruntime", "qdq", None, ()),
+        ("onnxruntime", "onnxruntime", None, ()),
+    ]
+    if are_faster_here(model.architecture.family.name):
+        wanted += [("openvino", *one) for one in COMPILED]
     candidates = []
-    for target, policy, float_type in (
-        ("openvino", "cpu", None),
-        ("openvino", "cpu", "bfloat16"),
-        *([("openvino", "cpu-amx", "bfloat16")] if amx and isinstance(model, Swin) else []),
-        ("openvino", "qdq", "bfloat16"),
-        ("onnxruntime", "cpu", None),
-        ("onnxruntime", "qdq", None),
-        ("onnxruntime", "onnxruntime", None),
-    ):
-        artifact = under(policy, model, card, folder, OnnxOptions(target=target, plain=True))
-        name = f"{target} int8 {policy}, ours" + (f" +{float_type}" if float_type else "")
-        candidates.append(on(target, artifact, name, float_type))
-    return candidates
-
-
-def compiled(model: Classifier, card: RunCard, folder: Path) -> list[BenchCandidate]:
-    """Our int8 files with attention as one operator, or with the MLP, too, which are compiled here."""
-    candidates = []
-    for policy, float_type, plugins in COMPILED:
-        operators = NAMES[plugins]
-        options = OnnxOptions(target="openvino", plugin=plugins)
-        artifact = under(policy, model, card, folder / operators.replace(" ", "_"), options)
-        name = f"openvino int8 {policy}, ours{f' +{float_type}' if float_type else ''}, {operators}"
-        candidates.append(on("openvino", artifact, name, float_type))
+    for target, policy, float_type, plugins in wanted:
+        name = f"{target} int8 {policy}, ours{f' +{float_type}' if float_type else ''}"
+        place = folder
+        if plugins:
+            name, place = f"{name}, {NAMES[plugins]}", folder / NAMES[plugins].replace(" ", "_")
+        options = OnnxOptions(target=target, plain=not plugins, plugin=plugins)
+        candidates.append(on(target, exported(model, card, place, options, policy), name, float_type))
     return candidates
 
 
@@ -238,17 +233,17 @@ def one_by_one(model: Classifier, card: RunCard, folder: Path, on_maps: bool, th
     """Our int8 files without operators, with attention, and with the MLP, too; on maps, without and with both."""
     candidates = []
     own = BY_OPERATORS if isinstance(model, Swin) else BY_OPERATORS_OF_ANY
+    float_type = "bfloat16" if "bfloat16" in float_types() else None
     for name, (policy, plugins) in (BY_OPERATORS_ON_MAPS if on_maps else own).items():
         options = OnnxOptions(target="openvino", plain=not plugins, plugin=plugins)
-        artifact = under(policy, model, card, folder / name.replace(" ", "_"), options)
-        float_type = "bfloat16" if "bfloat16" in float_types() else None
+        artifact = exported(model, card, folder / name.replace(" ", "_"), options, policy)
         candidates.append(on("openvino", artifact, name, float_type, threads))
     return candidates
 
 
 def measure_cpu_time(args: argparse.Namespace, candidates: list[BenchCandidate], shape: tuple[int, ...]) -> None:
     """Print the CPU time of each file, a median over rounds, and record it if that is asked for."""
-    images = noise(16, shape).images
+    images = noise(16, shape)
     engines = {one.name: one.load() for one in candidates}
     logits = {name: engine(images) for name, engine in engines.items()}
     exact = logits[candidates[0].name]
@@ -270,23 +265,14 @@ def measure_cpu_time(args: argparse.Namespace, candidates: list[BenchCandidate],
     if args.record:
         versions = f"torch {torch.__version__}, openvino {metadata.version('openvino')}"
         has = [name for name in INT8_PRODUCTS if torch.cpu.get_capabilities().get(name)]
-        record({
-            "cpu": cpu(), "without_amx": args.without_amx, "operators": True, "cpu_time": True, "model": args.model,
-            "command": command(args), "note": args.note, "date": time.strftime("%F"), "threads": args.threads,
-            "rounds": args.rounds, "seconds": 0, "int8": has, "bfloat16": [], "versions": versions, "rows": rows,
-        })  # fmt: skip
+        known = {"cpu_time": True, "seconds": 0, "int8": has, "bfloat16": [], "versions": versions, "rows": rows}
+        record(circumstances(args) | known)
 
 
-def under(policy: str, model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
-    """The export under a policy, in a folder with its name."""
-    return exported(model, replace(card, policy=load_policy(policy).to_dict()), folder / policy, options)
-
-
-def run_of(args: argparse.Namespace, report: BenchReport) -> Run:
-    """The run as docs/results/cpu_engines.json has it."""
-    libraries = dict.fromkeys(name for row in report.rows if row.library for name in row.library.split(", "))
+def circumstances(args: argparse.Namespace) -> Run:
+    """What is known of a run before it is measured."""
     return {
-        "cpu": str(report.versions.get("cpu")),
+        "cpu": cpu(),
         "without_amx": args.without_amx,
         **({"operators": True} if args.operators else {}),
         **({"size": args.size} if args.size else {}),
@@ -295,32 +281,22 @@ def run_of(args: argparse.Namespace, report: BenchReport) -> Run:
         "command": command(args),
         "note": args.note,
         "date": time.strftime("%F"),
-        "threads": report.plan.threads,
-        "rounds": report.plan.rounds,
-        "seconds": report.plan.seconds,
-        "int8": report.int8_features,
-        "bfloat16": report.bfloat16_features,
-        "versions": ", ".join([f"torch {report.versions.get('torch')}", *libraries]),
-        "rows": [{field: getattr(row, field) for field in FIELDS} for row in report.rows],
+        "threads": args.threads,
+        "rounds": args.rounds,
     }
 
 
 def command(args: argparse.Namespace) -> str:
     """The command line that makes this run again."""
-    given = {"--model": (args.model, MODEL), "--batch": (args.batch, BATCHES), "--rounds": (args.rounds, ROUNDS),
-             "--seconds": (args.seconds, SECONDS)}  # fmt: skip
-    flags = [f"{flag} {_words(value)}" for flag, (value, default) in given.items() if value != default]
-    flags += [flag for flag, given in (("--operators", args.operators), ("--cpu-time", args.cpu_time),
-                                       ("--without-amx", args.without_amx), ("--no-torch", args.no_torch))
-              if given]  # fmt: skip
-    flags += [f"--passes {args.passes}"] if args.passes else []
-    flags += [f"--size {_words(args.size)}"] if args.size else []
-    limit = [f"{LIMIT}={os.environ[LIMIT]}"] if LIMIT in os.environ else []
-    return " ".join([*limit, "python benchmarks/cpu_engines.py", *flags])
-
-
-def _words(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    defaults = {"model": MODEL, "batch": BATCHES, "rounds": ROUNDS, "seconds": SECONDS}
+    words = [LIMIT + "=" + os.environ[LIMIT]] if LIMIT in os.environ else []
+    words.append("python benchmarks/cpu_engines.py")
+    for name in "model batch rounds seconds operators cpu_time without_amx no_torch passes size".split():
+        value = getattr(args, name)
+        if value and value != defaults.get(name):
+            shown = [] if value is True else value if isinstance(value, list) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(str, shown)]
+    return " ".join(words)
 
 
 def calibrated(name: str, folder: Path, size: list[int] | None = None) -> tuple:
@@ -341,20 +317,18 @@ def calibrated(name: str, folder: Path, size: list[int] | None = None) -> tuple:
     return model, RunCard(cfg.MODEL.NAME, portable_config(cfg), preprocess, checkpoint=record), file
 
 
-def improved(model: Classifier, passes: str, folder: Path) -> tuple[Classifier, Path]:
-    """A copy of the float model, calibrated with `passes`, and its folder; the model itself does not change."""
-    made = sq.calibrate(deepcopy(model), seeded(CALIBRATION, model.input_shape[1]).split(8), "qdq", passes=passes)
-    return made.module, folder / f"passes_{Path(passes).stem}"
-
-
 def is_convolutional(model: Classifier) -> bool:
     """Whether most layers are convolutions, for which ONNX Runtime and NNCF have other settings."""
     kinds = [isinstance(layer, QuantConv2d) for layer in weighted_layers(model).values()]
     return 2 * sum(kinds) > len(kinds)
 
 
-def exported(model: Classifier, card: RunCard, folder: Path, options: OnnxOptions) -> Artifact:
-    """The export in `folder`, made now if it is missing."""
+def exported(
+    model: Classifier, card: RunCard, folder: Path, options: OnnxOptions, policy: str | None = None
+) -> Artifact:
+    """The export in `folder`, or in a folder of its policy there, made now if it is missing."""
+    if policy:
+        card, folder = replace(card, policy=load_policy(policy).to_dict()), folder / policy
     file = folder / f"{card.name}_{options.suffix('int8')}.onnx"
     return open_artifact(file) if file.with_suffix(".json").exists() else export(model, card, folder, options)
 

@@ -8,7 +8,7 @@
 import json
 from typing import Any
 
-from pages import RESULTS, ROOT, line_of
+from pages import RESULTS, ROOT, join_cells
 
 from swin_quant.backends.openvino.operators import KINDS
 from swin_quant.base.files import atomic_write_bytes
@@ -48,8 +48,12 @@ Run = dict[str, Any]
 def record(run: Run) -> None:
     """Put a run in the place of an earlier one of its model and machine, and render everything anew."""
     runs = [one for one in read() if _key(one) != _key(run)] + [run]
-    lines = ",\n".join(_as_json(one) for one in sorted(runs, key=_key))
-    atomic_write_bytes(DATA, f"[\n{lines}\n]\n".encode())
+    lines = []
+    for one in sorted(runs, key=_key):
+        head = json.dumps({key: value for key, value in one.items() if key != "rows"})
+        rows = ",\n  ".join(json.dumps(row) for row in one["rows"])
+        lines.append(f'{head[:-1]}, "rows": [\n  {rows}]}}')
+    atomic_write_bytes(DATA, "[\n{}\n]\n".format(",\n".join(lines)).encode())
     render()
 
 
@@ -76,14 +80,14 @@ def page(runs: list[Run]) -> str:
         "*ms*: the median of a batch. *x*: how many times as fast as the faster of NNCF's two files in the same run. "
         "*dB*: the least SQNR of the logits on these machines, relative to the float model.\n"
     ]
-    whole = [run for run in runs if not _is_of_operators(run)]
+    whole = [run for run in runs if not _compares_operators(run)]
     for model in dict.fromkeys(run["model"] for run in whole):
         own = [run for run in whole if run["model"] == model]
         for batch in sorted({row["batch"] for run in own for row in run["rows"]}):
             parts.append(f"\n## {model}, batch {batch}\n\n{_table(own, batch)}")
-    steps = [run for run in runs if _is_of_operators(run)]
-    if steps_of_any := [run for run in steps if run.get("cpu_time")]:
-        parts.append(f"\n## Compiled branches of models of timm, CPU ms a batch\n\n{_of_any(steps_of_any)}")
+    steps = [run for run in runs if _compares_operators(run)]
+    if any_model := [run for run in steps if run.get("cpu_time")]:
+        parts.append(f"\n## Compiled branches of models of timm, CPU ms a batch\n\n{_tabulate_any(any_model)}")
     if steps := [run for run in steps if not run.get("cpu_time")]:
         parts.append(f"\n## Compiled operators one by one, ms a batch\n\n{_one_by_one(steps)}")
     parts.append("\n## The runs\n\n" + "\n".join(_circumstances(run) for run in runs) + "\n")
@@ -106,7 +110,7 @@ def measured(runs: list[Run]) -> str:
             steps.append(("attention", OPERATORS[:1], OPERATORS[1:2]))
         kind = found.setdefault(next(kind for name, kind in KINDS.items() if name in run["int8"]), {})
         plain_run = [] if ARCHITECTURES[run["model"]] == "vit" else [ATTENTION]
-        for operator, without, with_ in steps if _is_of_operators(run) else plain_run:
+        for operator, without, with_ in steps if _compares_operators(run) else plain_run:
             for batch in sorted({row["batch"] for row in run["rows"]}):
                 ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
                 if compiled := [ms[name] for name in with_ if name in ms]:
@@ -133,34 +137,26 @@ def measured(runs: list[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _is_of_operators(run: Run) -> bool:
+def _compares_operators(run: Run) -> bool:
     """Whether a run is of the operators one by one."""
     return bool(run.get("operators"))
 
 
 def _one_by_one(runs: list[Run]) -> str:
     """Markdown: ms by operators, a line for each run and batch."""
-    lines = [
-        "| model | machine | batch | " + " | ".join(OPERATORS) + " |",
-        "|---|---|---:" + "|---:" * len(OPERATORS) + "|",
-    ]
+    lines = [join_cells(("model", "machine", "batch", *OPERATORS)), "|---|---|---:" + "|---:" * len(OPERATORS) + "|"]
     for run in runs:
         for batch in sorted({row["batch"] for row in run["rows"]}):
             ms = {row["candidate"]: row["p50_ms"] for row in run["rows"] if row["batch"] == batch}
-            cells = [
-                _network(run),
-                _machine(run),
-                str(batch),
-                *(f"{ms[name]:.1f}" if name in ms else "-" for name in OPERATORS),
-            ]
-            lines.append(line_of(cells))
+            cells = (f"{ms[name]:.1f}" if name in ms else "-" for name in OPERATORS)
+            lines.append(join_cells((_network(run), _machine(run), batch, *cells)))
     return "\n".join(lines) + "\n"
 
 
-def _of_any(runs: list[Run]) -> str:
+def _tabulate_any(runs: list[Run]) -> str:
     """Markdown: CPU ms and SQNR of the files of models of timm, a line for each run and batch."""
     head = ["model", "machine", "batch", *OPERATORS_OF_ANY, "x", "dB", "NNCF", "x NNCF", "NNCF dB"]
-    lines = [line_of(head), "|---|---" + "|---:" * (len(head) - 2) + "|"]
+    lines = [join_cells(head), "|---|---" + "|---:" * (len(head) - 2) + "|"]
     for run in runs:
         for batch in sorted({row["batch"] for row in run["rows"]}):
             rows = {row["candidate"]: row for row in run["rows"] if row["batch"] == batch}
@@ -168,20 +164,17 @@ def _of_any(runs: list[Run]) -> str:
             ms = [row["p50_ms"] for row in own]
             cells = [*(f"{one:.1f}" for one in ms), f"{ms[0] / ms[-1]:.2f}"]
             decibels = " to ".join(f"{row['sqnr_db']:.1f}" for row in own)
-            theirs = min((row for name, row in rows.items() if name.startswith(NNCF)), key=_ms, default=None)
+            rivals = [(row["p50_ms"], row["sqnr_db"]) for name, row in rows.items() if name.startswith(NNCF)]
             other = ["-"] * 3
-            if theirs:
-                other = [f"{_ms(theirs):.1f}", f"{_ms(theirs) / ms[-1]:.2f}", f"{theirs['sqnr_db']:.1f}"]
-            lines.append(line_of([_network(run), _machine(run), str(batch), *cells, decibels, *other]))
+            if rivals:
+                least, sqnr = min(rivals)
+                other = [f"{least:.1f}", f"{least / ms[-1]:.2f}", f"{sqnr:.1f}"]
+            lines.append(join_cells([_network(run), _machine(run), str(batch), *cells, decibels, *other]))
     text = (
         "*x*, *x NNCF*: how many times the CPU time of the plain file, and of the faster of NNCF's files, is that of "
         "the file with both branches; *dB*: SQNR of the three files."
     )
     return "\n".join([*lines, "", text]) + "\n"
-
-
-def _ms(row: dict[str, Any]) -> float:
-    return row["p50_ms"]
 
 
 def _table(runs: list[Run], batch: int) -> str:
@@ -190,14 +183,14 @@ def _table(runs: list[Run], batch: int) -> str:
         min((row["p50_ms"] for name, row in rows.items() if name.startswith(NNCF)), default=None) for rows in by_run
     ]
     head = ["file", *(title for run in runs for title in (f"{_machine(run)}: ms", "x")), "dB"]
-    lines = [line_of(head), "|---" + "|---:" * (len(head) - 1) + "|"]
+    lines = [join_cells(head), "|---" + "|---:" * (len(head) - 1) + "|"]
     for name in dict.fromkeys(name for rows in by_run for name in rows):
         cells = [name]
         for rows, bar in zip(by_run, bars, strict=True):
             ms = rows[name]["p50_ms"] if name in rows else None
             cells += [f"{ms:.1f}" if ms else "-", f"{bar / ms:.2f}" if ms and bar else "-"]
         decibels = [rows[name]["sqnr_db"] for rows in by_run if name in rows and rows[name]["sqnr_db"]]
-        lines.append("| " + " | ".join([*cells, f"{min(decibels):.1f}" if decibels else "-"]) + " |")
+        lines.append(join_cells([*cells, f"{min(decibels):.1f}" if decibels else "-"]))
     return "\n".join(lines) + "\n"
 
 
@@ -228,13 +221,7 @@ def _network(run: Run) -> str:
 
 
 def _key(run: Run) -> tuple[str, bool, str, bool]:
-    return _network(run), run["without_amx"], _machine(run), _is_of_operators(run)
-
-
-def _as_json(run: Run) -> str:
-    rows = ",\n  ".join(json.dumps(row) for row in run["rows"])
-    head = json.dumps({key: value for key, value in run.items() if key != "rows"})
-    return f'{head[:-1]}, "rows": [\n  {rows}]}}'
+    return _network(run), run["without_amx"], _machine(run), _compares_operators(run)
 
 
 if __name__ == "__main__":

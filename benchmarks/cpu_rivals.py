@@ -2,13 +2,13 @@
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from measuring.processes import BenchCandidate
+from measuring import BenchCandidate
 from torch import Tensor, nn
 
 from swin_quant.base.compat import import_timm
@@ -61,25 +61,30 @@ def nncf_quantized(model: Any, pictures: Tensor, file: Path, convolutional: bool
     return file
 
 
-def openvino_ir(file: str, threads: int, float_type: str = "bf16") -> Engine:
-    """An IR file run as our own engine runs ONNX: for latency, one stream, fixed shapes."""
+def openvino_ir(file: str, threads: int) -> Engine:
+    """An IR file run as our own engine runs ONNX, with bfloat16 beside int8."""
+    compiled = cache(lambda shape: compile_file(file, shape, threads, "bf16"))
+    return Engine("openvino", "int8", "NNCF", lambda images: compiled(tuple(images.shape))(images)[0])
+
+
+def compile_file(
+    file: str | Path, shape: Sequence[int], threads: int, float_type: str
+) -> Callable[[Tensor], list[Tensor]]:
+    """A file on OpenVINO as our own engine runs ONNX: for latency, one stream, a fixed shape."""
     import openvino
 
     core = openvino.Core()
     settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": threads,
                 "INFERENCE_PRECISION_HINT": float_type}  # fmt: skip
-    compiled = {}
+    model = core.read_model(str(file))
+    model.reshape(list(shape))
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
 
-    def run(images: Tensor) -> Tensor:
-        if tuple(images.shape) not in compiled:
-            model = core.read_model(file)
-            model.reshape(list(images.shape))
-            compiled[tuple(images.shape)] = core.compile_model(model, "CPU", settings).create_infer_request()
-        request = compiled[tuple(images.shape)]
+    def run(images: Tensor) -> list[Tensor]:
         request.infer([images.numpy()], share_inputs=True)
-        return torch.from_numpy(request.get_output_tensor(0).data.copy())
+        return [torch.from_numpy(one.data.copy()) for one in request.output_tensors]
 
-    return Engine("openvino", "int8", "NNCF", run)
+    return run
 
 
 def own_quantization(float_file: str, folder: Path, side: int, everything: bool = False) -> BenchCandidate:
@@ -96,21 +101,18 @@ def own_quantization(float_file: str, folder: Path, side: int, everything: bool 
     linears = [node.name for node in graph.node if node.op_type in ("MatMul", "Gemm") and node.input[1] in stored]
 
     class Pictures(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.left = iter(seeded(CALIBRATION, side))
+        left = iter(seeded(CALIBRATION, side))
 
         def get_next(self) -> dict | None:
             picture = next(self.left, None)
             return None if picture is None else {graph.input[0].name: picture[None].numpy()}
 
-    some = {} if everything else {
-        "nodes_to_quantize": linears, "extra_options": {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}
-    }  # fmt: skip
+    some = {"nodes_to_quantize": linears, "extra_options": {"OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"]}}
     file = folder / f"onnxruntime_own{'_all' if everything else ''}.onnx"
     if not file.exists():
         quantize_static(
             float_file, str(file), Pictures(), quant_format=QuantFormat.QDQ, per_channel=True,
-            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, **some,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, **({} if everything else some),
         )  # fmt: skip
     load = partial(onnxruntime_file, str(file), usable_cores())
     return BenchCandidate(
@@ -126,11 +128,8 @@ def onnxruntime_file(file: str, threads: int) -> Engine:
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     name = session.get_inputs()[0].name
-
-    def run(images: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {name: images.numpy()})[0])
-
-    return Engine("onnxruntime", "int8", "its own", run)
+    return Engine("onnxruntime", "int8", "its own", lambda images: torch.from_numpy(
+        session.run(None, {name: images.numpy()})[0]))  # fmt: skip
 
 
 def torch_candidates(checkpoint: Path, config: Mapping[str, Any]) -> list[BenchCandidate]:
@@ -175,16 +174,14 @@ def float_model(checkpoint: str, config: Mapping[str, Any]) -> nn.Module:
 def traced(checkpoint: str, config: Mapping[str, Any]) -> Engine:
     """The float model through torch.jit.trace and freeze."""
     model = float_model(checkpoint, config)
-    compiled: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
 
-    def run(images: Tensor) -> Tensor:
-        shape = tuple(images.shape)
-        if shape not in compiled:
-            plain = torch.export.export(model, (images,)).module()
-            compiled[shape] = torch.jit.freeze(torch.jit.trace(plain, images, check_trace=False).eval())
-        return compiled[shape](images)
+    @cache
+    def compiled(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        images = torch.zeros(shape)
+        plain = torch.export.export(model, (images,)).module()
+        return torch.jit.freeze(torch.jit.trace(plain, images, check_trace=False).eval())
 
-    return Engine("torch.jit", "float32", None, run)
+    return Engine("torch.jit", "float32", None, lambda images: compiled(tuple(images.shape))(images))
 
 
 def inductor_float(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) -> Engine:
@@ -194,12 +191,7 @@ def inductor_float(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) -
     inductor.freezing = True
     kind = torch.bfloat16 if bfloat16 else torch.float32
     compiled = torch.compile(float_model(checkpoint, config).to(kind), dynamic=False)
-
-    def run(images: Tensor) -> Tensor:
-        with torch.no_grad():
-            found: Tensor = compiled(images.to(kind)).float()
-        return found
-
+    run = torch.no_grad()(lambda images: compiled(images.to(kind)).float())
     return Engine("torch.compile", "bfloat16" if bfloat16 else "float32", None, run)
 
 
@@ -212,9 +204,9 @@ def inductor_int8(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) ->
 
     model = float_model(checkpoint, config)
     inductor.freezing = True
-    compiled: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
 
-    def quantized(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    @cache
+    def compiled(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         exported = torch.export.export(model, (torch.zeros(shape),)).module()
         quantizer = x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config())
         prepared = prepare_pt2e(exported, quantizer)
@@ -227,12 +219,9 @@ def inductor_int8(checkpoint: str, config: Mapping[str, Any], bfloat16: bool) ->
         return torch.compile(converted)
 
     def run(images: Tensor) -> Tensor:
-        shape = tuple(images.shape)
         half = torch.autocast("cpu", torch.bfloat16) if bfloat16 else contextlib.nullcontext()
         with torch.no_grad(), half:
-            if shape not in compiled:
-                compiled[shape] = quantized(shape)
-            return compiled[shape](images)
+            return compiled(tuple(images.shape))(images)
 
     return Engine("torch", "int8", "PT2E", run)
 

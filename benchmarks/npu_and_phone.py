@@ -1,22 +1,19 @@
 """ExecuTorch programs of ours beside ExecuTorch's own quantizer and OpenVINO, on random weights at published sizes.
 
-    PYTHONPATH=. python benchmarks/npu_and_phone.py swin_tiny_patch4_window7_224 --output docs/results/executorch.csv
-    PYTHONPATH=. python benchmarks/npu_and_phone.py deit_tiny_patch16_224 resnet18 --output docs/results/executorch.csv
+    PYTHONPATH=. python benchmarks/npu_and_phone.py swin_tiny_patch4_window7_224 deit_tiny_patch16_224 resnet18
 
 Of each model it counts the int8 products of the lowered program, and compares outputs with fake-quant and with float
 (SQNR, dB). `explained` is fake-quant whose int8 products have inputs rounded by the token or the map, as XNNPACK has
 them, beside fake-quant: what a program of policy `executorch` must have, too. Times are CPU time of one thread for one
 picture, the least of `--rounds` and their median, in turns: the processes of others do not count. A name that no config
-has is timm's. Rows are added to a file that is there.
+has is timm's. Rows are added to the tables of docs/results/executorch.csv.
 
-    PYTHONPATH=. python benchmarks/npu_and_phone.py swin_tiny_patch4_window7_224 --npu a16 --output docs/results/npu.csv
+    PYTHONPATH=. python benchmarks/npu_and_phone.py swin_tiny_patch4_window7_224 --npu a16
 
 `--npu` compares both forms of ONNX instead, under each of these policies: on ONNX Runtime, on OpenVINO and, where
 `onnxruntime-qnn` is installed, in the simulator of Qualcomm's NPU.
 """
 
-import argparse
-import csv
 import logging
 import statistics
 import tempfile
@@ -24,10 +21,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from pages import RESULTS, read_table, script_parser, write_table
 from torch import Tensor, nn
 
 import swin_quant as sq
@@ -49,61 +47,26 @@ from swin_quant.score.options import EngineOptions
 PROGRAMS = ["executorch/executorch", "executorch/float", "openvino/cpu", "pt2e"]
 
 
-@dataclass
-class Row:
-    """A program of a model; SQNR in dB, times in milliseconds of one CPU core."""
-
-    model: str
-    program: str
-    products: str
-    megabytes: float
-    explained: float | None
-    sqnr_fake_quant: float | None
-    sqnr_float: float
-    cpu_ms: float = 0.0
-    median_ms: float = 0.0
-
-
-@dataclass
-class Form:
-    """A form of ONNX file; SQNR to fake-quant in dB, for the simulator (`qnn`) to ONNX Runtime.
-
-    `levels`: the tensors that are quantized, and those whose levels the ordinary form has, too, in any order.
-    """
-
-    model: str
-    policy: str
-    form: str
-    rank: int
-    onnxruntime: float
-    openvino: float
-    same_logits: bool
-    levels: str
-    qnn: float | None
-    left_to_cpu: str
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--programs", nargs="+", default=PROGRAMS, metavar="TARGET/POLICY|pt2e")
     parser.add_argument("--npu", nargs="+", metavar="POLICY|FILE")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.csv")
+    parser.add_argument("--output", type=Path, default=RESULTS / "executorch.csv", metavar="FILE.csv")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     for name in options.models:
         rows = forms(name, options.npu) if options.npu else measured(name, options.rounds, options.programs)
-        is_new = not options.output.exists()
-        with options.output.open("a", newline="") as file:
-            writer = csv.DictWriter(file, [*asdict(rows[0])])
-            if is_new:
-                writer.writeheader()
-            writer.writerows(map(asdict, rows))
+        table = {"table": "ONNX for NPUs" if options.npu else "Programs"}
+        known = read_table(options.output) + [table | row for row in rows]
+        head = list(dict.fromkeys(key for row in known for key in row))
+        cells = ([row.get(key) for key in head] for row in known)
+        write_table(options.output, head, (["" if cell is None else str(cell) for cell in row] for row in cells))
         for row in rows:
-            print(*asdict(row).values(), sep="  ", flush=True)
+            print(*row.values(), sep="  ", flush=True)
 
 
 def network(name: str) -> Classifier:
@@ -121,15 +84,15 @@ def sqnr(expected: Tensor, found: Tensor) -> float:
     return round(10 * torch.log10(expected.square().sum() / (expected - found).square().sum()).item(), 1)
 
 
-def measured(name: str, rounds: int, programs: list[str]) -> list[Row]:
-    """The rows of one model, timed in turns."""
+def measured(name: str, rounds: int, programs: list[str]) -> list[dict[str, Any]]:
+    """The rows of one model, timed in turns; SQNR in dB, times in milliseconds of one CPU core."""
     model = network(name)
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(8, *model.input_shape, generator=generator)
     calibrate(model, [images], Method("max"))
     with torch.inference_mode():
         expected = model(images[:1])
-    rows, runs = list[Row](), list[Callable[[Tensor], Tensor]]()
+    rows, runs = list[dict[str, Any]](), list[Callable[[Tensor], Tensor]]()
     with tempfile.TemporaryDirectory() as folder:
         for program in programs:
             target, _, policy = program.partition("/")
@@ -140,15 +103,20 @@ def measured(name: str, rounds: int, programs: list[str]) -> list[Row]:
                 run, size = engine, artifact.file.stat().st_size
                 fake = simulated(model, policy, images[:1])
             else:
+                from executorch.runtime import Runtime
+
                 content, counts = pt2e(model, images)
-                run, size = running(content), len(content)
+                forward, size = Runtime.get().load_program(content).load_method("forward"), len(content)
+                run = lambda images, forward=forward: forward.execute((images.contiguous(),))[0]  # noqa: E731
             if program == "executorch/executorch":
                 kinds = artifact.record["options"]["products"]
                 int8 = [layer for layer, kind in kinds.items() if kind == "int8"]
                 explained = sqnr(fake, with_rounded_inputs(model, policy, int8, images[:1]))
             out = run(images[:1])
             beside = None if fake is None else sqnr(fake, out)
-            rows.append(Row(name, program, counts, round(size / 1e6, 1), explained, beside, sqnr(expected, out)))
+            row = {"model": name, "program": program, "products": counts, "megabytes": round(size / 1e6, 1)}
+            row |= {"explained": explained, "sqnr_fake_quant": beside, "sqnr_float": sqnr(expected, out)}
+            rows.append(row)
             runs.append(run)
         spent = [list[float]() for _ in rows]
         for _ in range(rounds):
@@ -157,7 +125,7 @@ def measured(name: str, rounds: int, programs: list[str]) -> list[Row]:
                 run(images[:1])
                 times.append(1e3 * (time.process_time() - start))
     for row, times in zip(rows, spent, strict=True):
-        row.cpu_ms, row.median_ms = round(min(times), 1), round(statistics.median(times), 1)
+        row |= {"cpu_ms": round(min(times), 1), "median_ms": round(statistics.median(times), 1)}
     return rows
 
 
@@ -208,18 +176,16 @@ def pt2e(model: Classifier, images: Tensor) -> tuple[bytes, str]:
     """The program of ExecuTorch's documentation: XNNPACKQuantizer, static, per channel, calibrated on `images`."""
     import executorch.kernels.quantized  # noqa: F401  # what XNNPACK leaves of SwinV2's position tables
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-        XNNPACKQuantizer,
-        get_symmetric_quantization_config,
-    )
+    from executorch.backends.xnnpack.quantizer import xnnpack_quantizer as xnnpack
     from executorch.exir import to_edge_transform_and_lower
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
     with torch.no_grad():
         traced = torch.export.export(model.requires_grad_(False), (images[:1],), strict=False).module()
-        prepared = prepare_pt2e(
-            traced, XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
+        quantizer = xnnpack.XNNPACKQuantizer().set_global(
+            xnnpack.get_symmetric_quantization_config(is_per_channel=True)
         )
+        prepared = prepare_pt2e(traced, quantizer)
         for image in images:
             prepared(image[None])
         traced = torch.export.export(convert_pt2e(prepared), (images[:1],), strict=False)
@@ -228,20 +194,12 @@ def pt2e(model: Classifier, images: Tensor) -> tuple[bytes, str]:
     return bytes(lowered.to_executorch().buffer), f"{kinds.count('int8')} of {len(kinds)}"
 
 
-def running(content: bytes) -> Callable[[Tensor], Tensor]:
-    """The runtime's `forward` of a program."""
-    from executorch.runtime import Runtime
-
-    program = Runtime.get().load_program(content)
-    forward = program.load_method("forward")
-    return lambda images: forward.execute((images.contiguous(),))[0]
-
-
-def forms(name: str, policies: list[str]) -> list[Form]:
-    """Both forms under each policy, on one picture."""
+def forms(name: str, policies: list[str]) -> list[dict[str, Any]]:
+    """Both forms of a file under each policy, on one picture: SQNR to fake-quant in dB, for the simulator (`qnn`) to
+    ONNX Runtime; `levels`: the quantized tensors whose levels the ordinary form has, too, in any order."""
     from swin_quant.backends.onnx.options import OnnxOptions
 
-    model, rows = network(name), list[Form]()
+    model, rows = network(name), list[dict[str, Any]]()
     images = torch.randn(4, *model.input_shape, generator=torch.Generator().manual_seed(1))
     calibrate(model, [images], Method("max"))
     preprocess = Preprocess(model.input_shape[-1], False, "bicubic", (0.5,) * 3, (0.5,) * 3).to_dict()
@@ -257,18 +215,11 @@ def forms(name: str, policies: list[str]) -> list[Form]:
                 outs = {one: engine_loader(one)(artifact)(images[:1]) for one in ("onnxruntime", "openvino")}
                 found.append((outs["onnxruntime"], levels(artifact.file, images[:1])))
                 same = sum(histogram == found[0][1].get(key) for key, histogram in found[-1][1].items())
-                rows.append(
-                    Form(
-                        name,
-                        policy,
-                        form,
-                        highest_rank(artifact.file),
-                        *(sqnr(fake, out) for out in outs.values()),
-                        torch.equal(found[0][0], found[-1][0]),
-                        f"{same} of {len(found[-1][1])}",
-                        *on_qnn(artifact.file, images[:1], outs["onnxruntime"]),
-                    )
-                )
+                logits = outs["onnxruntime"]
+                row = {"model": name, "policy": policy, "form": form, "rank": highest_rank(artifact.file)}
+                row |= {engine: sqnr(fake, out) for engine, out in outs.items()}
+                row |= {"same_logits": torch.equal(found[0][0], logits), "levels": f"{same} of {len(found[-1][1])}"}
+                rows.append(row | on_qnn(artifact.file, images[:1], logits))
     return rows
 
 
@@ -297,7 +248,7 @@ def levels(file: Path, images: Tensor) -> dict[str, list[int]]:
     return {name: torch.bincount(one - one.min()).tolist() for name, one in zip(names.values(), counted, strict=True)}
 
 
-def on_qnn(file: Path, images: Tensor, expected: Tensor) -> tuple[float | None, str]:
+def on_qnn(file: Path, images: Tensor, expected: Tensor) -> dict[str, Any]:
     """SQNR of the simulator of Qualcomm's NPU to `expected`, and the operators that it left to the CPU; None without
     `onnxruntime-qnn`."""
     import onnxruntime
@@ -305,7 +256,7 @@ def on_qnn(file: Path, images: Tensor, expected: Tensor) -> tuple[float | None, 
     try:
         import onnxruntime_qnn as qnn
     except ImportError:
-        return None, ""
+        return {"qnn": None, "left_to_cpu": ""}
     name = "QNNExecutionProvider"
     if not any(device.ep_name == name for device in onnxruntime.get_ep_devices()):
         onnxruntime.register_execution_provider_library(name, qnn.get_library_path())
@@ -318,11 +269,12 @@ def on_qnn(file: Path, images: Tensor, expected: Tensor) -> tuple[float | None, 
     try:
         session = onnxruntime.InferenceSession(str(file), settings)
     except Exception as error:
-        return None, str(error).splitlines()[0][:80]
+        return {"qnn": None, "left_to_cpu": str(error).splitlines()[0][:80]}
     (out,) = session.run(None, {"images": images.numpy()})
     parts = session.get_provider_graph_assignment_info()
     left = Counter(node.op_type for part in parts if part.ep_name != name for node in part.get_nodes())
-    return sqnr(expected, torch.from_numpy(out)), " ".join(f"{count} {kind}" for kind, count in sorted(left.items()))
+    counts = " ".join(f"{count} {kind}" for kind, count in sorted(left.items()))
+    return {"qnn": sqnr(expected, torch.from_numpy(out)), "left_to_cpu": counts}
 
 
 if __name__ == "__main__":

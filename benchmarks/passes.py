@@ -2,13 +2,11 @@
 
     python benchmarks/passes.py --shared DIR [--work DIR] [--model NAME] [--reference] [--limit N]
     python benchmarks/passes.py --shared DIR --planted
-    python benchmarks/passes.py --shared DIR --training
 
 The micro Swin V1 and V2 of examples/checkpoints (--reference: of DIR/checkpoints too) on DIR/data/cifar10: 512
 pictures of train calibrate, all of val score. Goes on from docs/results/passes.csv and --work.
 --planted: outlier channels in those models, made by tests/outliers.py, and the loss that remains, on 256 other pictures
 of train: goes on from docs/results/planted.csv and writes it and its page; delete rows there to measure them again.
---training: 256 pictures of train calibrate and 512 others score, for choosing passes; kept in training.json.
 """
 
 import json
@@ -16,13 +14,13 @@ import logging
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 from statistics import fmean
 
 import torch
-from pages import EXAMPLES, RESULTS, ROOT, batches_of, cifar10, read_table, script_parser, write_table
+from pages import EXAMPLES, RESULTS, ROOT, cifar10, read_table, script_parser, write_table
 
 sys.path.insert(0, str(ROOT))
 PAGE = RESULTS / "passes.md"
@@ -72,19 +70,10 @@ PLAN = (
 PLANTED = (("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream"))
 SHARES = (0.02, 0.02, 0.01, 0.03, 0.01, 0.02, 0.03, 0.01, 0.02, 0.03)  # share of channels, by seed
 # Factor, policy, seed, by importance.
-PLANTINGS = tuple(
-    dict.fromkeys(
-        [
-            *((100, policy, seed) for policy in ("ft-mode1", "cpu") for seed in range(len(SHARES))),
-            *(
-                (scale, policy, seed)
-                for seed in (0, 1)
-                for scale in (100, 30, 10)
-                for policy in ("ft-mode1", "cpu", "qdq", "ft-mode2")
-            ),
-        ]
-    )
-)
+PLANTINGS = [(100, policy, seed) for policy in ("ft-mode1", "cpu") for seed in range(len(SHARES))]
+PLANTINGS += product((100, 30, 10), ("ft-mode1", "cpu", "qdq", "ft-mode2"), (0,))
+PLANTINGS += product((100, 30, 10), ("ft-mode1", "cpu", "qdq", "ft-mode2"), (1,))
+PLANTINGS = list(dict.fromkeys(PLANTINGS))
 GOAL_DB = 0.5  # a cured model may be this far below the unplanted one
 
 
@@ -94,18 +83,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("out/passes"))
     parser.add_argument("--reference", action="store_true")
     parser.add_argument("--planted", action="store_true")
-    parser.add_argument("--training", action="store_true")
     parser.add_argument("--model", nargs="+", choices=MICRO, default=MICRO)
     parser.add_argument("--limit", type=int, help="end after so many measurements")
     args = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     args.work.mkdir(parents=True, exist_ok=True)
-    wanted = (
-        planted_rows(args.shared) if args.planted
-        else accuracy_rows(args.shared, args.model, args.reference, args.training)
-    )  # fmt: skip
-    kept = args.work / f"{'planted' if args.planted else 'training' if args.training else 'accuracy'}.json"
-    rows = {} if args.training else written_planted() if args.planted else written()
+    wanted = planted_rows(args.shared) if args.planted else accuracy_rows(args.shared, args.model, args.reference)
+    kept = args.work / f"{'planted' if args.planted else 'accuracy'}.json"
+    rows = written_planted() if args.planted else written()
     rows |= json.loads(kept.read_text()) if kept.exists() else {}
     for key, measure in wanted:
         if key in rows or (args.planted and f"{key.split('|')[0]}_micro_cifar10" not in args.model):
@@ -118,11 +103,11 @@ def main() -> None:
         args.limit = args.limit and args.limit - 1
     if args.planted:
         write_planted(rows, [key for key, _ in wanted])
-    elif not args.training:
+    else:
         write(rows)
 
 
-def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training: bool) -> list:
+def accuracy_rows(shared: Path, models: Sequence[str], reference: bool) -> list:
     places = {"example": (EXAMPLES, "safetensors")}
     if reference:
         places["reference"] = (shared / "checkpoints", "pth")
@@ -137,23 +122,21 @@ def accuracy_rows(shared: Path, models: Sequence[str], reference: bool, training
     )
     return [
         (f"{name} ({title})|{policy}|W{w}A{a}|{variant}",
-         partial(accuracy, shared, folder / f"{name}.{suffix}", policy, w, a, variant, training))
+         partial(accuracy, shared, folder / f"{name}.{suffix}", policy, w, a, variant))
         for title, folder, suffix, name, policy, w, a, variant in wanted
     ]  # fmt: skip
 
 
-def accuracy(shared: Path, file: Path, policy: str, w: int, a: int, variant: str, training: bool) -> dict:
+def accuracy(shared: Path, file: Path, policy: str, w: int, a: int, variant: str) -> dict:
     import swin_quant as sq
     from swin_quant.score.difference import difference
 
     model = sq.load(file, file.with_suffix(".yaml"))
-    if training:
-        both, classes = pictures(shared, file, "train", 768, seed=11)
-        seen, images, labels = both[:256], both[256:], classes[256:]
-        expected = answers(model, images)
-    else:
-        seen = pictures(shared, file, "train", MORE.get(variant, CALIBRATE))[0]
-        images, labels, expected = validation(shared, file)
+    seen = pictures(shared, file, "train", MORE.get(variant, CALIBRATE))[0]
+    images, labels = pictures(shared, file, "val", None)
+    if file not in _expected:
+        _expected[file] = answers(model, images)
+    expected = _expected[file]
     start = time.process_time()
     sq.calibrate(model, seen.split(8), chosen(policy, w, a), passes=VARIANTS[variant])
     seconds = time.process_time() - start
@@ -182,15 +165,15 @@ def planted_rows(shared: Path) -> list:
 def planted(shared: Path, kind: str, where: str, policy: str, scale: int, seed: int) -> dict:
     """SQNR of the logits in dB: unplanted; planted, without remedy; and planted, with `calibrate`'s automatic
     passes."""
-    if ("unplanted", kind, policy) not in _cache:
-        _cache["unplanted", kind, policy] = stressed(shared, kind, policy, [])[0]
-    lost, _ = stressed(shared, kind, policy, [], where, scale, seed)
+    unplanted, _ = stressed(shared, kind, policy, ())
+    lost, _ = stressed(shared, kind, policy, (), where, scale, seed)
     cured, seconds = stressed(shared, kind, policy, None, where, scale, seed)
-    return {"unplanted": _cache["unplanted", kind, policy], "planted": lost, "cured": cured, "seconds": seconds}
+    return {"unplanted": unplanted, "planted": lost, "cured": cured, "seconds": seconds}
 
 
+@cache
 def stressed(
-    shared: Path, kind: str, policy: str, passes: object, where: str = "", scale: int = 1, seed: int = 0
+    shared: Path, kind: str, policy: str, passes: tuple[()] | None, where: str = "", scale: int = 1, seed: int = 0
 ) -> tuple[float, float]:
     """SQNR of a calibrated model against its own float model, and CPU seconds of its calibration."""
     import swin_quant as sq
@@ -205,7 +188,7 @@ def stressed(
     if where:
         plant(model.module, where, scale, SHARES[seed], seed)
     start = time.process_time()
-    sq.calibrate(model, pictures(shared, file, "train", 80)[0].split(8), policy, passes=passes)
+    sq.calibrate(model, pictures(shared, file, "train", 80)[0].split(8), policy, passes=None if passes is None else [])
     seconds = time.process_time() - start
     return difference(answers(model, shown), expected)["sqnr_db"], seconds
 
@@ -221,43 +204,25 @@ def answers(model: object, images: torch.Tensor) -> torch.Tensor:
     return torch.cat([model(batch) for batch in images.split(200)])
 
 
-_cache: dict = {}
+_expected: dict = {}  # logits of the float model
 
 
-def validation(shared: Path, file: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if ("val", file) not in _cache:
-        import swin_quant as sq
-
-        images, labels = pictures(shared, file, "val", None)
-        _cache["val", file] = images, labels, answers(sq.load(file, file.with_suffix(".yaml")), images)
-    return _cache["val", file]
-
-
+@cache
 def pictures(shared: Path, file: Path, split: str, count: int | None, seed: int = 0):
     """(images, labels) of a split, preprocessed: all, or a seeded sample."""
-    key = (split, count, seed)
-    if key not in _cache:
-        from swin_quant.config import load_config
-        from swin_quant.data.sampling import sample
+    from swin_quant.config import load_config
+    from swin_quant.data.loader import load_batches
+    from swin_quant.data.preprocess import Preprocess
+    from swin_quant.data.sampling import chunks, sample
 
-        opened = cifar10(shared / "data/cifar10", split)
-        indices = list(range(len(opened))) if count is None else sample(len(opened), count, seed)
-        batches = batches_of(opened, load_config(file.with_suffix(".yaml")), indices, 200)
-        _cache[key] = torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
-    return _cache[key]
+    opened = cifar10(shared / "data/cifar10", split)
+    indices = list(range(len(opened))) if count is None else sample(len(opened), count, seed)
+    preprocess = Preprocess.from_config(load_config(file.with_suffix(".yaml")))
+    batches = list(load_batches(opened, preprocess, chunks(indices, 200)))
+    return torch.cat([b.images for b in batches]), torch.cat([b.labels for b in batches])
 
 
-HEAD = """# What passes win back
-
-CIFAR-10, {calibrate} training pictures calibrate, unless a row says another number, and none of their labels is used;
-all 5,000 of `val` score. Δ: top-1 in points against float, ± paired standard error; SQNR of the logits against float.
-[passes.csv](passes.csv) has all {count} combinations, with the agreement of the top class and the CPU seconds of
-calibration and passes, on one shared core of an Intel Xeon or an AMD EPYC: good for orders of magnitude. Fewer than 8
-bits by the calibrator mse; FasterTransformer's kernels have 8 alone, and its modes fewer in fake-quant only. The epoch
-of the examples was chosen on these 5,000 pictures, which flatters float a little. `python benchmarks/passes.py` writes
-page and table, and goes on where it was cut off. Rows of passes that the product no longer has (`erq`, `ridge`,
-ranges by row, `hadamard`) are kept.
-"""
+HEAD = PAGE.read_text().partition("## ")[0].rstrip() + "\n"
 PLANTED_HEAD = """# Planted outliers
 
 Some channels times s, their readers divided by s: the same float function (`tests/outliers.py`). 80 training pictures
@@ -293,7 +258,7 @@ def write(rows: dict) -> None:
         numbers = [f"{row['float']:.2f}", f"{row['delta']:+.2f}", *(f"{row[name]:.2f}" for name in ("se", "agreement"))]
         cells.append([title, bits, policy, variant, *numbers, f"{row['sqnr']:.1f}", f"{row['seconds']:.0f}"])
     write_table(PAGE.with_suffix(".csv"), ("model", "bits", "policy", "passes", *COLUMNS), cells)
-    page = [HEAD.format(calibrate=CALIBRATE, count=len(rows)), *by_sqnr(rows.values())]
+    page = [HEAD, *by_sqnr(rows.values())]
     for title in dict.fromkeys(key.split("|")[0] for key in rows):
         page += ["", *by_recipe(title, rows)]
     PAGE.write_text("\n".join(page) + "\n")
@@ -333,7 +298,7 @@ def write_planted(rows: dict, wanted: list[str]) -> None:
         cells.append([*how, *found, f"{rows[key]['seconds']:.0f}"])
     head = ("model", "where", "policy", "scale", "seed", "share", *PLANTED_COLUMNS)
     write_table(PLANTED_PAGE.with_suffix(".csv"), head, cells)
-    page = [PLANTED_HEAD, *told_of_planted(rows, wanted), "",
+    page = [PLANTED_HEAD, *summarise_planted(rows, wanted), "",
             "| model | where | policy | cases | unplanted | planted | cured | worst cured - unplanted |",
             "|---|---|---|---:|---:|---:|---:|---:|"]  # fmt: skip
     for place, policy in product(PLANTED, dict.fromkeys(policy for _, policy, _ in PLANTINGS)):
@@ -357,7 +322,7 @@ def written_planted() -> dict:
     }
 
 
-def told_of_planted(rows: dict, wanted: list[str]) -> list[str]:
+def summarise_planted(rows: dict, wanted: list[str]) -> list[str]:
     """How many cases were measured and reached the goal, and which were not measured."""
     lost = {key: round(row["cured"], 1) - round(row["unplanted"], 1) for key, row in rows.items()}
     worst = min(lost, key=lost.__getitem__)

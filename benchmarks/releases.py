@@ -39,26 +39,6 @@ PICTURES, BATCH = 16, 4
 AT_ONCE = 3  # releases: most of their time is that of downloads
 SECONDS = 900  # the longest that a release may take
 FLOAT_LIMIT, INT8_LIMIT = 60.0, 25.0  # dB below which a file computes something else
-HEAD = f"""# Releases of engines
-
-Our files on releases of ONNX Runtime and OpenVINO of the last three years, with their default settings (OpenVINO:
-float32 for what is not int8). SQNR in dB against the same file on today's ONNX Runtime with optimizations off,
-the worst of the files of a column: micro models V1, V2, ViT and ResNet of examples/checkpoints, {PICTURES} pictures
-of noise. Below {FLOAT_LIMIT:.0f} dB (float) or {INT8_LIMIT:.0f} (int8) a file computes something else: bold.
-`integer`: products in int8 on ONNX Runtime's own graph, of V1 with policy `onnxruntime`, dynamic and static. Every row:
-[releases.csv](releases.csv). `configs/releases.yaml` holds what follows from it. Written by
-`python benchmarks/releases.py`.
-
-What was wrong, found by outputs of one module after the other:
-
-- 2024.5 and 2024.6, any batch, V1 at -3.5 dB; 2023.2, one scale a tensor, V1 at 12.4 dB: patch merging's product, the
-  only one without a bias, loses its scales. Integer products now have a bias, 1e-30 where the model has none: the same
-  dB and integer products on today's engines, and 0.02 to 0.07 ms more for the three of Swin-T at batch 1, which take
-  1.0 ms on ONNX Runtime 1.31 and 1.3 ms on OpenVINO 2026.4 (one thread of an AMD EPYC, shared).
-- 2023.3, any batch, -1.6 dB: a LayerNormalization becomes its function, and its scale and shift are moved through a
-  reshape as if they were those of tokens. A graph of one shape has no such reshape: 49.5 dB. Our engine
-  fixes every shape, and runs there.
-"""
 
 
 @dataclass(frozen=True)
@@ -151,7 +131,7 @@ def write_files(wanted: Sequence[Kind], folder: Path) -> None:
     def calibrated(name: str, output_kind: str | None) -> sq.Model:
         weights = ROOT / "examples" / "checkpoints" / f"{name}_micro_cifar10.safetensors"
         model = sq.load(weights, output_kind=output_kind)
-        pictures = noise(PICTURES, (3, model.preprocess.size, model.preprocess.size)).images
+        pictures = noise(PICTURES, (3, model.preprocess.size, model.preprocess.size))
         return sq.calibrate(model, [pictures], "qdq", method="max", passes=[])
 
     per_tensor = Rule(nodes=("role:gemm_weight",), granularity="per-tensor")
@@ -168,7 +148,7 @@ def write_files(wanted: Sequence[Kind], folder: Path) -> None:
         if kind.operators:
             options = {"opset": kind.opset, "policy": "cpu"}
         model = calibrated(MODELS[kind.model], "features" if kind.what == "maps" else None)
-        images = noise(PICTURES, (3, model.preprocess.size, model.preprocess.size)).images.numpy()
+        images = noise(PICTURES, (3, model.preprocess.size, model.preprocess.size)).numpy()
         np.save(folder / f"{kind.model}.npy", images)
         made = sq.export(model, backend, folder / kind.name, **options).file
         file.write_bytes(without_functions(made))  # as a package gives it to servers
@@ -242,53 +222,32 @@ def _openvino(file: str, folder: str):
         del settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"]  # releases of before 2024
         compiled = core.compile_model(core.read_model(file), "CPU", settings)
     facts = [layer.get_rt_info() for layer in compiled.get_runtime_model().get_ordered_ops()]
-    kinds_of = [(_text(one["layerType"]), _text(one["runtimePrecision"])) for one in facts]
-    int8 = sum(
-        kind in ("FullyConnected", "MatMul", "Convolution") and type_.lower() in ("i8", "u8")
-        for kind, type_ in kinds_of
-    )
+    texts = [[str(getattr(one[key], "value", one[key])) for key in ("layerType", "runtimePrecision")] for one in facts]
+    products = [kind in ("FullyConnected", "MatMul", "Convolution") and type_.lower() for kind, type_ in texts]
+    int8 = products.count("i8") + products.count("u8")
     return lambda batch: [compiled([batch])[port].copy() for port in compiled.outputs], int8
-
-
-def _text(value) -> str:
-    return str(getattr(value, "value", value))
 
 
 def releases(engine: str) -> list[str]:
     """The latest patch of every minor release of the last three years on the package index, oldest first."""
     said = subprocess.run([sys.executable, "-m", "pip", "index", "versions", engine], capture_output=True, text=True)
     (listed,) = re.findall(r"Available versions: (.*)", said.stdout)
-    return latest(listed.split(", "), OLDEST[engine])
-
-
-def latest(versions: Sequence[str], first: str) -> list[str]:
-    """The latest patch of every minor release from `first` on, oldest first."""
     found: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for number in (tuple(map(int, version.split("."))) for version in versions):
+    for number in (tuple(map(int, version.split("."))) for version in listed.split(", ")):
         found[number[:2]] = max(found.get(number[:2], ()), number)
-    return [".".join(map(str, found[minor])) for minor in sorted(found) if minor >= tuple(map(int, first.split(".")))]
+    oldest = tuple(map(int, OLDEST[engine].split(".")))
+    return [".".join(map(str, found[minor])) for minor in sorted(found) if minor >= oldest]
 
 
 def try_release(engine: str, release: str, wanted: Sequence[Kind], files: Path, packages: Path) -> list[Row]:
     """The rows of a release, which is installed into `packages` and deleted."""
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-qq",
-        "--no-deps",
-        "--no-cache-dir",
-        "--no-compile",
-        "--target",
-        str(packages),
-    ]
+    pip = [sys.executable, "-m", "pip", "install", *"-qq --no-deps --no-cache-dir --no-compile --target".split()]
     shutil.rmtree(packages, ignore_errors=True)
-    subprocess.run([*pip, f"{engine}=={release}", *NEEDS], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*pip, packages, f"{engine}=={release}", *NEEDS], check=True, stdout=subprocess.DEVNULL)
     try:
         said, left = {}, [kind.name for kind in wanted]
         while left:
-            for line in _lines_of(engine, packages, files, left):
+            for line in _run_judge(engine, packages, files, left):
                 said[line["name"]] = line
             left = [name for name in left if name not in said]
             if left:  # what ended it is the first without an answer
@@ -296,14 +255,12 @@ def try_release(engine: str, release: str, wanted: Sequence[Kind], files: Path, 
                 left = left[1:]
     finally:
         shutil.rmtree(packages, ignore_errors=True)
-    return [Row(**asdict(kind), engine=engine, release=release, **_result(said[kind.name])) for kind in wanted]
+    results = [{key: value for key, value in said[kind.name].items() if key != "name"} for kind in wanted]
+    made = zip(wanted, results, strict=True)
+    return [Row(**asdict(kind), engine=engine, release=release, **result) for kind, result in made]
 
 
-def _result(line: dict) -> dict:
-    return {key: line[key] for key in ("db", "int8", "error") if key in line}
-
-
-def _lines_of(engine: str, packages: Path, files: Path, names: Sequence[str]) -> list[dict]:
+def _run_judge(engine: str, packages: Path, files: Path, names: Sequence[str]) -> list[dict]:
     python = getattr(sys, "_base_executable", sys.executable)  # -S: nothing of this environment is seen
     command = [python, "-S", __file__, "judge", engine, str(packages), str(files), *names]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"}
@@ -336,7 +293,7 @@ def page(rows: Sequence[Row], where: Path) -> None:
             said.setdefault(error, []).append(row.release)
         errors = [f"- {', '.join(dict.fromkeys(found))}: `{error}`" for error, found in said.items() if error]
         refused = ["", "Refused with:", "", *errors] if errors else []
-        place(where, HEAD, f"{engine}, {cpu()}", "\n".join([*lines, *refused]))
+        place(where, f"{engine}, {cpu()}", "\n".join([*lines, *refused]))
 
 
 def _cell(rows: Sequence[Row]) -> str:
@@ -377,7 +334,7 @@ def main() -> None:
         kept = {release: args.work / f"{args.form}_{engine}_{release}.json" for release in chosen}
         tried = [one for one in chosen if kept[one].exists() or one in (args.only or chosen)]
 
-        def rows_of(release: str, engine=engine, kept=kept) -> list[Row]:
+        def list_rows(release: str, engine=engine, kept=kept) -> list[Row]:
             if not kept[release].exists():
                 packages = args.work / f"packages_{engine}_{release}"
                 made = try_release(engine, release, wanted, args.work / "files", packages)
@@ -385,10 +342,8 @@ def main() -> None:
             return [Row(**row) for row in json.loads(kept[release].read_text())]
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for release, these in zip(tried, pool.map(rows_of, tried), strict=True):
-                refused, wrong = (
-                    sum(map(bool, each)) for each in zip(*((r.error, r.is_wrong) for r in these), strict=True)
-                )
+            for release, these in zip(tried, pool.map(list_rows, tried), strict=True):
+                refused, wrong = sum(bool(row.error) for row in these), sum(row.is_wrong for row in these)
                 print(f"{engine} {release}: {len(these)} files, {refused} refused, {wrong} wrong", flush=True)
                 rows += these
     page(rows, args.output)

@@ -29,8 +29,8 @@ from typing import Any
 import networks
 import numpy as np
 import torch
-from cpu_rivals import nncf_quantized
-from pages import HEADING, RESULTS, cpu, line_of, place, script_parser
+from cpu_rivals import compile_file, nncf_quantized
+from pages import RESULTS, cpu, join_cells, place, script_parser
 from PIL import Image
 from torch import Tensor, nn
 
@@ -69,46 +69,20 @@ TIMM = """
 # Models of transformers by type, with what is smaller than in its default configuration.
 _SMALL = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 3, "intermediate_size": 768}
 TRANSFORMERS: dict[str, dict[str, Any]] = {
-    "beit": _SMALL,
+    **dict.fromkeys("beit clip_vision_model data2vec-vision deit dinov2".split(), _SMALL),
+    **dict.fromkeys("cvt levit mobilenet_v1 mobilenet_v2 mobilevit poolformer pvt segformer swiftformer".split(), {}),
+    **dict.fromkeys(("convnext", "convnextv2"), {"depths": [1, 1, 3, 1], "hidden_sizes": [48, 96, 192, 384]}),
     "bit": {"depths": [1, 1, 1, 1], "hidden_sizes": [128, 256, 512, 1024]},
-    "clip_vision_model": _SMALL,
-    "convnext": {"depths": [1, 1, 3, 1], "hidden_sizes": [48, 96, 192, 384]},
-    "convnextv2": {"depths": [1, 1, 3, 1], "hidden_sizes": [48, 96, 192, 384]},
-    "cvt": {},
-    "data2vec-vision": _SMALL,
-    "deit": _SMALL,
     "depth_anything": {"depth_estimation_type": "metric", "max_depth": 10},  # "relative" gives zeros here
-    "dinov2": _SMALL,
     "dpt": _SMALL
     | {"backbone_out_indices": [0, 1, 2, 3], "neck_hidden_sizes": [48, 96, 192, 192], "fusion_hidden_size": 64},
     "efficientnet": {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280},
     "focalnet": {"embed_dim": 48, "depths": [1, 1, 2, 1]},
-    "levit": {},
-    "mobilenet_v1": {},
-    "mobilenet_v2": {},
-    "mobilevit": {},
-    "poolformer": {},
-    "pvt": {},
     "regnet": {"depths": [1, 1, 2, 1], "hidden_sizes": [64, 128, 256, 512], "groups_width": 32},
     "resnet": {"depths": [1, 1, 2, 1]},
-    "segformer": {},
-    "swiftformer": {},
     "swin": {"depths": [1, 1, 2, 1], "embed_dim": 48, "window_size": 4},
     "swinv2": {"depths": [1, 1, 2, 1], "embed_dim": 48},
 }
-MODELS = (
-    "Each is wrapped, calibrated by default (policy qdq-unsigned, which was chosen on other pictures) on 8 pictures, "
-    "exported, and run on 8 others. Weights are random, seeded and disturbed; SQNR of the output in dB, against float; "
-    "NNCF: its default, on OpenVINO, from the module itself. Time: the latency of our file over NNCF's, batch 1, one "
-    "thread, calls in turn in one process. A model that takes more than {limit:g} s is ended. Worst first. Written by "
-    "`python benchmarks/sweep.py models --data-path DIR --limit {limit:g}` on {cpu}, {date}.\n\n"
-)
-INSIDE = (
-    "Micro networks, and some as their publishers size them, of random seeded weights. Parity: the largest difference "
-    "between the float model here and the publisher's forward pass, over the largest output. SQNR in dB, against "
-    "float: fake quantization, and files on engines (policy qdq, no pass). Written by `python benchmarks/sweep.py "
-    "networks`.\n\n"
-)
 
 
 @dataclass
@@ -131,19 +105,10 @@ class Swept:
     error: str = ""
 
     @property
-    def is_whole(self) -> bool:
-        return not self.error
-
-    @property
     def behind(self) -> float:
         """How far the worse engine is below fake-quant."""
         found = [one for one in (self.openvino, self.onnxruntime) if one is not None]
         return max((self.fake or 0.0) - min(found), 0.0) if found else 0.0
-
-    @property
-    def badness(self) -> tuple:
-        """Sort key: errors first, then engines that are behind, then the least SQNR."""
-        return not self.error, self.behind <= BEHIND, self.fake or 0.0
 
 
 def main() -> None:
@@ -158,69 +123,53 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "models":
         rows = sweep(args.names or everything(), args.work, args.data_path, args.limit)
-        text = MODELS.format(limit=args.limit, cpu=cpu(), date=time.strftime("%F")) + markdown(rows)
-        place(args.output, HEADING, "Sweep of models, the whole way", text)
+        # Errors first, then engines that are behind, then the least SQNR
+        rows.sort(key=lambda row: (not row.error, row.behind <= BEHIND, row.fake or 0.0))
+        ran = f"- At most {args.limit:g} s a model; on {cpu()}, {time.strftime('%F')}."
+        text = "\n".join([*_table(rows), "", *_counts(rows), ran, ""])
+        place(args.output, "Sweep of models, the whole way", text)
         return
     names = args.names or [name for name in networks.NETWORKS if networks.is_there(name)]
     rows = sweep([f"net:{name}" for name in names], args.work, None, args.limit)
-    place(args.output, HEADING, "Networks with a Swin inside, and others", INSIDE + "\n".join(_table(rows)) + "\n")
+    place(args.output, "Networks with a Swin inside, and others", "\n".join(_table(rows)) + "\n")
 
 
 def sweep(models: list[str], work: Path, data_path: str | None, limit: float) -> list[Swept]:
     """The rows of `models`; those in `work` are kept."""
     work.mkdir(parents=True, exist_ok=True)
     rows = []
+    context = multiprocessing.get_context("spawn")  # a fork of a process with an engine's threads would wait for ever
     for model in models:
-        file = _file(model, work)
-        if not file.exists():
-            _limited(model, file, data_path, limit)
+        file = work / f"{model.replace(':', '_').replace('/', '_')}.json"  # artifacts are in the folder of this name
+        if not file.exists():  # its row is written as far as it comes within the time limit
+            part = file.with_suffix(".part")
+            part.write_text(json.dumps(asdict(Swept(model, error="start: did not end"))))
+            process = context.Process(target=_child, args=(model, part, data_path))
+            process.start()
+            process.join(limit)
+            process.kill()  # no effect if it has ended
+            process.join()
+            part.replace(file)
         rows.append(Swept(**json.loads(file.read_text())))
         print(_row(rows[-1]), flush=True)
     return rows
 
 
-def _file(model: str, work: Path) -> Path:
-    """The row of a model; its artifacts are in the folder of this name."""
-    return work / f"{model.replace(':', '_').replace('/', '_')}.json"
-
-
-def _limited(model: str, file: Path, data_path: str | None, limit: float) -> None:
-    """Write the row of a model, as far as it comes within the time limit."""
-    part = file.with_suffix(".part")
-    part.write_text(json.dumps(asdict(Swept(model, error="start: did not end"))))
-    context = multiprocessing.get_context("spawn")  # a fork of a process with an engine's threads would wait for ever
-    process = context.Process(target=_child, args=(model, part, data_path))
-    process.start()
-    process.join(limit)
-    process.kill()  # no effect if it has ended
-    process.join()
-    part.replace(file)
-
-
-def markdown(rows: list[Swept]) -> str:
-    """The counts, and the table, worst first."""
-    return "\n".join([*_counts(rows), "", *_table(sorted(rows, key=lambda row: row.badness)), ""])
-
-
 def _counts(rows: list[Swept]) -> Iterator[str]:
-    whole = [row for row in rows if row.is_whole]
+    whole = [row for row in rows if not row.error]
     behind = [row.model for row in whole if row.behind > BEHIND]
     beside = [row for row in rows if row.nncf is not None]
     above = [row for row in beside if row.openvino is not None and row.openvino > row.nncf]
     yield f"- The whole way: {len(whole)} of {len(rows)}; errors: {len(rows) - len(whole)}."
     low = [row.model for row in whole if row.share < 0.5]
-    yield f"- Under half of the multiplications in int8, as the card says: {_some(low)}."
-    yield f"- An engine more than {BEHIND:g} dB below fake-quant: {_some(behind)}."
+    yield f"- Under half of the multiplications in int8, as the card says: {len(low)} {', '.join(low)}".rstrip() + "."
+    yield f"- An engine more than {BEHIND:g} dB below fake-quant: {len(behind)} {', '.join(behind)}".rstrip() + "."
     if beside:
-        took = sum(row.is_whole for row in beside)
+        took = sum(not row.error for row in beside)
         yield f"- NNCF takes {len(beside)}: {took} go the whole way, {len(above)} are above NNCF on OpenVINO."
     if timed := [row for row in rows if row.times is not None]:
         fast = sum(row.times <= 1 for row in timed)
         yield f"- Latency on OpenVINO, of {len(timed)}: {fast} not above NNCF's."
-
-
-def _some(names: list[str]) -> str:
-    return f"{len(names)} ({', '.join(names)})" if names else "0"
 
 
 def _table(rows: list[Swept]) -> Iterator[str]:
@@ -236,7 +185,7 @@ def _row(row: Swept) -> str:
     times = "" if row.times is None else f"{row.times:.2f}"
     parity = "" if row.parity is None else f"{row.parity:.0e}"
     cells = [row.model, row.side or "", parity, counts, share, *decibels, times, f"{row.seconds:.0f}"]
-    return line_of([*cells, row.error.replace("|", "/")])
+    return join_cells([*cells, row.error.replace("|", "/")])
 
 
 def _child(model: str, part: Path, data_path: str | None) -> None:
@@ -262,7 +211,10 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
         calibration, judged = _pictures(row.side, data_path).split([CALIBRATION, JUDGED])
         with torch.inference_mode():
             reference = _flat(module(judged))
-        for stage in _stages(row, module, calibration, judged, reference, part.with_suffix("")):
+        write("wrap: did not end")
+        stage = "wrap"
+        wrapped = sq.wrap(module, row.side, name=part.stem)
+        for stage in _calibrated_stages(row, wrapped, [calibration], judged, reference, part.with_suffix("")):
             write(f"{stage}: did not end")
         write()
     except Exception as error:  # any error is a result
@@ -273,15 +225,6 @@ def _child(model: str, part: Path, data_path: str | None) -> None:
     if importlib.util.find_spec("nncf"):
         _beside_nncf(row, module, calibration, judged, reference, part.with_suffix(""))
         write(row.error)
-
-
-def _stages(
-    row: Swept, module: nn.Module, calibration: Tensor, judged: Tensor, reference: Tensor, folder: Path
-) -> Iterator[str]:
-    """Fill the row, naming each stage before it starts."""
-    yield "wrap"
-    model = sq.wrap(module, row.side, name=folder.name)
-    yield from _calibrated_stages(row, model, [calibration], judged, reference, folder)
 
 
 def _calibrated_stages(
@@ -357,31 +300,12 @@ def _beside_nncf(
     try:
         model = openvino.convert_model(module, example_input=calibration[:2])
         file = nncf_quantized(model, calibration, folder / "nncf.xml", convolutional)
-        row.nncf = sqnr(_flat(_infer(file, judged)(judged)), reference)
-        if row.is_whole:
-            row.times = _times(
-                *(_infer(one, judged[:1]) for one in (*(folder / "openvino").glob("*.onnx"), file)), judged[:1]
-            )
+        row.nncf = sqnr(_flat(compile_file(file, judged.shape, 1, "f32")(judged)), reference)
+        if not row.error:
+            files, image = (*(folder / "openvino").glob("*.onnx"), file), judged[:1]
+            row.times = _times(*(compile_file(one, image.shape, 1, "f32") for one in files), image)
     except Exception:  # another tool's failure is not this one's fault
         logging.exception("NNCF")
-
-
-def _infer(file: Path, images: Tensor) -> Callable[[Tensor], list[Any]]:
-    """A file on OpenVINO for latency: one thread, one stream, fixed shapes, float32 beside int8."""
-    import openvino
-
-    core = openvino.Core()
-    model = core.read_model(str(file))
-    model.reshape(list(images.shape))
-    settings = {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": 1, "INFERENCE_NUM_THREADS": 1,
-                "INFERENCE_PRECISION_HINT": "f32"}  # fmt: skip
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
-
-    def run(given: Tensor) -> list[Any]:
-        request.infer([given.numpy()], share_inputs=True)
-        return [one.data.copy() for one in request.output_tensors]
-
-    return run
 
 
 def _times(ours: Callable, theirs: Callable, images: Tensor) -> float:
@@ -424,7 +348,7 @@ def built(name: str) -> tuple[nn.Module, int]:
         file, function = name.rsplit(":", 1)
         return runpy.run_path(file)[function]()
     if name.startswith("hf:"):
-        module, own = _of_transformers(name.removeprefix("hf:"))
+        module, own = _build_transformers(name.removeprefix("hf:"))
     elif name.startswith("tv:"):
         own = 299 if "inception" in name else 224
         extra = {"init_weights": False} if name in ("tv:googlenet", "tv:inception_v3") else {}
@@ -446,7 +370,7 @@ def built(name: str) -> tuple[nn.Module, int]:
     return module, min(own, SIDE)
 
 
-def _of_transformers(kind: str) -> tuple[nn.Module, int]:
+def _build_transformers(kind: str) -> tuple[nn.Module, int]:
     """A model of transformers that ends in a task where it has one, and the side of its pictures."""
     import_torchvision()  # transformers imports it, if it is there
     import transformers

@@ -19,8 +19,6 @@ import time
 from pathlib import Path
 from statistics import median
 
-sys.path[:0] = [str(Path(__file__).parent)]
-
 CALIBRATED = 80
 ABOUT = """From timm's float checkpoint to an int8 file for OpenVINO: `quantize` on 80 ImageNet pictures, scored on 128,
 beside `nncf.quantize` on as many. Times until the end of each of our steps; NNCF's end with its saved file. The goals
@@ -30,7 +28,7 @@ STEPS = ("calibrate", "export", "verify", "evaluate")
 
 
 def main() -> None:
-    from pages import RESULTS, cpu, line_of, read_table, save, script_parser, versions_here
+    from pages import RESULTS, cpu, join_cells, read_table, save, script_parser, versions_here
 
     parser = script_parser(__doc__)
     parser.add_argument("--data-path", type=Path, required=True)
@@ -58,14 +56,13 @@ def main() -> None:
                     output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                     found[who].append(json.loads(output.splitlines()[-1]))
                     print(name, who, found[who][-1], flush=True)
-        rows += [[*row, str(args.rounds)] for row in rows_of(name, found)]
-    lines = [line_of(head), line_of("---" for _ in head), *map(line_of, rows)]
-    text = f"# Time to a file\n\n{ABOUT}\n\n{cpu()}; {versions_here()}.\n\n" + "\n".join(lines)
-    text += "\n"
-    save(RESULTS / "time_to_file.md", text)
+        rows += [[*row, str(args.rounds)] for row in list_rows(name, found)]
+    table = "\n".join([join_cells(head), join_cells("---" for _ in head), *map(join_cells, rows)])
+    about = f"# Time to a file\n\n{ABOUT}\n\n{cpu()}; {versions_here()}."
+    save(RESULTS / "time_to_file.md", f"{about}\n\n{table}\n")
 
 
-def rows_of(name: str, found: dict[str, list[dict[str, list[float]]]]) -> list[list[str]]:
+def list_rows(name: str, found: dict[str, list[dict[str, list[float]]]]) -> list[list[str]]:
     """A row for each step of ours: medians, and the medians of the ratios within a round."""
     rows = []
     for step in STEPS:
@@ -85,11 +82,9 @@ def initialised(name: str, folder: Path) -> Path:
 
     from swin_quant.base.compat import import_timm
 
-    timm = import_timm()
     torch.manual_seed(0)
-    file = folder / f"{name}.pth"
-    torch.save(timm.create_model(name).state_dict(), file)
-    return file
+    torch.save(import_timm().create_model(name).state_dict(), folder / f"{name}.pth")
+    return folder / f"{name}.pth"
 
 
 def taken(start: float) -> list[float]:
@@ -104,17 +99,16 @@ def run_ours(name: str, checkpoint: Path, data: Path, work: Path) -> dict[str, l
     import swin_quant as sq
     from swin_quant.verbs import quantize_steps
 
-    def timed(step: str, verb: object) -> object:
+    for step in STEPS:
+        verb = getattr(quantize_steps, step)
+
         @functools.wraps(verb)  # a step is also written as a command, from its signature
-        def run(*args: object, **named: object) -> object:
-            result = verb(*args, **named)  # type: ignore[operator]
+        def timed(*args: object, step=step, verb=verb, **named: object) -> object:
+            result = verb(*args, **named)
             found[step] = taken(start)
             return result
 
-        return run
-
-    for step in STEPS:
-        setattr(quantize_steps, step, timed(step, getattr(quantize_steps, step)))
+        setattr(quantize_steps, step, timed)
     sq.quantize(checkpoint, data, "openvino", work)
     return found
 

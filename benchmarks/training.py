@@ -17,14 +17,13 @@ import argparse
 import json
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pages import EXAMPLES, RESULTS, cpu, line_of, place, script_parser, swin_quant, versions_here
+from pages import EXAMPLES, RESULTS, cpu, join_cells, place, script_parser, swin_quant, versions_here
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -53,26 +52,6 @@ FULL = (
 )
 DIGITS = ("swin_digits", "swinv2_digits")
 ADAM_STATES = 2  # float32 moments for every weight
-HEADING = "# Training with quantization\n"
-ACCURACY = """
-The trained models of [examples/checkpoints](../../examples/checkpoints) on CIFAR-10. Top-1 in percent on the 5,000
-pictures of `val`, and beneath it the difference to the float checkpoint with its paired standard error, in points.
-Ranges are those of the default calibrator. QAT starts from the PTQ checkpoint in mode 1, by the recipes micro_w*a*, the
-float model as the teacher; *unquantized*: its weights with the nodes off. *Won back* is (QAT - PTQ) / (float - PTQ) in
-mode 1, where PTQ lost more than two standard errors. Written by `python benchmarks/training.py accuracy`.
-"""
-MEMORY = """
-GiB, counted on tensors without values: AdamW, batch {batch} a GPU. *State*: weights, gradients and moments on one GPU;
-*FSDP2* the same on each of {ranks}; with `--offload` it lies on the CPU and a GPU holds about one block of it. *Kept*
-is what autograd holds when the forward pass ends; temporaries of single operations come on top. *Peak, checkpointing*
-is the most that a step holds beside weights and gradients where blocks are computed again, temporaries included. The
-allocator's slack comes on top of both. Written by `python benchmarks/training.py memory`.
-
-A real step of Swin-T on a CPU with checkpointing takes what is counted for it within 5 %: in MiB at batch 4, with an
-allocator that gives back what is freed, 119 beside 121 (float, O0), 79 beside 80 (float, O1), 149 beside 151 (QAT, O0;
-`python -m pytest -m nightly tests/test_step_memory.py`). The table counts QAT as on a GPU, which keeps a byte for each
-value that a node rounds; a CPU keeps less.
-"""
 
 
 def main() -> None:
@@ -94,92 +73,78 @@ def main() -> None:
     args = parser.parse_args()
     if args.what == "accuracy" and not args.data_path:
         parser.error("accuracy needs --data-path")
-    title, words, head, rows = {"accuracy": accuracy, "memory": memory, "step": steps}[args.what](args)
-    table = "\n".join([line_of(head), "|---" * len(head) + "|", *map(line_of, rows)])
+    title, head, rows = {"accuracy": accuracy, "memory": memory, "step": steps}[args.what](args)
+    table = "\n".join([join_cells(head), "|---" * len(head) + "|", *map(join_cells, rows)])
     print(table)
-    place(args.output, HEADING, title, f"{words}\n{table}\n")
+    said = "" if args.what != "step" else f"{versions_here()}. Written by `python benchmarks/training.py step`.\n\n"
+    place(args.output, title, f"{said}{table}\n")
 
 
-Section = tuple[str, str, Sequence[str], list[list[str]]]  # title, text, columns, rows
-
-
-def accuracy(args: argparse.Namespace) -> Section:
-    figures = [*MODES]
-    for way in WAYS:
-        figures += [f"QAT {way}", f"{way}, unquantized"]
+def accuracy(args: argparse.Namespace) -> tuple[str, Sequence[str], list[list[str]]]:
+    figures = [*MODES, *(title for way in WAYS for title in (f"QAT {way}", f"{way}, unquantized"))]
     rows = []
     for name in args.models or MICRO:
         for weights, activations in (pair.split(",") for pair in args.bits):
-            run = Run(args.data_path, args.work, name, weights, activations)
-            run.train()
-            found = run.results()
+            found = train(args.data_path, args.work, name, weights, activations)
             ptq = found["PTQ mode 1"]
             lost = -ptq["delta_acc1"] if -ptq["delta_acc1"] > 2 * ptq["delta_acc1_se"] else None
             won = [f"{1 + found[f'QAT {way}']['delta_acc1'] / lost:.0%}" if lost else "" for way in WAYS]
-            cells = [name, run.bits.upper(), f"{found['float']['acc1']:.2f}"]
+            cells = [name, f"W{weights}A{activations}", f"{found['float']['acc1']:.2f}"]
             rows.append([*cells, *(figure(found[title]) for title in figures), *won])
             print(*rows[-1], flush=True)
     head = ["model", "bits", "float", *figures, *(f"won back, {way}" for way in WAYS)]
-    return "Accuracy on CIFAR-10", ACCURACY, head, rows
+    return "Accuracy on CIFAR-10", head, rows
 
 
-class Run:
-    """A model at a pair of bits: the folder of its runs, and the commands that make and score them."""
-
-    def __init__(self, data: Path, work: Path, name: str, weights: str, activations: str) -> None:
-        self.name, self.bits = name, f"w{weights}a{activations}"
-        config, self.float = (EXAMPLES / f"{name}.{end}" for end in ("yaml", "safetensors"))
-        self.data = ["--cfg", config, "--data-path", data, "--zip", "--half", "none"]
-        self.precision = [] if self.bits == "w8a8" else ["--wprec", weights, "--aprec", activations]
-        self.folder = work / name / self.bits
-        self.calibrated = self.folder / "ptq" / f"{name}_calib.pth"
-
-    def trained(self, way: str) -> Path:
-        return self.folder / self.name / way / f"{self.name}_qat.pth"
-
-    def train(self) -> None:
-        """Calibrate, fine-tune and score whatever is missing."""
-        modes = ["--policy", *MODES.values(), *self.precision]
-        if not scored(self.calibrated):
-            swin_quant("calibrate", *self.data, "--checkpoint", self.float, *modes,
-                       "--output", self.calibrated.parent)  # fmt: skip
-        start = ["--checkpoint", self.calibrated, "--continue", "--policy", "ft-mode1", *self.precision]
-        for way in WAYS:
-            if scored(self.trained(way)):
-                continue
-            swin_quant("finetune", *self.data, *start, "--teacher", self.float, "--recipe", f"micro_{self.bits}",
-                       "--amax", way, "--output", self.trained(way).parent)  # fmt: skip
-
-    def results(self) -> dict[str, Any]:
-        """The results by column, from the run cards."""
-        ptq = results(self.calibrated)
-        found = {"float": ptq[None, None, "float32"]}
-        for title, mode in MODES.items():
-            found[title] = next(result for (_, policy, _), result in ptq.items() if policy and policy.startswith(mode))
-        for way in WAYS:
-            qat = results(self.trained(way))
-            found[f"QAT {way}"] = next(
-                result for (whose, policy, _), result in qat.items() if whose == "qat" and policy
-            )
-            found[f"{way}, unquantized"] = qat["qat", None, "float32"]
-        return found
+def train(data: Path, work: Path, name: str, weights: str, activations: str) -> dict[str, Any]:
+    """Calibrate, fine-tune and score a model at a pair of bits, whatever is missing; the results by column."""
+    bits = f"w{weights}a{activations}"
+    config, float_file = (EXAMPLES / f"{name}.{end}" for end in ("yaml", "safetensors"))
+    known = ["--cfg", config, "--data-path", data, "--zip"]
+    precision = [] if bits == "w8a8" else ["--wprec", weights, "--aprec", activations]
+    calibrated = work / name / bits / "ptq" / f"{name}_calib.pth"
+    if not calibrated.exists():
+        swin_quant("calibrate", float_file, *known, "--policy", "ft-mode1", *precision, "--output", calibrated.parent)
+    if not results(calibrated):
+        swin_quant("evaluate", calibrated, *known, "--half", "none", "--policy", *MODES.values(), *precision)
+    ptq = results(calibrated)
+    found = {"float": ptq[None, None, "float32"]}
+    for title, mode in MODES.items():
+        found[title] = next(result for (_, policy, _), result in ptq.items() if policy and policy.startswith(mode))
+    for way in WAYS:
+        trained = work / name / bits / name / way / f"{name}_qat.pth"
+        if not results(trained):
+            how = [
+                "--policy",
+                "ft-mode1",
+                *precision,
+                "--teacher",
+                float_file,
+                "--recipe",
+                f"micro_{bits}",
+                "--amax",
+                way,
+            ]
+            output = ["--continue", "--half", "none", "--output", trained.parent]
+            swin_quant("finetune", calibrated, *known, *how, *output)
+        qat = results(trained)
+        quantized = (result for (whose, policy, _), result in qat.items() if whose == "qat" and policy)
+        found |= {f"QAT {way}": next(quantized), f"{way}, unquantized": qat["qat", None, "float32"]}
+    return found
 
 
 def results(checkpoint: Path) -> dict[tuple[str | None, str | None, str], dict[str, Any]]:
-    """The results in the card of a checkpoint, by weights, policy and precision."""
-    card = json.loads(checkpoint.with_suffix(".json").read_text())
+    """The results in the card of a checkpoint, by weights, policy and precision; none without a card."""
+    file = checkpoint.with_suffix(".json")
+    card = json.loads(file.read_text()) if file.exists() else {"results": []}
     return {(result.get("weights"), result["policy"], result["precision"]): result for result in card["results"]}
-
-
-def scored(checkpoint: Path) -> bool:
-    return checkpoint.with_suffix(".json").exists() and bool(results(checkpoint))
 
 
 def figure(result: dict[str, Any]) -> str:
     return f"{result['acc1']:.2f}<br>{result['delta_acc1']:+.2f} ± {result['delta_acc1_se']:.2f}"
 
 
-def memory(args: argparse.Namespace) -> Section:
+def memory(args: argparse.Namespace) -> tuple[str, Sequence[str], list[list[str]]]:
     batch, ranks = args.batch or 32, args.ranks
     rows = []
     for name in args.models or FULL:
@@ -190,7 +155,7 @@ def memory(args: argparse.Namespace) -> Section:
                 rows.append([name, training, precision, *sizes])
                 print(*rows[-1], flush=True)
     head = ("model", "training", "precision", "state", f"FSDP2 x {ranks}", "kept", "peak, checkpointing")
-    return "Memory of a training step", MEMORY.format(batch=batch, ranks=ranks), head, rows
+    return f"Memory of a training step, batch {batch}", head, rows
 
 
 def counted(name: str, training: str, precision: str, batch: int) -> tuple[int, int, int]:
@@ -221,7 +186,7 @@ def set_training(model: Swin, training: str) -> None:
     model.train()
 
 
-def steps(args: argparse.Namespace) -> Section:
+def steps(args: argparse.Namespace) -> tuple[str, Sequence[str], list[list[str]]]:
     if args.threads:
         torch.set_num_threads(args.threads)
     device, batch = torch.device("cuda" if torch.cuda.is_available() else "cpu"), args.batch or 64
@@ -234,7 +199,7 @@ def steps(args: argparse.Namespace) -> Section:
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"{cpu()}, {torch.get_num_threads()} threads"
     title = f"One QAT step against one float step ({where}, batch {batch}, policy {args.policy})"
     head = ("model", "precision", "", "ranges", "nodes", "ms a step", "time", "MB", "memory")
-    return title, f"{versions_here()}. Written by `python benchmarks/training.py step`.\n", head, rows
+    return title, head, rows
 
 
 def measured(
@@ -253,14 +218,13 @@ def measured(
             step(images, labels)
             if number:
                 times[way].append(now(device) - start)
-    rows, least = [], {way: min(seconds) for way, seconds in times.items()}
-    sizes = {way: peak(*pair, images, labels, precision, device, compiled) for way, pair in ways.items()}
-    for way, (model, _) in ways.items():
+    rows, base, fastest = [], peak(*ways["float"], images, labels, precision, device, compiled), min(times["float"])
+    for way, (model, step) in ways.items():
+        size, least = peak(model, step, images, labels, precision, device, compiled), min(times[way])
         nodes = len(enabled_nodes(model)) if way != "float" else 0
-        cells = [name, level, "compiled" if compiled else "eager", way, str(nodes), f"{1e3 * least[way]:.1f}"]
-        size, base = sizes[way], sizes["float"]
+        cells = [name, level, "compiled" if compiled else "eager", way, str(nodes), f"{1e3 * least:.1f}"]
         memory = [f"{size / 1e6:.0f}", f"{size / base:.2f} x"] if size and base else ["", ""]
-        rows.append([*cells, f"{least[way] / least['float']:.2f} x", *memory])
+        rows.append([*cells, f"{least / fastest:.2f} x", *memory])
     return rows
 
 
@@ -311,36 +275,21 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-@dataclass
-class Storages:
-    """A set of storages by address; it holds their tensors, since a freed address could be used again."""
-
-    sizes: dict[int, int] = field(default_factory=dict)
-    held: list[Tensor] = field(default_factory=list)
-
-    def add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self.sizes[storage._cdata] = storage.nbytes()
-        self.held.append(tensor.detach())
-
-    def nbytes(self, without: Iterable[Tensor] = ()) -> int:
-        """Bytes of all storages, except those of some tensors."""
-        known = {tensor.untyped_storage()._cdata for tensor in without}
-        return sum(size for address, size in self.sizes.items() if address not in known)
-
-
 def saved_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> int:
     """Bytes that autograd saves in `forward()` for its backward pass, without the weights and buffers of `model`."""
-    kept = Storages()
+    sizes: dict[int, int] = {}  # of storages, by address
+    held: list[Tensor] = []  # since a freed address could be used again
 
     def keep(tensor: Tensor) -> Tensor:
-        kept.add(tensor)
+        sizes[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        held.append(tensor.detach())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = forward()
     del result
-    return kept.nbytes(without=[*model.parameters(), *model.buffers()])
+    known = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+    return sum(size for address, size in sizes.items() if address not in known)
 
 
 class Living(TorchDispatchMode):

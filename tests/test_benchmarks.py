@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = sorted(FOLDER.glob("*.py"))
+SCRIPTS = sorted(FOLDER.rglob("*.py"))
 
 
 @pytest.fixture
@@ -17,10 +17,11 @@ def benchmark(monkeypatch):
     return importlib.import_module
 
 
-def test_at_most_twelve_scripts_and_4500_lines():
+def test_at_most_twelve_scripts_of_4500_lines_and_25_files_of_results():
     started = [file for file in SCRIPTS if '__name__ == "__main__"' in file.read_text()]
     assert len(started) <= 12 and sum(len(file.read_text().splitlines()) for file in SCRIPTS) <= 4500
     assert {file.suffix for file in FOLDER.iterdir() if file.is_file()} == {".py"}
+    assert len(list((FOLDER.parent / "docs" / "results").iterdir())) <= 25
 
 
 @pytest.mark.nightly

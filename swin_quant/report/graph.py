@@ -15,18 +15,9 @@ from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import library
 from swin_quant.operators.analysis import Analysis, Checked, Operator
-from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, Status, unknown_everywhere
+from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, unknown_everywhere
 from swin_quant.operators.trace import sentence, training_sentence
-from swin_quant.report.table import (
-    Column,
-    ReportTable,
-    bullets,
-    field,
-    figure,
-    folded,
-    styled,
-    terminal,
-)
+from swin_quant.report.table import Column, ReportTable, bullets, field, figure, folded, styled, terminal
 
 INT8 = "int8"
 _ENOUGH = 0.5  # the share of quantized products that have to run in integers for a file to be called int8
@@ -135,42 +126,28 @@ CHECKED: tuple[Column[Checked], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class TargetRow:
-    """An operator, and its status on each target."""
+def sections(analysis: Analysis) -> Iterator[tuple[str, ReportTable[Any] | None, Sequence[str]]]:
+    """All sections in order: a heading, and a table, sentences, or both below it."""
 
-    name: str
-    calls: int
-    of: dict[str, Status]
+    def make_column(key: str, title: str) -> Column[Operator]:
+        title = re.sub(r" |(?<=[a-z])(?=[A-Z])", "\n", title)  # a word on each line makes seven columns fit
+        kinds = {name: statuses[key].kind for name, statuses in analysis.statuses.items()}
+        return Column(key, title, lambda row: MARKS[kinds[row.name]], style=lambda row: _STYLES[kinds[row.name]])
 
-
-@dataclass(frozen=True)
-class ReportSection:
-    """A heading, and a table or sentences below it."""
-
-    title: str
-    table: ReportTable[Any] | None = None
-    sentences: Sequence[str] = ()
-
-
-def sections(analysis: Analysis) -> Iterator[ReportSection]:
-    """All sections in order."""
-    yield ReportSection("operators", ReportTable(OPERATORS, analysis.operators))
+    yield "operators", ReportTable(OPERATORS, analysis.operators), ()
     unknown = unknown_everywhere(analysis.statuses)
     known = [f"known to none of the tables: {', '.join(unknown)}"] if unknown else []
-    rows = [TargetRow(one.name, one.calls, dict(analysis.statuses[one.name])) for one in analysis.operators]
-    columns = [Column[TargetRow]("name", "operator", field("name"), fold=True)]
-    columns += [_target(key, title) for key, title in analysis.titles.items()]
-    yield ReportSection("targets", ReportTable(columns, rows, [_LEGEND]), known)
+    columns = [OPERATORS[0], *(make_column(key, title) for key, title in analysis.titles.items())]
+    yield "targets", ReportTable(columns, analysis.operators, [_LEGEND]), known
     if analysis.depending:
         depends = f"control flow or shapes depend on data: {listed(analysis.depending)}"
     else:
         depends = "nothing asks for a value: control flow does not depend on data"
     training = training_sentence({name: list(calls) for name, calls in analysis.training_only.items()})
     shapes = [*map(sentence, analysis.variations), depends, f"needed by training alone: {training}"]
-    yield ReportSection("shapes and control flow", None, shapes)
+    yield "shapes and control flow", None, shapes
     if analysis.checked:
-        yield ReportSection("equivalent replacements", ReportTable(CHECKED, analysis.checked))
+        yield "equivalent replacements", ReportTable(CHECKED, analysis.checked), ()
 
 
 def head(analysis: Analysis) -> str:
@@ -186,13 +163,8 @@ def head(analysis: Analysis) -> str:
 def analysis_text(analysis: Analysis, width: int, color: bool = False) -> str:
     """The sections for a terminal of `width` columns."""
     parts = ["\n".join(bullets([head(analysis)], width))[2:] + "\n"]
-    for section in sections(analysis):
-        parts.append(f"\n{styled(section.title, 'bold' if color else '')}\n")
-        parts.append(terminal(section.table, width, color) if section.table else "")
-        parts.extend(f"{line}\n" for line in bullets(section.sentences, width, color))
+    for title, table, sentences in sections(analysis):
+        parts.append(f"\n{styled(title, 'bold' if color else '')}\n")
+        parts.append(terminal(table, width, color) if table else "")
+        parts.extend(f"{line}\n" for line in bullets(sentences, width, color))
     return "".join(parts)
-
-
-def _target(key: str, title: str) -> Column[TargetRow]:
-    title = re.sub(r" |(?<=[a-z])(?=[A-Z])", "\n", title)  # a word on each line makes seven columns fit
-    return Column(key, title, lambda row: MARKS[row.of[key].kind], style=lambda row: _STYLES[row.of[key].kind])

@@ -75,16 +75,13 @@ def to_recover(card: RunCard, file: Path, checkpoint: Path, data: str, engine: s
 
 
 def to_export(policy: Policy | None, checkpoint: Path, folder: Path) -> str:
-    """The command that exports a trained checkpoint, for a backend that takes its policy."""
-    return fill(_EXPORT, checkpoint=checkpoint, target=target_for(policy).name, folder=folder)
-
-
-def target_for(policy: Policy | None) -> Backend:
-    """A backend that takes the policy, by preference one whose engine runs its files here."""
+    """The command that exports a trained checkpoint, for a backend that takes its policy: by preference one whose
+    engine runs its files here."""
     known = list(targets().values())
     named = [one for one in known if policy and policy.name in one.exporting.policies]
     able = named or [one for one in known if policy is None or one.takes(policy)] or known
-    return max(able, key=lambda one: one.runs_its_export and one.is_installed and not one.emulates)
+    target = max(able, key=lambda one: one.runs_its_export and one.is_installed and not one.emulates)
+    return fill(_EXPORT, checkpoint=checkpoint, target=target.name, folder=folder)
 
 
 def after_export(card: RunCard, file: Path, target: Backend, data: str = DIR) -> list[str]:

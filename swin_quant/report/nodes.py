@@ -48,22 +48,15 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
 
     with torch.inference_mode(), watching(nodes, record):
         model(torch.zeros(*input_shape, device=next(model.parameters()).device))
-    return [
-        NodeRow(
-            name,
-            node.role.value,
-            node.setting.enabled,
-            node.setting.format,
-            node.setting.bits,
-            node.setting.per_channel,
-            node.setting.block,
-            node.setting.symmetric,
-            None if node.amax is None else get_range(node).amax,
-            None if node.bounds is None or node.setting.symmetric else node.bounds.tolist(),
-            shapes[name],
-        )
-        for name, node in nodes.items()
-    ]
+    rows = []
+    for name, node in nodes.items():
+        amax = None if node.amax is None else get_range(node).amax
+        one, bounds = node.setting, None
+        if node.bounds is not None and not one.symmetric:
+            bounds = node.bounds.tolist()
+        how = (one.enabled, one.format, one.bits, one.per_channel, one.block, one.symmetric)
+        rows.append(NodeRow(name, node.role.value, *how, amax, bounds, shapes[name]))
+    return rows
 
 
 NODES: tuple[Column[NodeRow], ...] = (
@@ -172,7 +165,7 @@ def list_cost_rows(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS
 def sensitivity_table(record: SensitivityRecord, kinds: Sequence[str], top: int | None = None) -> ReportTable[CostRow]:
     """The `top` rows of each kind."""
     rows = list_cost_rows(record, kinds)
-    shown = [row for row in rows if [one for one in rows if one.kind == row.kind].index(row) < (top or len(rows))]
+    shown = [row for kind in kinds for row in [one for one in rows if one.kind == kind][:top]]
     overall = record["overall"]
     sqnr = "equal logits" if overall["sqnr_db"] is None else f"SQNR {overall['sqnr_db']:.1f} dB"
     remarks = [

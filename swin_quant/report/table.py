@@ -12,7 +12,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from rich.cells import cell_len
@@ -115,20 +114,14 @@ def terminal(table: ReportTable[Row], width: int, color: bool = False) -> str:
     Figures are never cut or folded: a narrow terminal leaves out spare columns, then folds names, then wraps lines.
     """
     everything = shown(table.columns, table.rows)
-    columns = _that_fit(everything, table.rows, width)
+    columns = list(everything)
+    for column in reversed(everything):
+        if column.spare and total(compute_widths(columns, table.rows)) > width:
+            columns.remove(column)
     lines = grid(columns, table.rows, compute_widths(columns, table.rows, width), color, style=table.style)
     left_out = [column.title for column in everything if column not in columns]
     more = [f"a wider terminal shows {', '.join(left_out)}"] if left_out else []
     return "".join(f"{line}\n" for line in (*lines, *bullets([*table.remarks, *more], width, color)))
-
-
-def _that_fit(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[Column[Row]]:
-    """The columns without as many spare ones, from the last on, as the width demands."""
-    kept = list(columns)
-    for column in reversed(columns):
-        if column.spare and total(compute_widths(kept, rows)) > width:
-            kept.remove(column)
-    return kept
 
 
 def compute_widths(columns: Sequence[Column[Row]], rows: Iterable[Row], width: int | None = None) -> list[int]:
@@ -238,11 +231,6 @@ def print_fitted(text: Callable[[int, bool], str], otherwise: int = WIDE) -> Non
     print_text(text(screen_width(otherwise), has_colors()))
 
 
-def print_table(table: ReportTable[Row]) -> None:
-    """Print a table as wide as the terminal."""
-    print_fitted(partial(terminal, table))
-
-
 def markdown(table: ReportTable[Row]) -> str:
     """A pipe table of GitHub's Markdown, and a list of the remarks."""
     columns = shown(table.columns, table.rows)
@@ -271,8 +259,12 @@ def html_table(table: ReportTable[Row], heading: str = "") -> str:
     heads = [(column.title, _RIGHT if column.right else _LEFT) for column in columns]
     lines = [_html_line("th", heads)] if any(title.strip() for title in titles) else []
     for row in table.rows:
-        whole = table.style(row) if table.style else ""
-        lines.append(_html_line("td", [(column.cell(row), _css(column, row, whole)) for column in columns], titles))
+        cells = []
+        for column in columns:
+            place = f"{_RIGHT}; white-space: nowrap" if column.right else _LEFT  # a figure such as 1e-07 stays whole
+            styles = (table.style(row) if table.style else "", column.style(row) if column.style else "")
+            cells.append((column.cell(row), "; ".join((place, *(STYLES[style][1] for style in styles if style)))))
+        lines.append(_html_line("td", cells, titles))
     items = "".join(f"<li>{_html_text(remark)}</li>" for remark in table.remarks)
     head = f"<p><b>{_html_text(heading)}</b></p>" if heading else ""
     below = f"<ul>{items}</ul>" if items else ""
@@ -294,12 +286,6 @@ def _html_line(tag: str, cells: list[tuple[str, str]], titles: Sequence[str] = (
     both = zip(said, cells, strict=True)
     parts = (f'<{tag}{title} style="{css}">{_html_text(cell)}</{tag}>' for title, (cell, css) in both)
     return f"<tr>{''.join(parts)}</tr>"
-
-
-def _css(column: Column[Row], row: Row, whole: str) -> str:
-    own = column.style(row) if column.style else ""
-    place = f"{_RIGHT}; white-space: nowrap" if column.right else _LEFT  # a figure such as 1e-07 stays whole
-    return "; ".join((place, *(STYLES[style][1] for style in (whole, own) if style)))
 
 
 def _html_text(text: str) -> str:

@@ -116,22 +116,10 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
         then = next_command.to_recover(card, file, checkpoint, data_path, result.engine, _MUCH)
     else:
         then = next_command.after_scoring(card, file, result.engine)
-    said = (
-        loss_in_words(delta, error, result.pictures),
-        speed_in_words(ms, float_ms, float_type, result.engine),
-    )
-    return DeployVerdict(
-        FLOAT if is_slow else str(file),
-        "; ".join(said),
-        then,
-        result.pictures,
-        delta,
-        error,
-        engine=result.engine,
-        ms=ms,
-        float_ms=float_ms,
-        float_type=float_type,
-    )
+    times: dict[str, Any] = {"engine": result.engine, "ms": ms, "float_ms": float_ms, "float_type": float_type}
+    summary = f"{loss_in_words(delta, error, result.pictures)}; {speed_in_words(**times)}"
+    figures = (result.pictures, delta, error)
+    return DeployVerdict(FLOAT if is_slow else str(file), summary, then, *figures, **times)
 
 
 def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | None:
@@ -190,8 +178,11 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
     if ptq is None or qat.delta_ptq is None or qat.delta_ptq_se is None:
         said = loss_in_words(qat.delta_acc1, qat.delta_acc1_se, qat.pictures)
     else:
-        said, is_better = _against_ptq(qat.delta_ptq, qat.delta_ptq_se, qat.pictures)
-        deploy = file if is_better or start is None else Path(start.get("path") or file.with_name(start["file"]))
+        delta, shown = qat.delta_ptq, 2 * (qat.delta_ptq_se or 100 / qat.pictures)
+        said = f"QAT - PTQ {delta:+.2f} ±{qat.delta_ptq_se:.2f} points on {qat.pictures:,} pictures: "
+        said += "deploy QAT" if delta > shown else f"PTQ is {'better' if delta < -shown else 'as good'}: keep it"
+        if delta <= shown and start is not None:
+            deploy = Path(start.get("path") or file.with_name(start["file"]))
     deploy = _seen_from(folder, deploy)
     policy = policy_from_dict(card.policy, card.name) if card.policy else None
     return DeployVerdict(
@@ -204,12 +195,3 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
         qat.delta_ptq,
         qat.delta_ptq_se,
     )
-
-
-def _against_ptq(delta: float, error: float, pictures: int) -> tuple[str, bool]:
-    """The paired difference of QAT and PTQ in words, and whether QAT is better."""
-    figures = f"QAT - PTQ {delta:+.2f} ±{error:.2f} points on {pictures:,} pictures"
-    shown = 2 * (error or 100 / pictures)
-    if delta > shown:
-        return f"{figures}: deploy QAT", True
-    return f"{figures}: PTQ is {'better' if delta < -shown else 'as good'}: keep it", False

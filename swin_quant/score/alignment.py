@@ -1,7 +1,7 @@
 """Trace the tensors inside a network, and compare two traces tensor by tensor."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -36,7 +36,11 @@ def tracing(model: nn.Module) -> Iterator[Trace]:
     found: Trace = {}
 
     def look(name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor) and output.is_floating_point() and not _handed_on(inputs, output):
+        if not isinstance(output, Tensor) or not output.is_floating_point():
+            return
+        first = inputs[0] if inputs else None
+        handed_on = isinstance(first, Tensor) and first.data_ptr() == output.data_ptr() and first.shape == output.shape
+        if not handed_on:
             found[f"forward/{name}"] = output.detach()
 
     with watching(modules, look):
@@ -72,11 +76,6 @@ def trace_output(output: Output) -> Trace:
     if isinstance(output, Tensor):
         return {LOGITS: output.float()}
     return {f"output/map.{place}": part.float() for place, part in enumerate(output)}
-
-
-def _handed_on(inputs: tuple[Any, ...], output: Tensor) -> bool:
-    first = inputs[0] if inputs else None
-    return isinstance(first, Tensor) and (first.data_ptr(), first.shape) == (output.data_ptr(), output.shape)
 
 
 def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Trace:
@@ -115,38 +114,18 @@ class Aligned:
         return self.problem is not None or not self.sqnr_db >= limit
 
 
+@dataclass
 class _Sums:
     """The sums of one tensor over batches, in float64."""
 
-    def __init__(self) -> None:
-        self.count, self.largest = 0, 0.0
-        self.delta = self.noise = self.a = self.b = self.product = 0.0
-        self.problem: str | None = None
-
-    def add(self, a: Tensor, b: Tensor) -> None:
-        if a.numel() != b.numel():
-            self.problem = f"{list(a.shape)} against {list(b.shape)}"
-            return
-        x, y = a.detach().cpu().double().flatten(), b.detach().cpu().double().flatten()
-        if not (x.isfinite().all() and y.isfinite().all()):
-            sides = [side for side, values in (("A", x), ("B", y)) if not values.isfinite().all()]
-            self.problem = f"NaN or infinity in {' and '.join(sides)}"
-            return
-        delta = (x - y).abs()
-        self.count += delta.numel()
-        self.largest = max(self.largest, delta.max().item() if delta.numel() else 0.0)
-        self.delta += delta.sum().item()
-        self.noise += delta.square().sum().item()
-        self.a, self.b = self.a + x.square().sum().item(), self.b + y.square().sum().item()
-        self.product += torch.dot(x, y).item()
-
-    def row(self, group: str, name: str) -> Aligned:
-        if self.problem or not self.count:
-            return Aligned(group, name, problem=self.problem or "empty")
-        norms = math.sqrt(self.a * self.b)
-        cosine = self.product / norms if norms else 1.0 if self.noise == 0 else 0.0
-        sqnr = math.inf if self.noise == 0 else -math.inf if self.a == 0 else 10 * math.log10(self.a / self.noise)
-        return Aligned(group, name, self.largest, self.delta / self.count, cosine, sqnr)
+    count: int = 0
+    largest: float = 0.0
+    delta: float = 0.0
+    noise: float = 0.0
+    a: float = 0.0
+    b: float = 0.0
+    product: float = 0.0
+    problem: str | None = None
 
 
 class Tally:
@@ -160,14 +139,36 @@ class Tally:
         """Add one batch: the tensors that both have, in A's order."""
         for mine, names in zip(self.only, (a.keys() - b.keys(), b.keys() - a.keys()), strict=True):
             mine |= names
-        for name in a:
-            if name in b:
-                self._sums.setdefault(name, _Sums()).add(a[name], b[name])
+        for name in (name for name in a if name in b):
+            sums = self._sums.setdefault(name, _Sums())
+            if a[name].numel() != b[name].numel():
+                sums.problem = f"{list(a[name].shape)} against {list(b[name].shape)}"
+                continue
+            x, y = (side[name].detach().cpu().double().flatten() for side in (a, b))
+            if broken := [side for side, values in (("A", x), ("B", y)) if not values.isfinite().all()]:
+                sums.problem = f"NaN or infinity in {' and '.join(broken)}"
+                continue
+            delta = (x - y).abs()
+            sums.count += delta.numel()
+            sums.largest = max(sums.largest, delta.max().item() if delta.numel() else 0.0)
+            sums.delta += delta.sum().item()
+            sums.noise += delta.square().sum().item()
+            sums.a, sums.b = sums.a + x.square().sum().item(), sums.b + y.square().sum().item()
+            sums.product += torch.dot(x, y).item()
 
     def rows(self) -> list[Aligned]:
         """A row for each tensor, group by group, in the order computed."""
-        split = [(name.partition("/")[0], name.partition("/")[2], sums) for name, sums in self._sums.items()]
-        return [sums.row(group, name) for group, name, sums in sorted(split, key=lambda row: GROUPS.index(row[0]))]
+        found = []
+        for key, sums in self._sums.items():
+            group, _, name = key.partition("/")
+            if sums.problem or not sums.count:
+                found.append(Aligned(group, name, problem=sums.problem or "empty"))
+                continue
+            norms = math.sqrt(sums.a * sums.b)
+            cosine = sums.product / norms if norms else 1.0 if sums.noise == 0 else 0.0
+            sqnr = math.inf if sums.noise == 0 else -math.inf if sums.a == 0 else 10 * math.log10(sums.a / sums.noise)
+            found.append(Aligned(group, name, sums.largest, sums.delta / sums.count, cosine, sqnr))
+        return sorted(found, key=lambda row: GROUPS.index(row.group))
 
 
 @dataclass(frozen=True)
@@ -191,22 +192,18 @@ class Differences:
 
     @property
     def drop(self) -> tuple[Aligned, Aligned] | None:
-        """The largest fall of SQNR in the forward pass, from the worst tensor so far to the next that is worse."""
-        return largest_drop([row for row in self.rows if row.group in ("forward", "output") and not row.problem])
-
-
-def largest_drop(rows: Iterable[Aligned]) -> tuple[Aligned, Aligned] | None:
-    """(the worst tensor so far, the next worse one) with the most dB between them; None if nothing gets worse."""
-    best: tuple[float, Aligned, Aligned] | None = None
-    worst: Aligned | None = None
-    for row in rows:
-        if worst is not None and row.sqnr_db < worst.sqnr_db:
-            fall = worst.sqnr_db - row.sqnr_db
-            if not math.isinf(worst.sqnr_db) and (best is None or fall > best[0]):
-                best = fall, worst, row
-        if worst is None or row.sqnr_db < worst.sqnr_db:
-            worst = row
-    return (best[1], best[2]) if best else None
+        """The largest fall of SQNR in the forward pass, from the worst tensor so far to the next worse one."""
+        best: tuple[float, Aligned, Aligned] | None = None
+        worst: Aligned | None = None
+        for row in self.rows:
+            if row.group not in ("forward", "output") or row.problem:
+                continue
+            if worst is not None and row.sqnr_db < worst.sqnr_db and not math.isinf(worst.sqnr_db):
+                fall = worst.sqnr_db - row.sqnr_db
+                best = best if best and best[0] >= fall else (fall, worst, row)
+            if worst is None or row.sqnr_db < worst.sqnr_db:
+                worst = row
+        return best and best[1:]
 
 
 _RANDOM = ("Dropout", "DropPath")

@@ -17,7 +17,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import Start, find_original, find_qat_start, find_recorded_file
+from swin_quant.cards.lineage import find_original, find_qat_start, find_recorded_file
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, UNQUANTIZED
 from swin_quant.checkpoint import Source, load_calibrated, load_float
 from swin_quant.checkpoint.ranges import check_bits, origins
@@ -101,7 +101,10 @@ def missing(card: RunCard) -> str:
 def _load_ptq(
     card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
 ) -> tuple[Classifier | None, str | None]:
-    """The model that QAT started from, and the methods that found ranges again for nodes whose bits have changed."""
+    """The model that QAT started from, and the methods that found ranges again for nodes whose bits have changed.
+
+    They are searched in the statistics beside the checkpoint, unless there are none or passes chose the ranges.
+    """
     if not policies:
         return None, None
     start = find_qat_start(card, folders)
@@ -110,39 +113,28 @@ def _load_ptq(
         return None, None
     model = _built(cfg)
     apply_policy(model, policies[0])
+    nodes, methods = named_nodes(model), None
     try:
         load_calibrated(model, start.file)
-        if calibrator := _found_again(model, start):
-            return model.to(world.device), calibrator
-        check_bits(model, start.card, policies, str(start.file))
+        record = start.card.calibration if start.card else None
+        wrong: list[str] = []
+        if start.card and record and not choosing_ranges(record.get("passes", [])):
+            made = origins(model, start.card)
+            on = {name: node.setting for name, node in nodes.items() if node.setting.enabled}
+            wrong = [name for name, setting in on.items() if made[name].bits not in (None, setting.bits)]
+        if record and wrong and (file := find_recorded_file(record.get("statistics"), [start.file.parent])):
+            names = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
+            calibration, method = read_calibration(file, names, record["pictures"]), Method()
+            for name, found in search_ranges(model, calibration, method, wrong).items():
+                found.give(nodes[name], next(model.parameters()).device)
+            log.info("PTQ beside QAT: %d of its ranges are found again, for the bits in use, in %s", len(wrong), file)
+            methods = "+".join(sorted({method.for_bits(nodes[name].setting.bits) for name in wrong}))
+        else:
+            check_bits(model, start.card, policies, str(start.file))
     except SwinQuantError as error:
         log.info("PTQ is not scored beside QAT: %s", error)
         return None, None
-    return model.to(world.device), None
-
-
-def _found_again(model: Classifier, start: Start) -> str | None:
-    """Search ranges for nodes whose bits have changed, in the statistics beside the checkpoint; returns the methods.
-
-    None if no bits have changed, if there are no statistics, or if passes chose the ranges.
-    """
-    record = start.card.calibration if start.card else None
-    if start.card is None or record is None or choosing_ranges(record.get("passes", [])):
-        return None
-    made, nodes = origins(model, start.card), named_nodes(model)
-    wrong = [
-        name
-        for name, node in nodes.items()
-        if node.setting.enabled and made[name].bits not in (None, node.setting.bits)
-    ]
-    if not wrong or (file := find_recorded_file(record.get("statistics"), [start.file.parent])) is None:
-        return None
-    names = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
-    calibration, method = read_calibration(file, names, record["pictures"]), Method()
-    for name, found in search_ranges(model, calibration, method, wrong).items():
-        found.give(nodes[name], next(model.parameters()).device)
-    log.info("PTQ beside QAT: %d of its ranges are found again, for the bits in use, in %s", len(wrong), file)
-    return "+".join(sorted({method.for_bits(nodes[name].setting.bits) for name in wrong}))
+    return model.to(world.device), methods
 
 
 def _built(cfg: CfgNode) -> Classifier:

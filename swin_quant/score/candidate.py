@@ -47,23 +47,20 @@ def throughput(
 
     The warm-up takes at most half of `seconds`, the timed runs the other half; each has one run at least.
     """
+
+    def repeat(times: int) -> tuple[int, float]:
+        def now() -> float:
+            if images.is_cuda:
+                torch.cuda.synchronize(images.device)
+            return time.perf_counter()
+
+        start, done = now(), 0
+        while done < times and (done == 0 or time.perf_counter() - start <= seconds / 2):
+            engine(images)
+            done += 1
+        return done, now() - start
+
     with torch.inference_mode():
-        _repeat(engine, images, warm_up, seconds / 2)
-        done, elapsed = _repeat(engine, images, runs, seconds / 2)
+        repeat(warm_up)
+        done, elapsed = repeat(runs)
     return done * len(images) / elapsed
-
-
-def _repeat(engine: Callable[[Tensor], Tensor], images: Tensor, times: int, seconds: float) -> tuple[int, float]:
-    _wait(images)
-    start = time.perf_counter()
-    done = 0
-    while done < times and (done == 0 or time.perf_counter() - start <= seconds):
-        engine(images)
-        done += 1
-    _wait(images)
-    return done, time.perf_counter() - start
-
-
-def _wait(images: Tensor) -> None:
-    if images.is_cuda:
-        torch.cuda.synchronize(images.device)

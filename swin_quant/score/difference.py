@@ -163,10 +163,9 @@ def compare_outputs(
             one.add(*(pair if part is None else (output[names.index(part)] for output in pair)))
     if others and not sums[None, others[0]].pictures:
         raise UsageError("pictures: there is no batch to compare with")
-    return [_score(engines[key], part, one) for (part, key), one in sums.items()]
-
-
-def _score(engine: Engine, output: str | None, sums: OutputDifference) -> FeatureScore:
-    found = sums.figures()
-    how = (engine.name, engine.precision, engine.policy, sums.pictures, found["sqnr_db"], found["cosine"])
-    return FeatureScore(*how, output=output)
+    scores = []
+    for (part, key), one in sums.items():
+        engine, figures = engines[key], one.figures()
+        how = (engine.name, engine.precision, engine.policy, one.pictures, figures["sqnr_db"], figures["cosine"])
+        scores.append(FeatureScore(*how, output=part))
+    return scores

@@ -1,9 +1,8 @@
 """An engine: a function from images to logits, its name and its precision."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -113,15 +112,25 @@ def torch_engines(
     Half precision is autocast: matmuls in half, residual stream, LayerNorm and softmax in float32. Raises
     SwinQuantError with the names of enabled nodes that have no range, before any picture is read.
     """
-    engines = [Engine(EAGER, "float32", None, partial(_run_float, model))]
+
+    def run_with(settings: Mapping[str, Setting] | None = None, half: torch.dtype | None = None) -> Run:
+        def run(images: Tensor) -> Tensor:
+            # A model in evaluation mode is not walked, which would count as the network's time
+            evaluating = eval_mode(model) if model.training else nullcontext()
+            autocast = torch.autocast(device.type, half) if half else nullcontext()
+            with evaluating, autocast, _quantizing(model, settings) if settings else nullcontext():
+                return model(images)
+
+        return run
+
+    engines = [Engine(EAGER, "float32", None, run_with())]
     if half:
-        engines.append(Engine(EAGER, half, None, partial(_run_half, model, device, HALF_TYPES[half])))
+        engines.append(Engine(EAGER, half, None, run_with(half=HALF_TYPES[half])))
     for policy in policies:
         settings = settings_for(model, policy)
         with _quantizing(model, settings):
             if enabled_nodes(model):
-                run = partial(_run_quantized, model, settings)
-                precision = get_precision(model)
+                precision, run = get_precision(model), run_with(settings)
                 engines.append(Engine(FAKE_QUANT, precision, policy.name, run, policy_sha256=policy.sha256))
     names = told_apart((engine.policy, engine.policy_sha256) for engine in engines if engine.policy)
     shown = (names[engine.policy, engine.policy_sha256] if engine.policy else None for engine in engines)
@@ -132,27 +141,6 @@ def torch_engines(
 def engine_under(model: nn.Module, device: torch.device, policies: Sequence[Policy]) -> Engine:
     """The model quantized under the last policy, or in float where none enables a node."""
     return list(torch_engines(model, device, None, policies).values())[-1]
-
-
-def _run_float(model: nn.Module, images: Tensor) -> Tensor:
-    with _evaluating(model):
-        return model(images)
-
-
-def _run_half(model: nn.Module, device: torch.device, dtype: torch.dtype, images: Tensor) -> Tensor:
-    with _evaluating(model), torch.autocast(device.type, dtype):
-        return model(images)
-
-
-def _run_quantized(model: nn.Module, settings: Mapping[str, Setting], images: Tensor) -> Tensor:
-    with _evaluating(model), _quantizing(model, settings):
-        return model(images)
-
-
-def _evaluating(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside the context, evaluation mode. A model already in it is not walked, which would count as the network's
-    time."""
-    return eval_mode(model) if model.training else nullcontext()
 
 
 @contextmanager
@@ -168,17 +156,14 @@ def get_precision(model: nn.Module) -> str:
 
     16 stands for what is not quantized, as in `W4A16`: engines run it in a half type or in float32.
     """
-    formats = {node.setting.format for node in enabled_nodes(model).values()}
+    nodes = enabled_nodes(model).values()
+    formats = {node.setting.format for node in nodes}
     if formats == {FP8}:
         return FP8
-    if len(formats) > 1:
+    weights = {node.setting.bits for node in nodes if node.role is Role.GEMM_WEIGHT}
+    activations = {node.setting.bits for node in nodes if node.role is not Role.GEMM_WEIGHT}
+    if max(len(formats), len(weights), len(activations)) > 1:
         return "mixed"
-    bits: dict[bool, set[int]] = {True: set(), False: set()}
-    for node in enabled_nodes(model).values():
-        bits[node.role is Role.GEMM_WEIGHT].add(node.setting.bits)
-    if bits[True] | bits[False] == {8}:
+    if weights | activations == {8}:
         return "int8"
-    if any(len(kind) > 1 for kind in bits.values()):
-        return "mixed"
-    weights, activations = (min(kind, default=16) for kind in (bits[True], bits[False]))
-    return f"W{weights}A{activations}"
+    return f"W{min(weights, default=16)}A{min(activations, default=16)}"

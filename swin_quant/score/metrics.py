@@ -138,28 +138,23 @@ def _score(name: str, total: Sums) -> Score:
     n = total.pictures
     if n == 0:
         raise SwinQuantError(f"engine {name} was given no picture to score: the data set is empty or unreadable")
-    delta, error = _paired(total.gained, total.lost, n)
-    delta_ptq, error_ptq = _paired(total.won, total.gave, n)
+
+    def paired(gained: float, lost: float) -> tuple[float, float]:
+        """The difference of two accuracies in points, and its standard error."""
+        mean = (gained - lost) / n
+        return 100 * mean, 100 * math.sqrt(max((gained + lost) / n - mean**2, 0.0) / n)
+
     return Score(
-        pictures=int(n),
-        acc1=100 * total.correct1 / n,
-        acc5=100 * total.correct5 / n,
-        loss=total.loss / n,
-        agreement=100 * total.agree / n,
-        sqnr_db=10 * math.log10(total.signal / total.noise) if total.noise and total.signal else None,
-        delta_acc1=delta,
-        delta_acc1_se=error,
-        ms_per_picture=1000 * total.seconds / total.timed if total.timed else None,
-        delta_ptq=delta_ptq,
-        delta_ptq_se=error_ptq,
+        int(n),
+        100 * total.correct1 / n,
+        100 * total.correct5 / n,
+        total.loss / n,
+        100 * total.agree / n,
+        10 * math.log10(total.signal / total.noise) if total.noise and total.signal else None,
+        *paired(total.gained, total.lost),
+        1000 * total.seconds / total.timed if total.timed else None,
+        *paired(total.won, total.gave),
     )
-
-
-def _paired(gained: float, lost: float, pictures: float) -> tuple[float, float]:
-    """The difference of two accuracies in points, and its standard error."""
-    mean = (gained - lost) / pictures
-    variance = (gained + lost) / pictures - mean**2
-    return 100 * mean, 100 * math.sqrt(max(variance, 0.0) / pictures)
 
 
 def make_results(
@@ -173,23 +168,20 @@ def make_results(
     """Scores as a run card keeps them."""
     results, starts = {}, _starts(engines)
     for key, score in scores.items():
-        measured = asdict(score)
+        engine, measured = engines[key], asdict(score)
         if key not in starts:
-            measured |= {"delta_ptq": None, "delta_ptq_se": None}
+            measured |= dict.fromkeys(("delta_ptq", "delta_ptq_se"))
         if key == BASELINE or BASELINE not in engines:
-            measured |= {"agreement": None, "sqnr_db": None, "delta_acc1": None, "delta_acc1_se": None}
+            measured |= dict.fromkeys(("agreement", "sqnr_db", "delta_acc1", "delta_acc1_se"))
+        same = ("precision", "policy", "policy_sha256", "weights", "calibrator")
         results[key] = Result(
-            engine=engines[key].name,
-            precision=engines[key].precision,
-            policy=engines[key].policy,
-            policy_sha256=engines[key].policy_sha256,
+            engine=engine.name,
             dataset=dataset,
             batch_size=batch_size,
             device=device.type,
             unreadable=len(unreadable),
             note=f"unreadable: {listed(unreadable)}" if unreadable else None,
-            weights=engines[key].weights,
-            calibrator=engines[key].calibrator,
+            **{field: getattr(engine, field) for field in same},
             **measured,
         )
     return results
@@ -200,9 +192,14 @@ def is_guessing(right: int, pictures: int, classes: int) -> bool:
 
     The pictures must be enough: a model halfway between guessing and perfection would hardly ever do as badly.
     """
-    chance = 1 / classes
-    is_chance = 1 - _at_most(right - 1, pictures, chance) > _CHANCE
-    return is_chance and _at_most(right, pictures, (1 + chance) / 2) < _CERTAIN
+
+    def at_most(hits: int, chance: float) -> float:
+        hit_counts = torch.arange(hits + 1, dtype=torch.float64)
+        binomial = torch.distributions.Binomial(pictures, torch.tensor(chance, dtype=torch.float64))
+        return binomial.log_prob(hit_counts).exp().sum().item()
+
+    is_chance = 1 - at_most(right - 1, 1 / classes) > _CHANCE
+    return is_chance and at_most(right, (1 + 1 / classes) / 2) < _CERTAIN
 
 
 def warn_about_guessing(acc1: float, pictures: int, classes: int) -> None:
@@ -214,17 +211,6 @@ def warn_about_guessing(acc1: float, pictures: int, classes: int) -> None:
             "Usual causes: the data number the classes in another order than the model (docs/data.md, Class names); "
             "pictures are not prepared as in the model's training (DATA.MEAN, DATA.STD, TEST.CROP); the head is new"
         )
-
-
-def _at_most(right: int, pictures: int, chance: float) -> float:
-    """The binomial distribution: the probability of `right` or fewer hits."""
-    more = pictures + 1
-
-    def log_probability(hits: int) -> float:
-        ways = math.lgamma(more) - math.lgamma(hits + 1) - math.lgamma(more - hits)
-        return ways + hits * math.log(chance) + (pictures - hits) * math.log1p(-chance)
-
-    return math.fsum(math.exp(log_probability(hits)) for hits in range(right + 1))
 
 
 @dataclass(frozen=True)

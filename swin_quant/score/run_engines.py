@@ -117,17 +117,20 @@ def infer_batches(
     labels: list[Tensor] = []
     outputs: dict[str, list[Output]] = {key: [] for key in engines}
     for batch, found in run_engines(engines, batches, device):
-        names += named(batch) if named else map(_hash, batch.images)
+        hashes = (hashlib.sha256(image.numpy(force=True).tobytes()).hexdigest() for image in batch.images)
+        names += named(batch) if named else hashes
         labels.append(batch.labels)
         for key, one in found.items():
-            outputs[key].append(_checked(key, one, len(batch.indices), classes))
+            if classes is None and not isinstance(one.output, Tensor):
+                outputs[key].append([part.float().cpu() for part in one.output])
+                continue
+            shape, expected = list(one.logits.shape), [len(batch.indices), classes or one.logits.shape[-1]]
+            if shape != expected:
+                raise SwinQuantError(f"{key}: logits are {shape}, not [{expected[0]}, {classes}]: another model's")
+            outputs[key].append(one.logits.cpu())
     if not labels:
         raise UsageError("pictures: there is no batch")
     return Inferred(names, torch.cat(labels), outputs, [])
-
-
-def _hash(image: Tensor) -> str:
-    return hashlib.sha256(image.numpy(force=True).tobytes()).hexdigest()
 
 
 def evenly(total: int, count: int | None) -> list[int]:
@@ -137,26 +140,16 @@ def evenly(total: int, count: int | None) -> list[int]:
     return [index * total // count for index in range(count)]
 
 
-def _checked(key: str, found: EngineOutput, pictures: int, classes: int | None) -> Output:
-    if classes is None and not isinstance(found.output, Tensor):
-        return [part.float().cpu() for part in found.output]
-    logits = found.logits
-    if logits.shape != (pictures, classes or logits.shape[-1]):
-        raise SwinQuantError(f"{key}: logits are {list(logits.shape)}, not [{pictures}, {classes}]: another model's")
-    return logits.cpu()
-
-
 def _run(name: str, engine: Run, images: Tensor) -> EngineOutput:
-    start = _now(images.device)
+    def now() -> float:
+        if images.is_cuda:
+            torch.cuda.synchronize(images.device)
+        return time.perf_counter()
+
+    start = now()
     output = engine(images)
-    seconds = _now(images.device) - start
+    seconds = now() - start
     logits = rows(output).float()
     if not logits.isfinite().all():
         raise SwinQuantError(f"engine {name}: logits hold NaN or infinity for {len(images)} pictures")
     return EngineOutput(logits, seconds, output)
-
-
-def _now(device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

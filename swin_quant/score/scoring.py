@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,24 +55,28 @@ def score_engines(
             opened = SomePictures(opened, sorted(source.indices(opened)))
         dataset = dataset_record(source.path, source.split or "", opened)
         workers = default_workers(source.workers, world.size, len(opened) // world.size)
-        how = (dataset, _choose_batch(engines, source), workers, world, source.max_unreadable)
+        wanted = source.batch or BATCH
+        batch = min([wanted, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
+        if batch < wanted:
+            log.info("batch %d instead of %d: the limit of an engine", batch, wanted)
+        how = (dataset, batch, workers, world, source.max_unreadable)
         return score_pictures(engines, opened, by.prepared.known, *how)
-    seen = _Seen()
-    total = len(source) if isinstance(source, Sized) else None
-    given = batches(source, True, by.prepared, by.classes)
-    scores = evaluate(engines, seen.through(track(given, "scoring", total, "batches")), world.device)
+    sizes, images, labels = list[int](), hashlib.sha256(), hashlib.sha256()  # hashes of values identify tensors
+
+    def scored() -> Iterator[Batch]:
+        total = len(source) if isinstance(source, Sized) else None
+        for batch in track(batches(source, True, by.prepared, by.classes), "scoring", total, "batches"):
+            sizes.append(len(batch.images))
+            images.update(batch.images.numpy(force=True).tobytes())
+            labels.update(batch.labels.numpy(force=True).tobytes())
+            yield batch
+
+    scores = evaluate(engines, scored(), world.device)
     if BASELINE in scores and by.classes:
         warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, by.classes)
-    return make_results(engines, scores, seen.dataset, max(seen.sizes), world.device)
-
-
-def _choose_batch(engines: Mapping[str, Engine], source: PictureSet) -> int:
-    """The pictures at a time that every engine takes."""
-    wanted = source.batch or BATCH
-    limit = min([wanted, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
-    if limit < wanted:
-        log.info("batch %d instead of %d: the limit of an engine", limit, wanted)
-    return limit
+    identity = hashlib.sha256(images.digest() + labels.digest()).hexdigest()
+    tensors: DatasetRecord = {"name": "tensors", "split": "", "pictures": sum(sizes), "sha256": identity}
+    return make_results(engines, scores, tensors, max(sizes), world.device)
 
 
 def score_pictures(
@@ -118,24 +122,3 @@ def open_labelled(
     pictures = PictureSet.from_config(cfg, split)
     pictures = replace(pictures, cache_mode=cache_mode or pictures.cache_mode)
     return pictures.open(cfg.MODEL.NUM_CLASSES, class_names, world)
-
-
-@dataclass
-class _Seen:
-    """The tensors that were scored: their number, and a hash of their values, which identifies them."""
-
-    sizes: list[int] = field(default_factory=list)
-    images: Any = field(default_factory=hashlib.sha256)
-    labels: Any = field(default_factory=hashlib.sha256)
-
-    def through(self, source: Iterable[Batch]) -> Iterator[Batch]:
-        for batch in source:
-            self.sizes.append(len(batch.images))
-            self.images.update(batch.images.numpy(force=True).tobytes())
-            self.labels.update(batch.labels.numpy(force=True).tobytes())
-            yield batch
-
-    @property
-    def dataset(self) -> DatasetRecord:
-        digest = hashlib.sha256(self.images.digest() + self.labels.digest()).hexdigest()
-        return {"name": "tensors", "split": "", "pictures": sum(self.sizes), "sha256": digest}

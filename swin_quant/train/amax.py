@@ -34,8 +34,12 @@ class RangeKeeper:
         self, model: nn.Module, recipe: Ranges, epochs: int, images: Images, frozen: Collection[str] = ()
     ) -> None:
         self.model, self.recipe, self.epochs, self.images = model, recipe, epochs, images
-        chosen = {name: node for name, node in enabled_nodes(model).items() if _chosen(node, recipe)}
-        self.nodes = {name: node for name, node in chosen.items() if name not in frozen}
+        self.nodes: dict[str, Quantizer] = {}
+        for name, node in enabled_nodes(model).items():
+            is_activation = node.role is not Role.GEMM_WEIGHT
+            is_chosen = recipe.activations and node.setting.amax is None if is_activation else recipe.weights
+            if is_chosen and name not in frozen:
+                self.nodes[name] = node
         self.clipped: dict[str, float] = {}
         settle_granularity(model, enabled_nodes(model))
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
@@ -77,13 +81,12 @@ class RangeKeeper:
 
     def record(self) -> RangesRecord:
         """The range methods, for the run card."""
-        method = "learned" if self.recipe.mode == "learned" else self.recipe.method
         if (self.recipe.mode, self.recipe.initial) == ("frozen", "calibrated"):
             return RangesRecord(weights=None, activations=None)
+        method = "learned" if self.recipe.mode == "learned" else self.recipe.method
         own = method == "learned" or RANGE_METHODS[method].search_weight is not None
-        weight_method = method if own else "max"
         return RangesRecord(
-            weights=weight_method if self.recipe.weights else None,
+            weights=(method if own else "max") if self.recipe.weights else None,
             activations=method if self.recipe.activations else None,
         )
 
@@ -144,10 +147,6 @@ def clipped_shares(model: nn.Module, images: Iterable[Tensor]) -> dict[str, floa
             model(batch)
     clipped, seen = counts.cpu().unbind(1)
     return dict(zip(nodes, (clipped / seen.clamp(min=1)).tolist(), strict=True))
-
-
-def _chosen(node: Quantizer, recipe: Ranges) -> bool:
-    return recipe.weights if node.role is Role.GEMM_WEIGHT else recipe.activations and node.setting.amax is None
 
 
 def _size(node: Quantizer) -> Tensor:

@@ -9,7 +9,7 @@ Large pictures go through timm's transforms, with a random key for each picture 
 to uint8 and cropped and flipped as tensors, so that loading costs less than the model. timm's Mixup mixes batches.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -43,27 +43,6 @@ def augment_by(recipe: Augmentation, preprocess: Preprocess, *seeds: int | str) 
     return Augment(preprocess, tuple(options.items()), seeds, border)
 
 
-def make_mixup(recipe: Augmentation, classes: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    """timm's Mixup/CutMix: images [B, ...] and labels [B] -> mixed images and targets [B, classes]; B must be even.
-
-    The loss does the label smoothing.
-    """
-    if not recipe.mixup and not recipe.cutmix:
-        return None
-    import_timm()
-    from timm.data import Mixup
-
-    return Mixup(  # type: ignore[no-untyped-call]  # timm gives it no types
-        mixup_alpha=recipe.mixup,
-        cutmix_alpha=recipe.cutmix,
-        prob=recipe.mix_probability,
-        switch_prob=recipe.mix_switch,
-        mode=recipe.mix_mode,
-        label_smoothing=0.0,
-        num_classes=classes,
-    )
-
-
 MOST_BYTES = 1 << 30  # all small pictures, decoded in memory
 _TOGETHER = 256  # pictures decoded at a time
 
@@ -89,19 +68,17 @@ class SmallPictures:
         return (self.batch(list(part)) for part in indices)
 
 
-def is_small(pictures: Pictures, sides: tuple[int, int]) -> bool:
-    """Whether all pictures of this height and width fit into MOST_BYTES."""
-    return len(pictures) * 3 * prod(sides) <= MOST_BYTES
-
-
-def decode_all(pictures: Pictures, preprocess: Preprocess, limit: UnreadableLimit, workers: int) -> SmallPictures:
-    """Read every picture; unreadable ones are counted in `limit` and left out."""
+def decode_if_small(
+    pictures: Pictures, preprocess: Preprocess, limit: UnreadableLimit, workers: int
+) -> SmallPictures | None:
+    """Every readable picture, if all fit into MOST_BYTES; unreadable ones are counted in `limit` and left out."""
+    if len(pictures) * 3 * prod(preprocess.sides) > MOST_BYTES:
+        return None
     geometry = replace(preprocess, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     parts = chunks(range(len(pictures)), _TOGETHER)
+    loaded = track(load_batches(pictures, geometry, parts, workers), "decoding", len(parts), "batches")
     levels, labels = [], []
-    for batch in limit.watched(
-        track(load_batches(pictures, geometry, parts, workers), "decoding", len(parts), "batches")
-    ):
+    for batch in limit.watched(loaded):
         levels.append(batch.images.mul_(255).round_().to(torch.uint8))  # exact: these were uint8 before ToTensor
         labels.append(batch.labels)
     return SmallPictures(torch.cat(levels), torch.cat(labels), preprocess)
@@ -158,16 +135,25 @@ class TrainingBatches:
         self.batch_size = recipe.batch_size
         self.workers = default_workers(workers, world.size, len(pictures) // world.size)
         self.limit = UnreadableLimit(len(pictures), max_unreadable)
-        self.mixup = make_mixup(recipe.augment, classes)
-        if self.mixup and self.batch_size % 2:
-            raise UsageError(f"batch_size {self.batch_size}: must be even for Mixup and CutMix, which pair pictures")
+        augment, self.mixup = recipe.augment, None
+        if augment.mixup or augment.cutmix:
+            if self.batch_size % 2:
+                what = "must be even for Mixup and CutMix, which pair pictures"
+                raise UsageError(f"batch_size {self.batch_size}: {what}")
+            import_timm()
+            from timm.data import Mixup
+
+            how = {"prob": augment.mix_probability, "switch_prob": augment.mix_switch, "mode": augment.mix_mode}
+            # Images [B, ...] and labels [B] -> mixed images and targets [B, classes]; the loss smooths labels
+            self.mixup = Mixup(  # type: ignore[no-untyped-call]  # timm gives it no types
+                augment.mixup, augment.cutmix, label_smoothing=0.0, num_classes=classes, **how
+            )
         self.small: SmallPictures | None = None
-        augment = recipe.augment
         if augment.crop == "resized" or augment.auto_augment or augment.color_jitter or augment.erase:
             refused = augment.auto_augment or augment.erase_mode
             augment_by(augment, preprocess).checked(f"augment: timm refuses {refused!r}")
-        elif is_small(pictures, preprocess.sides):
-            self.small = decode_all(pictures, preprocess, self.limit, self.workers)
+        else:
+            self.small = decode_if_small(pictures, preprocess, self.limit, self.workers)
         self.count = len(self.small or pictures)
         self.step_pictures = self.batch_size * recipe.accumulation_steps * world.size
         taken = min(recipe.epoch_pictures or self.count, self.count)
@@ -186,7 +172,7 @@ class TrainingBatches:
         per_step = recipe.accumulation_steps * self.world.size
         places = list(shard(range(start * per_step, self.steps * per_step), self.world.rank, self.world.size))
         parts = [order[place * self.batch_size : (place + 1) * self.batch_size] for place in places]
-        loaded = self._small(self.small, parts, epoch) if self.small else self._large(parts, epoch)
+        loaded = self._load(parts, epoch)
         step: list[MicroBatch] = []
         for place, batch in zip(places, loaded, strict=True):
             images, targets = batch.images, batch.labels
@@ -206,17 +192,24 @@ class TrainingBatches:
         for batch in loaded:
             yield batch.images.to(self.world.device)
 
-    def _small(self, small: SmallPictures, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
-        generator = torch.Generator().manual_seed(compute_key(self.seed, "crops", epoch))  # the same on every rank
-        draws = torch.rand(self.count, 3, generator=generator, dtype=torch.float64)
-        for part in parts:
-            yield small.batch(part, crop_and_flip(small.levels[part], self.recipe.augment, draws[part]))
-
-    def _large(self, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
+    def _load(self, parts: list[list[int]], epoch: int) -> Iterator[Batch]:
+        if self.small:
+            generator = torch.Generator().manual_seed(compute_key(self.seed, "crops", epoch))  # the same on every rank
+            draws = torch.rand(self.count, 3, generator=generator, dtype=torch.float64)
+            for part in parts:
+                yield self.small.batch(part, crop_and_flip(self.small.levels[part], self.recipe.augment, draws[part]))
+            return
         transform = augment_by(self.recipe.augment, self.preprocess, self.seed, "picture", epoch)
         loaded = self.limit.watched(load_batches(self.pictures, transform, parts, self.workers))
         for batch, part in zip(loaded, parts, strict=True):
-            yield _filled(batch, len(part)) if batch.unreadable else batch
+            if not len(batch.labels):
+                first = batch.unreadable[0]
+                raise SwinQuantError(f"all {len(part)} pictures of a training batch are unreadable, {first} first")
+            if batch.unreadable:  # readable pictures take their places, so that all ranks have as many
+                places = torch.arange(len(part)) % len(batch.labels)
+                indices = [batch.indices[place] for place in places]
+                batch = Batch(batch.images[places], batch.labels[places], indices, [])
+            yield batch
 
 
 class ValidationBatches:
@@ -234,8 +227,7 @@ class ValidationBatches:
         self.pictures, self.preprocess = pictures, preprocess
         self.workers = default_workers(workers, world.size, len(pictures) // world.size)
         self.limit = UnreadableLimit(len(pictures), max_unreadable)
-        small = is_small(pictures, preprocess.sides)
-        self.small = decode_all(pictures, preprocess, self.limit, self.workers) if small else None
+        self.small = decode_if_small(pictures, preprocess, self.limit, self.workers)
         count = len(self.small or pictures)
         passes = ceil(ceil(count / world.size) / batch_size)  # equal on all ranks, for a forward pass may be collective
         mine = shard(range(count), world.rank, world.size)
@@ -246,11 +238,3 @@ class ValidationBatches:
             yield from self.small.batches(self.parts)
             return
         yield from self.limit.watched(load_batches(self.pictures, self.preprocess, self.parts, self.workers))
-
-
-def _filled(batch: Batch, size: int) -> Batch:
-    """A full batch of `size` pictures: readable pictures replace unreadable ones, so that all ranks have as many."""
-    if not len(batch.labels):
-        raise SwinQuantError(f"all {size} pictures of a training batch are unreadable, {batch.unreadable[0]} first")
-    places = torch.arange(size) % len(batch.labels)
-    return Batch(batch.images[places], batch.labels[places], [batch.indices[place] for place in places], [])

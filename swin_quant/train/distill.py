@@ -23,22 +23,15 @@ from swin_quant.quant.watch import watching
 from swin_quant.train.recipe import Distillation
 
 
-def kl_divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+def kl_divergence(student: Tensor, teacher: Tensor, temperature: float, compat: str = "none") -> Tensor:
     """T^2 KL(teacher || student) at temperature T, the mean over pictures. Logits [B, classes], a 0-dim loss in nats.
 
-    T^2 keeps the gradient's size independent of the temperature.
+    T^2 keeps the gradient's size independent of the temperature. `compat` ft is FasterTransformer's: the mean over
+    pictures **and** classes, without T^2 (docs/reference, section 2.4).
     """
     log_student, log_teacher = (F.log_softmax(logits.float() / temperature, dim=1) for logits in (student, teacher))
-    return F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True) * temperature**2
-
-
-def kl_divergence_ft(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """FasterTransformer's KL: the mean over pictures **and** classes, without T^2 (docs/reference, section 2.4)."""
-    classes = student.shape[1]
-    return kl_divergence(student, teacher, temperature) / (classes * temperature**2)
-
-
-KL = {"none": kl_divergence, "ft": kl_divergence_ft}
+    loss = F.kl_div(log_student, log_teacher, reduction="batchmean", log_target=True)
+    return loss / student.shape[1] if compat == "ft" else loss * temperature**2
 
 
 def feature_distance(student: Tensor, teacher: Tensor) -> Tensor:
@@ -68,7 +61,7 @@ def distillation_loss(
     recipe: Distillation, student: Tensor, teacher: Tensor, ours: Sequence[Tensor], theirs: Sequence[Tensor]
 ) -> Tensor:
     """The teacher's part of the loss: from logits [B, classes], and from stage outputs if features are distilled."""
-    loss = recipe.weight * KL[recipe.compat](student, teacher, recipe.temperature)
+    loss = recipe.weight * kl_divergence(student, teacher, recipe.temperature, recipe.compat)
     if recipe.features:
         distances = [feature_distance(one, other) for one, other in zip(ours, theirs, strict=True)]
         loss = loss + recipe.features * sum(distances) / len(distances)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from swin_quant.base.compat import import_timm
 from swin_quant.base.distributed import World, all_sum, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import Lines, log, make_bar
@@ -28,12 +29,12 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.score.metrics import evaluate
 from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches
 from swin_quant.train.distill import distillation_loss, stage_outputs
-from swin_quant.train.optim import current_lr, make_optimizer, make_schedule
-from swin_quant.train.parallel import average_buffers, compiled, gathering, is_sharded, parallel, whole
+from swin_quant.train.optim import make_optimizer, make_schedule
+from swin_quant.train.parallel import average_buffers, gathering, is_sharded, parallel, whole
 from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import Record
-from swin_quant.train.snapshot import Position, Snapshots, TrainingState, make_average
+from swin_quant.train.snapshot import Position, Snapshots, TrainingState
 
 
 @dataclass
@@ -68,36 +69,30 @@ class StopRequested(KeyboardInterrupt):
     """A signal asked the run to end; all ranks raise this at the same step."""
 
 
-class Interruption:
-    """A signal handler that remembers a request to end the run."""
-
-    def __init__(self) -> None:
-        self.stops = False
-
-    def __call__(self, number: int, frame: object) -> None:
-        if self.stops:  # the second signal ends the run at once
-            raise KeyboardInterrupt
-        self.stops = True
-
-
 @contextmanager
-def interruption() -> Iterator[Interruption]:
+def interruption() -> Iterator[threading.Event]:
     """Inside the context, SIGTERM and SIGINT ask the run to finish and save the current step, then end.
 
-    Python delivers signals only to the main thread; in another thread no request arrives. Raises KeyboardInterrupt at
-    the end if the loop has not seen the request.
+    They set the event. Python delivers signals only to the main thread; in another thread no request arrives. Raises
+    KeyboardInterrupt at the second signal, and at the end if the loop has not seen the request.
     """
-    request = Interruption()
+    request = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        if request.is_set():
+            raise KeyboardInterrupt
+        request.set()
+
     if threading.current_thread() is not threading.main_thread():
         yield request
         return
-    before = {number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield request
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if request.stops:
+    if request.is_set():
         raise KeyboardInterrupt
 
 
@@ -119,7 +114,9 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
         position = run.state.position
         try:
             with bar(recipe.epochs * batches.steps, position.total) as show:
-                while position.epoch < recipe.epochs and not position.exhausted(recipe.patience):
+                while position.epoch < recipe.epochs:
+                    if position.epoch - (position.best_epoch or position.epoch) >= (recipe.patience or math.inf):
+                        break
                     run.network.train()
                     run.started = time.monotonic()  # the first step is timed from here, its pictures included
                     for step in batches.epoch(position.epoch, position.step):
@@ -138,14 +135,19 @@ class _Run:
     `ours` and `theirs` get the stages' outputs of model and teacher.
     """
 
-    def __init__(self, job: Job, request: Interruption, ours: list[Tensor], theirs: list[Tensor]) -> None:
+    def __init__(self, job: Job, request: threading.Event, ours: list[Tensor], theirs: list[Tensor]) -> None:
         recipe, world = job.recipe, job.world
         self.job, self.request, self.ours, self.theirs = job, request, ours, theirs
         self.precision = Precision.choose(recipe.precision, recipe.half, world.device)
-        self.network = parallel(compiled(self.precision.network(job.model), recipe), job.model, recipe, world)
+        self.network = parallel(self.precision.network(job.model), job.model, recipe, world)
         optimizer = make_optimizer(job.model, recipe.optimizer, job.batches.step_pictures)
         schedule = make_schedule(optimizer, recipe.schedule, recipe.epochs, job.batches.steps)
-        average = make_average(job.model, recipe.ema)
+        average = None
+        if recipe.ema:
+            import_timm()
+            from timm.utils import ModelEmaV3
+
+            average = ModelEmaV3(job.model, decay=recipe.ema, use_warmup=True, dtype=torch.float32)
         self.state = TrainingState(job.model, optimizer, schedule, self.precision.scaler(), average, Position())
         if job.snapshot:
             self.state.restore(job.snapshot)
@@ -161,7 +163,7 @@ class _Run:
         job, state, position = self.job, self.state, self.state.position
         loss, norm = self._gradients(micros)
         due = self.snapshots is not None and time.monotonic() - self.saved > 60 * job.recipe.save_minutes
-        loss, stops, due = _agree(loss, self.request.stops, due, job.world)
+        loss, stops, due = _agree(loss, self.request.is_set(), due, job.world)
         what = "loss" if not math.isfinite(loss) else "gradient" if not math.isfinite(norm) else None
         # Where a gradient alone overflows, the scaler skips the step and halves its scale
         if what == "loss" or (what and not (state.scaler.is_enabled() and state.scaler.get_scale() >= 1)):
@@ -170,7 +172,11 @@ class _Run:
                 f"{position.epoch + 1} (step {position.total + 1} in all): lower the learning rate; what was saved "
                 "before is kept"
             )
-        rates = {key: current_lr(state.optimizer, role) for key, role in (("lr", "weights"), ("lr_amax", "amax"))}
+        groups: list[dict[str, Any]] = state.optimizer.param_groups
+        rates = {
+            key: max((group["lr"] for group in groups if group["role"] == role), default=None)
+            for key, role in (("lr", "weights"), ("lr_amax", "amax"))
+        }
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.optimizer.zero_grad(set_to_none=True)
@@ -181,7 +187,8 @@ class _Run:
                 state.average.update(job.model, step=position.total + 1)
 
         took, self.started = time.monotonic() - self.started, time.monotonic()
-        position.finish_step(loss, took)
+        position.step, position.total = position.step + 1, position.total + 1
+        position.loss_sum, position.seconds = position.loss_sum + loss, position.seconds + took
         speed = job.batches.step_pictures / took
         show(position, loss, rates["lr"] or 0.0, speed)
         if self.record:
@@ -209,12 +216,26 @@ class _Run:
         return loss.item(), whole(norms).item()
 
     def _loss(self, micro: MicroBatch) -> Tensor:
-        """The loss of one micro-batch: against labels (smoothed, perhaps mixed) and against the teacher's outputs."""
+        """The loss of one micro-batch: against labels (smoothed, perhaps mixed) and against the teacher's outputs.
+
+        Without labels: the mean squared error of maps or an embedding against the teacher's, over the teacher's mean
+        square, averaged over maps.
+        """
         job, recipe, device = self.job, self.job.recipe, self.job.world.device
         images, targets = (tensor.to(device, non_blocking=True) for tensor in (micro.images, micro.targets))
         self.ours.clear()
         if job.model.output_kind != LOGITS:
-            return self._distance(images)
+            if job.teacher is None:
+                raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
+            with torch.no_grad(), self.precision.autocast():
+                given = job.teacher(images)
+            pairs = zip(
+                self.precision.outputs(self.network, images),
+                [given] if isinstance(given, Tensor) else given,
+                strict=True,
+            )
+            distances = [F.mse_loss(one, other.float()) / other.float().square().mean() for one, other in pairs]
+            return torch.stack(distances).mean()
         logits = self.precision.logits(self.network, images)
         smoothing = recipe.augment.label_smoothing
         loss = recipe.distill.labels * F.cross_entropy(logits, targets, label_smoothing=smoothing)
@@ -225,18 +246,6 @@ class _Run:
             wanted = job.teacher(images).float()
         return loss + distillation_loss(recipe.distill, logits, wanted, self.ours, self.theirs)
 
-    def _distance(self, images: Tensor) -> Tensor:
-        """The loss of a model without labels: mean squared error of its maps or embedding against the teacher's, over
-        the teacher's mean square, averaged over maps."""
-        if self.job.teacher is None:
-            raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
-        with torch.no_grad(), self.precision.autocast():
-            wanted = self.job.teacher(images)
-        found = self.precision.outputs(self.network, images)
-        pairs = zip(found, [wanted] if isinstance(wanted, Tensor) else wanted, strict=True)
-        distances = [F.mse_loss(one, other.float()) / other.float().square().mean() for one, other in pairs]
-        return torch.stack(distances).mean()
-
     def end_epoch(self) -> None:
         """Validate, record the epoch, and save the weights if they are the best so far, then a snapshot."""
         job, state, position = self.job, self.state, self.state.position
@@ -244,18 +253,24 @@ class _Run:
         with self.precision.between_steps(job.model):
             extras = job.after_epoch(position.epoch + 1)
         result = {"train_loss": position.loss_sum / job.batches.steps, **self._validate(), **extras}
-        position.finish_epoch(result)
+        position.epoch += 1
+        row = {"epoch": position.epoch, "total": position.total, **result, "seconds": position.seconds}
+        position.epochs.append(row)
+        position.step, position.loss_sum, position.seconds = 0, 0.0, 0.0
         if self.record:
-            self.record.epoch(position.epochs[-1], job.histograms())
+            self.record.epoch(row, job.histograms())
         if result.get("acc1", -1.0) > position.best_acc1:
             position.best_acc1, position.best_epoch = result["acc1"], position.epoch
             if self.snapshots:
                 latest = state.weights()
                 if job.world.is_main:
                     self.snapshots.save_best({"model": latest, "epoch": position.epoch})
-        _stop_if_requested(self.request, job.world)
+        self.stop_if_requested()
         self.save()
-        log.info("%s", position.summary(job.recipe.epochs))
+        scored = f", val top-1 {row['acc1']:.2f} %, loss {row['val_loss']:.4f}" if "acc1" in row else ""
+        best = f" (best {position.best_acc1:.2f} in epoch {position.best_epoch})" if position.best_epoch else ""
+        line = f"loss {row['train_loss']:.4f}{scored}{best}, {row['seconds']:.0f} s"
+        log.info("epoch %d/%d: %s", position.epoch, job.recipe.epochs, line)
 
     def _validate(self) -> dict[str, float]:
         """The scores of an epoch. A run that must end here saves, and validates when it goes on."""
@@ -265,13 +280,18 @@ class _Run:
 
         def batches() -> Iterator[Batch]:
             for batch in validation:
-                _stop_if_requested(self.request, job.world)
+                self.stop_if_requested()
                 yield batch
 
         network = self.precision.view(self.state.scored).eval()  # the next epoch switches back
         engines = {"model": lambda images: self.precision.logits(network, images)}
         score = evaluate(engines, batches(), job.world.device, collective=is_sharded(job.model))
         return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
+
+    def stop_if_requested(self) -> None:
+        """Raise StopRequested on all ranks if any was asked to end."""
+        if all_sum(torch.tensor([float(self.request.is_set())]), self.job.world.device).item():
+            raise StopRequested
 
     def save(self) -> None:
         """Write a snapshot, if the run has a folder."""
@@ -308,11 +328,6 @@ def _agree(loss: float, stops: bool, due: bool, world: World) -> tuple[float, bo
     """The mean loss over ranks, whether any rank must stop, and whether a snapshot is due on any."""
     total, stopping, waiting = all_sum(torch.tensor([loss, stops, due], dtype=torch.float64), world.device).tolist()
     return total / world.size, stopping > 0, waiting > 0
-
-
-def _stop_if_requested(request: Interruption, world: World) -> None:
-    if all_sum(torch.tensor([float(request.stops)]), world.device).item():
-        raise StopRequested
 
 
 @contextmanager

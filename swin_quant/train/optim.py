@@ -1,12 +1,10 @@
 """The optimizer: the trained parameters in groups of equal LR and decay, and the LR of every step."""
 
 import math
-from collections.abc import Collection
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from swin_quant.base.errors import UsageError
@@ -45,15 +43,6 @@ def freeze_stages(model: nn.Module, count: int) -> set[str]:
     return {name for name, module in frozen.items() if isinstance(module, Quantizer)}
 
 
-def decays(name: str, parameter: Tensor, no_decay: Collection[str] = ()) -> bool:
-    """Whether weight decay applies: to matrices, but not to norms, biases, ranges and the names in `no_decay`.
-
-    The names in `no_decay` of Swin's architectures are Microsoft's (docs/reference, section 2.2).
-    """
-    left_alone = ("_amax", "_bounds", *no_decay)
-    return parameter.dim() > 1 and not name.endswith(".bias") and not any(part in name for part in left_alone)
-
-
 def layers_to_head(model: Classifier) -> dict[str, int]:
     """The number of layers between each parameter and the head: 0 for the head and the last norm, most for the
     embedding.
@@ -70,12 +59,15 @@ def layers_to_head(model: Classifier) -> dict[str, int]:
     return found
 
 
-def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[dict[str, Any]]:
-    """Groups of equal LR and weight decay, in a fixed order, for a torch optimizer; `role` is weights or amax.
+def make_optimizer(model: Classifier, recipe: Optimizer, pictures: int, fused: bool = True) -> torch.optim.Optimizer:
+    """AdamW, or SGD with Nesterov momentum, for steps of `pictures` pictures over all ranks and accumulation steps.
 
-    The LR of a learned range is relative to its size, which is rounded to a power of two to keep groups few. Adam's
-    step has the size of the LR whatever the gradient, and ranges differ by factors of a hundred.
+    Its groups have an equal LR and weight decay and a fixed order; their `role` is weights or amax. The LR of a learned
+    range is relative to its size, which is rounded to a power of two to keep groups few: Adam's step has the size of
+    the LR whatever the gradient, and ranges differ by factors of a hundred. Weight decay is for matrices, not for
+    norms, biases, ranges, and what the architecture names (of Swin as Microsoft does, docs/reference, section 2.2).
     """
+    lr = recipe.lr * (pictures / recipe.lr_batch if recipe.lr_batch else 1.0)
     groups: dict[tuple[str, float, float], list[nn.Parameter]] = {}
     no_decay, distance = get_architecture(model).no_decay, layers_to_head(model)
     for name, parameter in model.named_parameters():
@@ -85,32 +77,16 @@ def parameter_groups(model: Classifier, recipe: Optimizer, lr: float) -> list[di
             size = 2.0 ** round(math.log2(parameter.detach().float().abs().mean().item()))
             key = ("amax", recipe.amax_lr * size, 0.0)
         else:
-            scale = recipe.layer_decay ** distance[name]
-            key = ("weights", lr * scale, recipe.weight_decay if decays(name, parameter, no_decay) else 0.0)
+            decays = parameter.dim() > 1 and not name.endswith(".bias") and not any(part in name for part in no_decay)
+            key = ("weights", lr * recipe.layer_decay ** distance[name], recipe.weight_decay if decays else 0.0)
         groups.setdefault(key, []).append(parameter)
-    return [
-        {"params": parameters, "lr": lr, "weight_decay": decay, "role": role}
-        for (role, lr, decay), parameters in groups.items()
+    rows: list[dict[str, Any]] = [
+        {"params": parameters, "lr": rate, "weight_decay": decay, "role": role}
+        for (role, rate, decay), parameters in groups.items()
     ]
-
-
-def make_optimizer(model: Classifier, recipe: Optimizer, pictures: int, fused: bool = True) -> torch.optim.Optimizer:
-    """AdamW, or SGD with Nesterov momentum, for steps of `pictures` pictures over all ranks and accumulation steps."""
-    lr = recipe.lr * (pictures / recipe.lr_batch if recipe.lr_batch else 1.0)
-    groups = parameter_groups(model, recipe, lr)
     if recipe.name == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=recipe.momentum, nesterov=recipe.momentum > 0, fused=fused)
-    return torch.optim.AdamW(groups, lr=lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
-
-
-def lr_factor(step: int, recipe: Schedule, steps: int, warmup: int) -> float:
-    """The share of the LR at `step` (from 0) of `steps`; the first `warmup` steps warm up."""
-    if step < warmup:
-        return recipe.warmup_from + (1 - recipe.warmup_from) * (step + 1) / warmup
-    if recipe.name == "constant":
-        return 1.0
-    progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
-    return recipe.end + (1 - recipe.end) * 0.5 * (1 + math.cos(math.pi * progress))
+        return torch.optim.SGD(rows, lr=lr, momentum=recipe.momentum, nesterov=recipe.momentum > 0, fused=fused)
+    return torch.optim.AdamW(rows, lr=lr, betas=recipe.betas, eps=recipe.eps, fused=fused)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, recipe: Schedule, epochs: int, steps_per_epoch: int) -> LambdaLR:
@@ -120,10 +96,13 @@ def make_schedule(optimizer: torch.optim.Optimizer, recipe: Schedule, epochs: in
     """
     steps = epochs * steps_per_epoch
     warmup = min(round(recipe.warmup_epochs * steps_per_epoch), steps // 2)
-    return LambdaLR(optimizer, partial(lr_factor, recipe=recipe, steps=steps, warmup=warmup))
 
+    def compute_factor(step: int) -> float:
+        if step < warmup:
+            return recipe.warmup_from + (1 - recipe.warmup_from) * (step + 1) / warmup
+        if recipe.name == "constant":
+            return 1.0
+        progress = min((step - warmup) / max(steps - warmup, 1), 1.0)
+        return recipe.end + (1 - recipe.end) * 0.5 * (1 + math.cos(math.pi * progress))
 
-def current_lr(optimizer: torch.optim.Optimizer, role: str) -> float | None:
-    """The largest LR of the groups with this role; None without such a group."""
-    groups: list[dict[str, Any]] = optimizer.param_groups
-    return max((group["lr"] for group in groups if group["role"] == role), default=None)
+    return LambdaLR(optimizer, compute_factor)

@@ -83,17 +83,6 @@ def open_folder(
     return None
 
 
-@contextmanager
-def resumable(folder: Path) -> Iterator[None]:
-    """Inside the context, an interrupted run with a snapshot tells the user how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        if not Snapshots(folder / "snapshots").newest_first():
-            raise
-        raise KeyboardInterrupt("the run is saved: go on with the same command and ‹continue›") from stop
-
-
 NAME = ".lock"
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _held: set[tuple[int, Path]] = set()  # with the process id: a fork does not own its parent's lock
@@ -130,7 +119,21 @@ def _lock(path: Path) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
-            _take(handle, path.parent)
+            try:
+                owner = json.loads(os.pread(handle, 1000, 0))
+                pid, host = int(owner["pid"]), str(owner["host"])
+            except (ValueError, TypeError, KeyError):  # no owner, or an unreadable one
+                pid, host = 0, ""
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                taken = error.errno in _TAKEN
+                if taken or _lives(pid, host):  # on a file system without locks, the process id decides
+                    advice = "" if taken else f"; if it is no more, remove {path}"
+                    raise SwinQuantError(
+                        f"{path.parent}: another training (process {pid} on {host:.60}) is writing there: wait for its "
+                        f"end, or give another ‹output›{advice}"
+                    ) from error
             if _is_still(handle, path):  # otherwise a former owner has just removed it
                 os.ftruncate(handle, 0)
                 os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
@@ -139,24 +142,6 @@ def _lock(path: Path) -> int:
             os.close(handle)
             raise
         os.close(handle)
-
-
-def _take(handle: int, folder: Path) -> None:
-    try:
-        owner = json.loads(os.pread(handle, 1000, 0))
-        pid, host = int(owner["pid"]), str(owner["host"])
-    except (ValueError, TypeError, KeyError):  # no owner, or an unreadable one
-        pid, host = 0, ""
-    try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        taken = error.errno in _TAKEN
-        if taken or _lives(pid, host):  # on a file system without locks, the process id decides
-            advice = "" if taken else f"; if it is no more, remove {folder / NAME}"
-            raise SwinQuantError(
-                f"{folder}: another training (process {pid} on {host:.60}) is writing there: wait for its end, or give "
-                f"another ‹output›{advice}"
-            ) from error
 
 
 def _lives(pid: int, host: str) -> bool:

@@ -40,7 +40,12 @@ def check_parallel(recipe: Recipe, world: World) -> None:
 
 
 def parallel(network: nn.Module, model: Classifier, recipe: Recipe, world: World) -> nn.Module:
-    """The network that computes the logits on every rank. Call it before the optimizer takes the parameters."""
+    """The network that computes the logits on every rank, compiled if the recipe says so.
+
+    Call it before the optimizer takes the parameters; their names stay those of `model`.
+    """
+    if recipe.compile:
+        network = cast(nn.Module, torch.compile(network))
     if world.size == 1:
         return network
     if recipe.memory.fsdp:
@@ -49,6 +54,17 @@ def parallel(network: nn.Module, model: Classifier, recipe: Recipe, world: World
     with warnings.catch_warnings():  # torch 2.13 deprecates broadcast_buffers; its successor lacks this
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(network, devices, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    mesh = init_device_mesh(world.device.type, (world.size,))
+    policy = CPUOffloadPolicy() if recipe.memory.offload else OffloadPolicy()
+    for part in (*list_blocks(model).values(), model):  # in place
+        fully_shard(part, mesh=mesh, offload_policy=policy)
+    return model
 
 
 def average_buffers(models: Iterable[nn.Module], world: World) -> None:
@@ -60,18 +76,6 @@ def average_buffers(models: Iterable[nn.Module], world: World) -> None:
     mean = all_sum(counted, world.device) / world.size
     for buffer, part in zip(buffers, mean.split([buffer.numel() for buffer in buffers]), strict=True):
         buffer.copy_(part.view_as(buffer))  # equal buffers keep their bits: sums in double are exact
-
-
-def _sharded(model: Classifier, recipe: Recipe, world: World) -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
-
-    mesh = init_device_mesh(world.device.type, (world.size,))
-    policy = CPUOffloadPolicy() if recipe.memory.offload else OffloadPolicy()
-    for block in list_blocks(model).values():
-        fully_shard(block, mesh=mesh, offload_policy=policy)
-    fully_shard(model, mesh=mesh, offload_policy=policy)  # in place
-    return model
 
 
 @contextmanager
@@ -152,8 +156,3 @@ def tell_cpus_apart() -> None:
     from torch._inductor import config, cpu_vec_isa
 
     config.cpp.simdlen = cpu_vec_isa.pick_vec_isa().bit_width()
-
-
-def compiled(network: nn.Module, recipe: Recipe) -> nn.Module:
-    """`network` compiled, if the recipe says so; parameters, hooks and names stay those of `network`."""
-    return cast(nn.Module, torch.compile(network)) if recipe.compile else network

@@ -21,13 +21,18 @@ class Table:
 
     def __init__(self, path: Path, columns: tuple[str, ...], until: int) -> None:
         self.path, self.columns = path, columns
-        rows = (row for row in _own_rows(path, columns) if float(row[columns[0]] or "inf") <= until) if until else ()
-        kept = [_text([[row[name] for name in columns]]) for row in rows]
+        kept: list[bytes] = []
+        if until and path.exists():
+            own = (row for row in _rows(path) if row.keys() == set(columns))
+            kept = [_text([[row[name] for name in columns]]) for row in own if float(row[columns[0]] or "inf") <= until]
+            if not kept:
+                log.warning("%s is damaged: it is begun anew", path)
         atomic_write_bytes(path, b"".join([_text([columns]), *kept]))
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Append a row; None is an empty cell."""
-        line = [_shown(row.get(name)) for name in self.columns]
+        values = [row.get(name) for name in self.columns]
+        line = ["" if one is None else f"{one:.6g}" if isinstance(one, float) else str(one) for one in values]
         try:
             with open(self.path, "r+b") as file:
                 file.seek(0, io.SEEK_END)
@@ -52,40 +57,18 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         row = line.decode(errors="replace").rstrip("\r\n").split(",")
         if not names:
             names = row
-        elif len(row) == len(names) and all(map(_is_number, row)):
+        elif len(row) == len(names):
+            try:
+                [float(cell or 0) for cell in row]
+            except ValueError:
+                continue
             yield dict(zip(names, row, strict=True))
-
-
-def _own_rows(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The rows of an earlier table; none, with a warning, if it has other columns."""
-    if not path.exists():
-        return
-    rows = _rows(path)
-    first = next(rows, {})
-    if first.keys() == set(columns):
-        yield first
-        yield from rows
-    else:
-        log.warning("%s is damaged: it is begun anew", path)
-
-
-def _is_number(text: str) -> bool:
-    """Whether a cell is a number or empty."""
-    try:
-        float(text or 0)
-    except ValueError:
-        return False
-    return True
 
 
 def _text(rows: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
-
-
-def _shown(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 STEP_COLUMNS = ("total", "epoch", "step", "loss", "lr", "lr_amax", "grad_norm", "images_per_second")
@@ -169,7 +152,15 @@ def draw(folder: Path, form: str = "png", title: str = "", levels: Mapping[str, 
         axes[name].plot(_column(epochs, "epoch"), _column(epochs, name), marker=".")
         axes[name].set(xlabel="epoch", ylabel=_PANELS[name])
         if name == "acc1":
-            _beside(axes[name], _column(epochs, name), levels or {})
+            values, styles = _column(epochs, name), zip((levels or {}).items(), _STYLES, strict=False)
+            for (model, level), style in styles:
+                axes[name].axhline(level, color="black", linestyle=style, linewidth=1, label=f"{model} {level:.2f}")
+            values += (levels or {}).values()
+            low, high = min(values), max(values)
+            room = max(0.05 * (high - low), (_POINTS - (high - low)) / 2)
+            axes[name].set_ylim(low - room, high + room)
+            if levels:
+                axes[name].legend()
         else:
             axes[name].set_ylim(bottom=0)
     for axis in axes.values():
@@ -179,16 +170,6 @@ def draw(folder: Path, form: str = "png", title: str = "", levels: Mapping[str, 
     figure.savefig(picture, format=form, dpi=120)
     atomic_write_bytes(path, picture.getbuffer())
     return path
-
-
-def _beside(axis: Any, values: list[float], levels: Mapping[str, float]) -> None:
-    for (name, level), style in zip(levels.items(), _STYLES, strict=False):
-        axis.axhline(level, color="black", linestyle=style, linewidth=1, label=f"{name} {level:.2f}")
-    low, high = min((*values, *levels.values())), max((*values, *levels.values()))
-    room = max(0.05 * (high - low), (_POINTS - (high - low)) / 2)
-    axis.set_ylim(low - room, high + room)
-    if levels:
-        axis.legend()
 
 
 def _column(rows: list[dict[str, str]], name: str) -> list[float]:

@@ -36,11 +36,11 @@ from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
 from swin_quant.train.optim import freeze_stages
-from swin_quant.train.outdir import check_free, list_settings, open_folder, resumable
+from swin_quant.train.outdir import check_free, list_settings, open_folder
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.recipe import Recipe
 from swin_quant.train.record import draw
-from swin_quant.train.snapshot import Position, check_snapshot
+from swin_quant.train.snapshot import Position, Snapshots, check_snapshot
 
 _SCORED_BEFORE = 256  # pictures scored before training
 
@@ -186,8 +186,12 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
     batches, memory = job.batches, job.recipe.memory
     log.info("epochs: %d, each of %d steps of %d pictures", job.recipe.epochs, batches.steps, batches.step_pictures)
     whole = without_values(job.model).eval() if memory.fsdp else job.model
-    with resumable(folder):
+    try:
         position, weights = fit(job)
+    except KeyboardInterrupt as stop:
+        if not Snapshots(folder / "snapshots").newest_first():
+            raise
+        raise KeyboardInterrupt("the run is saved: go on with the same command and ‹continue›") from stop
     if batches.limit.names:
         log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
     if memory.fsdp:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, first_line
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
@@ -51,6 +50,7 @@ class Snapshots:
             old.unlink(missing_ok=True)
 
     def save_best(self, content: dict[str, Any]) -> None:
+        """Write the best weights so far, {"model": weights, "epoch": their epoch}."""
         _write(self.best_file, content)
 
     @property
@@ -86,7 +86,9 @@ class Snapshots:
         for file in files:
             try:
                 with reading(file, "snapshot"):
-                    content = _read(file)
+                    content = read_pickled(file)
+                    if not isinstance(content, dict) or content.get("format") != FORMAT:
+                        raise ValueError("it is no snapshot of this version")
                     check(content)
             except SwinQuantError as error:
                 log.warning("%s is damaged and is passed over (%s)", file, str(error).removeprefix(f"{file}: "))
@@ -134,13 +136,6 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     atomic_write_bytes(path, buffer.getbuffer())
 
 
-def _read(path: Path) -> dict[str, Any]:
-    content = read_pickled(path)
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError("it is no snapshot of this version")
-    return content
-
-
 def check_weights(weights: Any, like: Mapping[str, Tensor]) -> None:
     """ValueError unless `weights` are tensors with the names and shapes of `like`."""
     if not isinstance(weights, dict) or weights.keys() != like.keys():
@@ -162,27 +157,6 @@ class Position:
     best_acc1: float = -1.0
     best_epoch: int | None = None
     epochs: list[dict[str, Any]] = field(default_factory=list)
-
-    def finish_step(self, loss: float, seconds: float) -> None:
-        self.step, self.total = self.step + 1, self.total + 1
-        self.loss_sum, self.seconds = self.loss_sum + loss, self.seconds + seconds
-
-    def finish_epoch(self, result: dict[str, float]) -> None:
-        """Record an epoch's result and move to the next epoch."""
-        self.epoch += 1
-        self.epochs.append({"epoch": self.epoch, "total": self.total, **result, "seconds": self.seconds})
-        self.step, self.loss_sum, self.seconds = 0, 0.0, 0.0
-
-    def exhausted(self, patience: int | None) -> bool:
-        """Whether validation has not improved for `patience` epochs."""
-        return patience is not None and self.best_epoch is not None and self.epoch - self.best_epoch >= patience
-
-    def summary(self, epochs: int) -> str:
-        """The last epoch in one line."""
-        row = self.epochs[-1]
-        scored = f", val top-1 {row['acc1']:.2f} %, loss {row['val_loss']:.4f}" if "acc1" in row else ""
-        best = f" (best {self.best_acc1:.2f} in epoch {self.best_epoch})" if self.best_epoch else ""
-        return f"epoch {self.epoch}/{epochs}: loss {row['train_loss']:.4f}{scored}{best}, {row['seconds']:.0f} s"
 
 
 @dataclass
@@ -253,13 +227,3 @@ def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
         json.dumps(content["settings"])
     except TypeError as error:
         raise ValueError("its settings are no plain values") from error
-
-
-def make_average(model: nn.Module, decay: float) -> "ModelEmaV3 | None":
-    """timm's moving average of the weights, in float32, whose decay rises to `decay`; None if that is 0."""
-    if not decay:
-        return None
-    import_timm()
-    from timm.utils import ModelEmaV3
-
-    return ModelEmaV3(model, decay=decay, use_warmup=True, dtype=torch.float32)

@@ -50,7 +50,7 @@ class Analyzed(Printed):
         return analysis_text(self.found, width, color)
 
     def tables(self) -> list[ReportTable[Any]]:
-        return [section.table for section in sections(self.found) if section.table]
+        return [table for _, table, _ in sections(self.found) if table]
 
 
 @checked

@@ -25,7 +25,7 @@ OTHERS = {
 FLAG = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 OF_SCRIPTS = {
     flag
-    for folder in ("benchmarks", "benchmarks/given_modules", "benchmarks/measuring", "scripts", "tools/cuda")
+    for folder in ("benchmarks", "scripts", "tools/cuda")
     for script in (ROOT / folder).glob("*.py")
     for flag in re.findall(r'add_argument\(\s*"(--[\w-]+)', script.read_text(encoding="utf-8"))
 }

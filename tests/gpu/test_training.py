@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from swin_quant.base.distributed import World
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.train.optim import make_optimizer
-from swin_quant.train.parallel import check_compiler, compiled
+from swin_quant.train.parallel import check_compiler, parallel
 from swin_quant.train.precision import Precision
 from swin_quant.train.recipe import Optimizer, Recipe
 from swin_quant.train.snapshot import random_states, set_random_states
@@ -88,7 +89,7 @@ def test_a_compiled_step_has_the_gradients_of_an_eager_one(gpu, learning, images
     check_compiler(recipe, gpu)
     model = learning(kind, gpu)
     (loss, eager), (same, traced) = (
-        gradients(model, network, images.to(gpu)) for network in (model, compiled(model, recipe))
+        gradients(model, network, images.to(gpu)) for network in (model, parallel(model, model, recipe, World()))
     )
     assert loss == pytest.approx(same, rel=2e-2) and direction(eager, traced) > 0.98
 

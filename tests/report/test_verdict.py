@@ -8,13 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cards_of_results import INT8, OWN, TORCH, TRAINING, card_of
+from cards_of_results import ARTIFACT, INT8, OWN, TORCH, TRAINING, card_of
 
 from swin_quant.backends.registry import engines, targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.cli.command import Command
 from swin_quant.quant.policy import load_policy
-from swin_quant.report.verdict import FLOAT, artifact_verdict, loss_in_words, search_verdict, training_verdict
+from swin_quant.report.verdict import (
+    FLOAT,
+    artifact_verdict,
+    card_verdict,
+    loss_in_words,
+    search_verdict,
+    training_verdict,
+)
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
 
@@ -72,12 +79,9 @@ def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():
 def test_what_was_tried_is_not_advised_again(searched, trained, name):
     card = card_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
     record = {"engine": searched, "batch": 1, "budget": "", "met": True, "pictures": 8, "tried": []}
-    start = {"file": CHECKPOINT.name, "sha256": "b" * 64}
-    card = dataclasses.replace(
-        card,
-        searches=[record] if searched else [],
-        training={**TRAINING, "start": start} if trained else None,
-    )
+    start = {"start": {"file": CHECKPOINT.name, "sha256": "b" * 64}}
+    tried = {"searches": [record] if searched else [], "training": TRAINING | start if trained else None}
+    card = dataclasses.replace(card, **tried)
     advised = artifact_verdict(card, FILE, CHECKPOINT, "data").next
     assert advised.split()[1] == name
     parsed(advised)
@@ -95,6 +99,12 @@ def test_pictures_that_all_change_alike_have_no_error_and_are_no_proof_of_no_los
     assert said.startswith("no loss") is not is_shown
 
 
+def test_files_of_a_card_are_named_as_seen_from_the_folder_of_the_page():
+    scored = dataclasses.replace(card_of(TORCH, OWN, INT8), artifact={**ARTIFACT, "options": {"target": "openvino"}})
+    assert card_verdict(scored, Path("out/int8/x.json"), Path("out")).deploy == "int8/x.onnx"
+    assert card_verdict(card_of(TORCH), Path("x.json"), Path()) is None, "a card without an artifact has no verdict"
+
+
 def test_where_float_is_faster_on_the_engine_it_is_what_to_deploy():
     verdict = said_of(TORCH, OWN, dataclasses.replace(INT8, ms_per_picture=2.8))
     assert verdict.deploy == FLOAT and "slower than float32 on openvino" in verdict.summary
@@ -110,12 +120,12 @@ def test_what_was_not_measured_is_not_said():
     assert "not known" in alone.summary and "no float was timed" in alone.summary and alone.speedup is None
 
 
-def training(ptq_delta, error=0.1, policy="cpu"):
+def training(ptq_delta, policy="cpu"):
     """A card of QAT under a policy; its start stands in another folder."""
     float32 = dataclasses.replace(TORCH, weights=ORIGINAL)
     int8 = dataclasses.replace(INT8, engine="torch fake-quant", policy="cpu", policy_sha256="a" * 64)
     ptq = dataclasses.replace(int8, weights=PTQ, acc1=79.0)
-    qat = dataclasses.replace(ptq, weights=QAT, acc1=79.0 + ptq_delta, delta_ptq=ptq_delta, delta_ptq_se=error)
+    qat = dataclasses.replace(ptq, weights=QAT, acc1=79.0 + ptq_delta, delta_ptq=ptq_delta, delta_ptq_se=0.1)
     card = card_of(float32, qat, ptq)
     start = {"file": "x_calib.pth", "sha256": "b" * 64, "path": "/there/x_calib.pth"}
     record = {**TRAINING, "start": start, "ranges": {"weights": None, "activations": None}}

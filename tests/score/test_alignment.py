@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from swin_quant.score.alignment import Aligned, Differences, Tally, largest_drop, step_trace
+from swin_quant.score.alignment import Aligned, Differences, Tally, step_trace
 
 
 def tally(*batches):
@@ -71,7 +71,7 @@ def test_the_first_below_the_limit_is_named_and_the_largest_fall():
     assert found.first == rows[4] and found.drop == (rows[2], rows[4])
     assert Differences("A", "B", rows, 20.0, 1).first is None
     assert Differences("A", "B", [at("x", math.nan, "another shape"), *rows], 20.0, 1).first.name == "x"
-    assert largest_drop([at("a", 10.0), at("b", 20.0)]) is None
+    assert Differences("A", "B", [at("a", 10.0), at("b", 20.0)], 20.0, 1).drop is None
 
 
 def test_batch_norm_takes_its_step_and_dropout_draws_nothing():

@@ -82,7 +82,7 @@ def with_zero_points(model):
     return {name: node for name, node in enabled_nodes(model).items() if not node.setting.symmetric}
 
 
-def test_learned_ranges_with_a_zero_point_are_both_ends_of_it(made):
+def test_ranges_with_a_zero_point_are_learned_at_both_ends_and_reestimated_ones_clip_at_both(made):
     model, _ = made()
     nodes = with_zero_points(model)
     grids, amax = {name: node.grid for name, node in nodes.items()}, ranges(model)
@@ -90,8 +90,7 @@ def test_learned_ranges_with_a_zero_point_are_both_ends_of_it(made):
     learned = {name for name, parameter in model.named_parameters() if name.endswith(("_amax", "_bounds"))}
     assert learned >= {f"{name}._bounds" for name in nodes} and not learned & {f"{name}._amax" for name in nodes}
     model.train()(IMAGES[0]).square().sum().backward()
-    optimizer = torch.optim.Adam([node.bounds for node in nodes.values()], 0.05)
-    optimizer.step()
+    torch.optim.Adam([node.bounds for node in nodes.values()], 0.05).step()
     keeper.after_step()
     assert {name: node.grid for name, node in nodes.items()} == grids, "zero points stay"
     row = keeper.after_epoch(1)
@@ -102,11 +101,6 @@ def test_learned_ranges_with_a_zero_point_are_both_ends_of_it(made):
         assert torch.equal(model(IMAGES[0]), before)
     assert all(torch.equal(node.amax, amax[name]) for name, node in nodes.items()), "what was calibrated stays"
     assert {name: node.grid for name, node in nodes.items()} == grids
-
-
-def test_reestimated_ranges_with_a_zero_point_follow_the_weights_and_clip_at_both_ends(made):
-    model, _ = made()
-    nodes = with_zero_points(model)
     keeper = RangeKeeper(model, Ranges(mode="reestimated", every_epochs=1, until=1.0), 4, lambda: IMAGES)
     before = {name: node.bounds.clone() for name, node in nodes.items()}
     move_weights(model)
@@ -147,7 +141,7 @@ def test_settled_weights_lie_in_their_ranges_and_say_what_they_said(made, mode, 
         if node.role is Role.GEMM_WEIGHT:
             weight = model.get_submodule(name.rpartition(".")[0]).weight
             assert (weight.abs() <= node.amax * (1 + 1 / 127) * (1 + 1e-6)).all()
-            assert torch.equal(torch.as_tensor(node.amax.dim()), torch.tensor(2 if policy == "qdq" else 0))
+            assert node.amax.dim() == (2 if policy == "qdq" else 0)
     assert moved(stale, ranges(model, on=False)), "nodes that were off belong to the trained weights now"
 
 

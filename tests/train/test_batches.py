@@ -53,18 +53,14 @@ def assert_same(step, other):
         assert torch.equal(one.images, two.images) and torch.equal(one.targets, two.targets) and one.place == two.place
 
 
-def test_an_epoch_shows_each_picture_at_most_once_in_a_new_order():
-    data = made(50)
+def test_an_epoch_shows_each_picture_at_most_once_in_a_new_order_and_with_its_label():
+    data, short = made(50), made(50, epoch_pictures=18)
     first, second = ([index for step in epoch(data, n) for micro in step for index in micro] for n in (0, 1))
     assert data.steps == 12 and len(first) == 48 == len(set(first)) and first != second != sorted(second)
     assert epoch(data, 0) == epoch(made(50), 0) != epoch(made(50, seed=1), 0)
-
-
-def test_a_short_epoch_takes_so_many_pictures_and_others_each_time_with_their_labels():
-    data = made(50, batch_size=4, epoch_pictures=18)
-    seen = [{index for step in epoch(data, n) for micro in step for index in micro} for n in (0, 1)]
-    assert data.steps == 4 and all(len(pictures) == 16 for pictures in seen) and seen[0] != seen[1]
-    for step in made().epoch(0):
+    seen = [{index for step in epoch(short, n) for micro in step for index in micro} for n in (0, 1)]
+    assert short.steps == 4 and all(len(pictures) == 16 for pictures in seen) and seen[0] != seen[1]
+    for step in data.epoch(0):
         assert step[0].targets.tolist() == [index % 3 for index in which(step[0].images)]
 
 
@@ -79,7 +75,7 @@ def test_two_ranks_see_in_a_step_what_one_sees_with_twice_the_accumulation(augme
 
 def test_the_fast_way_for_small_pictures_gives_what_the_slow_one_gives(monkeypatch):
     fast = made()
-    monkeypatch.setattr(module, "is_small", lambda pictures, size: False)
+    monkeypatch.setattr(module, "MOST_BYTES", 0)
     slow = made()
     assert fast.small and not slow.small
     for one, other in zip(fast.epoch(0), slow.epoch(0), strict=True):
@@ -146,7 +142,7 @@ def test_an_impossible_epoch_or_augmentation_is_refused(keys, says):
 
 @pytest.mark.parametrize("small", [True, False])
 def test_validation_holds_every_picture_once_over_all_ranks(monkeypatch, small):
-    monkeypatch.setattr(module, "is_small", lambda pictures, size: small)
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 30 if small else 0)
     ranks = [ValidationBatches(Noise(23), PREPROCESS, 4, World(rank, 3), 0) for rank in range(3)]
     found = [index for rank in ranks for batch in rank for index in which(batch.images)]
     assert sorted(found) == list(range(23))

@@ -88,25 +88,30 @@ class Stop(Exception):
 
 
 def stopping_at(total, how=None):
-    calls = []
+    """A function that raises Stop, or sends a signal, when it is called for the `total`th time."""
+    calls = iter(range(1, 1000))
 
     def after_step():
-        calls.append(1)
-        if len(calls) == total:
-            if how:
-                os.kill(os.getpid(), how)
-            else:
+        if next(calls) == total:
+            if how is None:
                 raise Stop
+            os.kill(os.getpid(), how)
 
     return after_step
 
 
-def test_it_learns(job):
+def test_it_learns_and_a_student_from_its_teacher_alone(job, tiny_model):
     made = job(replace(RECIPE, epochs=12))
     position, _ = fit(made)
     assert not made.model.training and position.best_acc1 >= 95
     assert position.epochs[-1]["train_loss"] < position.epochs[0]["train_loss"] / 2
     assert (position.epoch, position.total) == (12, 36)
+    distill = Distillation(weight=5.0, temperature=2.0, features=1.0, labels=0.0)
+    made = job(replace(RECIPE, epochs=10, distill=distill, augment=Augmentation(crop="none", flip=0.0)))
+    keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
+    made.teacher = tiny_model(seed=3, **keys).eval().requires_grad_(False)
+    first, *_, last = fit(made)[0].epochs
+    assert last["train_loss"] < 0.6 * first["train_loss"]
 
 
 MIXED = {"optimizer": Optimizer("sgd", lr=0.02), "augment": Augmentation(crop="padded", cutmix=1.0, erase=0.5)}
@@ -143,10 +148,6 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
     assert len(read_table(resumed.folder / "epochs.csv")) == 3
 
 
-def broken(snapshot, name, value):
-    return {key: content for key, content in (snapshot | {name: value}).items() if content is not None}
-
-
 BROKEN = {
     **{f"no {name}": (name, None) for name in ("model", "optimizer", "schedule", "scaler", "random", "settings")},
     "no position": ("position", None),
@@ -163,8 +164,8 @@ def test_a_snapshot_without_one_of_its_parts_is_passed_over(job, caplog, name):
     fit(made := job(folder="made", settings={"seed": 5}))
     snapshots = Snapshots(made.folder / "snapshots")
     check = partial(check_snapshot, model=made.model)
-    whole = snapshots.newest(check)
-    snapshots.save(10, broken(whole, *BROKEN[name]))
+    whole, (part, value) = snapshots.newest(check), BROKEN[name]
+    snapshots.save(10, {key: content for key, content in (whole | {part: value}).items() if content is not None})
     found = snapshots.newest(check)
     assert found["position"] == whole["position"]
     assert "step_000000010.pt is damaged and is passed over" in caplog.text
@@ -183,33 +184,46 @@ def test_a_snapshot_whose_parts_do_not_fit_is_one_line(job):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
-    fit(whole := job(folder="whole"))
     handler = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
         fit(stopped := job(folder="stopped", after_step=stopping_at(5, number)))
-    assert signal.getsignal(number) is handler
-    snapshot = newest(stopped)
-    assert 5 <= snapshot["position"]["total"] <= 6
-    fit(resumed := job(folder="stopped", snapshot=snapshot))
-    assert same(weights(whole), weights(resumed))
+    assert signal.getsignal(number) is handler and 5 <= newest(stopped)["position"]["total"] <= 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", share(["reestimated", "frozen"], 2))
-@pytest.mark.parametrize("place", ["validation of the first epoch", "validation of the last epoch"])
-def test_a_signal_during_validation_ends_the_run_and_the_epoch_is_not_lost(job, use_policy, mode, place):
-    """Validation has three batches; after the very last one, the exit code used to be 0."""
+@pytest.mark.parametrize(
+    ("mode", "kind", "place"),
+    share(
+        [
+            ("learned with zero points", "swin", "first"),
+            ("reestimated", "swinv2", "last"),
+            ("frozen", "swin", "last"),
+            ("learned", "swinv2", "step"),
+            ("reestimated", "swin", "step"),
+        ],
+        3,
+    ),
+)
+def test_qat_that_was_stopped_ends_with_the_same_bits(job, use_policy, mode, kind, place):
+    """Between two steps, or during validation, of three batches, of the first or last epoch; after the very last batch
+    the exit code used to be 0."""
     recipe = replace(RECIPE, ema=0.9)
-    whole, _ = qat(job, mode, recipe, "whole", use_policy=use_policy)
+    whole, keeper = qat(job, mode, recipe, "whole", kind, use_policy=use_policy)
     fit(whole)
-    stopped, _ = qat(job, mode, recipe, "stopped", use_policy=use_policy)
-    stopped.validation = Signalling(stopped.validation, at=2 if "first" in place else 8)
+    keeper.settle(keeper.model)
+    stopped, _ = qat(job, mode, recipe, "stopped", kind, use_policy=use_policy)
+    if place == "step":
+        inner, stop = stopped.after_step, stopping_at(5, signal.SIGTERM)
+        stopped.after_step = lambda: (inner(), stop())
+    else:
+        stopped.validation = Signalling(stopped.validation, at=2 if place == "first" else 8)
     with pytest.raises(KeyboardInterrupt):
         fit(stopped)
     snapshot = newest(stopped)
-    assert snapshot["position"]["total"] == (3 if "first" in place else 9)
-    resumed, _ = qat(job, mode, recipe, "stopped", snapshot=snapshot, use_policy=use_policy)
+    assert snapshot["position"]["total"] in {"first": (3,), "last": (9,), "step": (5, 6)}[place]
+    resumed, keeper = qat(job, mode, recipe, "stopped", kind, snapshot, use_policy)
     fit(resumed)
+    keeper.settle(keeper.model)
     assert same(weights(whole), weights(resumed))
     epochs = untimed(whole, "epochs.csv")
     assert untimed(resumed, "epochs.csv") == epochs and len(epochs) == 3
@@ -240,13 +254,11 @@ class Signalling:
     """Validation batches during which SIGTERM comes, at the batch `at` of all."""
 
     def __init__(self, batches, at):
-        self.batches, self.at, self.seen = batches, at, 0
+        self.batches, self.look = batches, stopping_at(at, signal.SIGTERM)
 
     def __iter__(self):
         for batch in self.batches:
-            self.seen += 1
-            if self.seen == self.at:
-                os.kill(os.getpid(), signal.SIGTERM)
+            self.look()
             yield batch
 
 
@@ -275,25 +287,31 @@ def test_a_run_depends_on_its_seed_alone_and_checkpointing_changes_no_bit(job):
     assert same(one, again) and same(one, checkpointed) and not same(one, other)
 
 
-def test_the_best_epoch_is_the_result(job, monkeypatch):
-    scores = iter([10.0, 30.0, 20.0])
-    states = []
+@pytest.fixture
+def scored(monkeypatch):
+    """scored(accuracies) -> the weights at each validation, whose results are these."""
 
-    def scored(run):
-        states.append(weights(run.job))
-        return {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0}
+    def use(accuracies):
+        states, scores = [], iter(accuracies)
 
-    monkeypatch.setattr(loop._Run, "_validate", scored)
+        def validate(run):
+            states.append(weights(run.job))
+            return {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0}
+
+        monkeypatch.setattr(loop._Run, "_validate", validate)
+        return states
+
+    return use
+
+
+def test_the_best_epoch_is_the_result_and_the_run_stops_when_validation_gets_no_better(job, scored):
+    states = scored([10.0, 30.0, 20.0])
     position, _ = fit(made := job(folder="out"))
     assert position.best_epoch == 2 and same(weights(made), states[1]) and not same(states[1], states[2])
-    scores = iter([10.0, 30.0, 20.0])
+    states = scored([10.0, 30.0, 20.0])
     fit(made := job(replace(RECIPE, select="last"), folder="last"))
-    assert same(weights(made), states[5])
-
-
-def test_it_stops_early_when_validation_gets_no_better(job, monkeypatch):
-    scores = iter([10.0, 30.0, 20.0, 29.0, 31.0, 32.0])
-    monkeypatch.setattr(loop._Run, "_validate", lambda _: {"val_loss": 1.0, "acc1": next(scores), "acc5": 50.0})
+    assert same(weights(made), states[2])
+    scored([10.0, 30.0, 20.0, 29.0, 31.0, 32.0])
     position, _ = fit(job(replace(RECIPE, epochs=6, patience=2)))
     assert position.epoch == 4 and position.best_epoch == 2
 
@@ -334,45 +352,3 @@ def qat(job, mode, recipe=RECIPE, folder=None, kind="swin", snapshot=None, use_p
     keeper = RangeKeeper(made.model, recipe.amax, recipe.epochs, lambda: made.batches.sample(2))
     made.after_step, made.after_epoch = keeper.after_step, keeper.after_epoch
     return made, keeper
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "kind"),
-    share(
-        [
-            ("learned with zero points", "swin"),
-            ("learned", "swinv2"),
-            ("reestimated", "swinv2"),
-            ("frozen", "swin"),
-            ("reestimated", "swin"),
-        ],
-        2,
-    ),
-)
-def test_qat_goes_on_with_the_same_bits_in_every_mode_of_ranges(job, use_policy, mode, kind):
-    recipe = replace(RECIPE, ema=0.9, save_minutes=1e-9)
-    whole, keeper = qat(job, mode, recipe, "whole", kind, use_policy=use_policy)
-    fit(whole)
-    keeper.settle(keeper.model)
-    stopped, _ = qat(job, mode, recipe, "stopped", kind, use_policy=use_policy)
-    inner, stop = stopped.after_step, stopping_at(5)
-    stopped.after_step = lambda: (inner(), stop())
-    with pytest.raises(Stop):
-        fit(stopped)
-    snapshot = newest(stopped)
-    resumed, keeper = qat(job, mode, recipe, "stopped", kind, snapshot, use_policy)
-    fit(resumed)
-    keeper.settle(keeper.model)
-    assert same(weights(whole), weights(resumed))
-
-
-def test_distillation_pulls_the_student_to_its_teacher(job, tiny_model):
-    distill = Distillation(weight=5.0, temperature=2.0, features=1.0, labels=0.0)
-    losses = []
-    for epochs in (1, 10):
-        made = job(replace(RECIPE, epochs=epochs, distill=distill, augment=Augmentation(crop="none", flip=0.0)))
-        keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-        made.teacher = tiny_model(seed=3, **keys).eval().requires_grad_(False)
-        losses.append(fit(made)[0].epochs[-1]["train_loss"])
-    assert losses[1] < 0.6 * losses[0]

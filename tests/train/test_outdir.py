@@ -85,8 +85,8 @@ def test_where_there_are_no_locks_the_pid_decides(tmp_path, monkeypatch):
             pass
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x", "host": 1}', "\0" * 2000])
-def test_a_lock_file_of_other_content_is_no_obstacle(tmp_path, content):
-    (tmp_path / NAME).write_text(content)
-    with only_writer(tmp_path, World()):
-        assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()
+def test_a_lock_file_of_other_content_is_no_obstacle(tmp_path):
+    for content in ("", "{", "[]", '{"pid": "x", "host": 1}', "\0" * 2000):
+        (tmp_path / NAME).write_text(content)
+        with only_writer(tmp_path, World()):
+            assert json.loads((tmp_path / NAME).read_text())["pid"] == os.getpid()

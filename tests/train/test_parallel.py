@@ -6,29 +6,12 @@ from functools import partial
 import pytest
 import torch
 
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, quantize
-from swin_quant.quant.quantizer import named_nodes
-from swin_quant.train.parallel import check_compiler, compiled, tell_cpus_apart, without_values
+from swin_quant.train.parallel import check_compiler, parallel, tell_cpus_apart
 from swin_quant.train.recipe import Memory, Recipe
-
-
-@pytest.mark.slow
-def test_a_copy_without_values_takes_no_memory_and_becomes_the_model_again(tiny_model, use_policy):
-    model = use_policy(tiny_model("swin", DEPTHS=[2, 1], NUM_HEADS=[1, 2]), "qdq")
-    x = torch.randn(2, 3, 32, 32)
-    calibrate(model, [x], Method("max"))
-    quantize(model)
-    weights = {key: value.clone() for key, value in model.state_dict().items()}
-    empty = without_values(model)
-    assert all(tensor.is_meta for tensor in empty.state_dict().values())
-    assert not any(tensor.is_meta for tensor in model.state_dict().values())
-    assert [node.state for node in named_nodes(empty).values()] == [node.state for node in named_nodes(model).values()]
-    empty.load_state_dict(weights, assign=True)
-    with torch.no_grad():
-        assert torch.equal(empty(x), model(x))
-
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(compile=True)
@@ -47,7 +30,8 @@ def test_a_compiled_step_of_qat_has_the_gradients_of_an_eager_one(tiny_model, mo
     for node in enabled_nodes(model).values():
         node.learn_range()
     model.train()
-    eager, traced = (gradients(model, network, images) for network in (model, compiled(model, RECIPE)))
+    compiled = parallel(model, model, RECIPE, World())
+    eager, traced = (gradients(model, network, images) for network in (model, compiled))
     assert eager.keys() == traced.keys() and any(name.endswith("_amax") for name in eager)
     for name, gradient in eager.items():
         torch.testing.assert_close(traced[name], gradient, rtol=1e-3, atol=1e-4 * gradient.abs().max().item() + 1e-7)
@@ -86,4 +70,4 @@ def test_it_does_not_go_with_fsdp_and_a_recipe_without_it_needs_no_compiler(monk
     monkeypatch.setattr(torch, "compile", None)
     check_compiler(Recipe(), CPU)
     model = torch.nn.Linear(1, 1)
-    assert compiled(model, Recipe()) is model
+    assert parallel(model, model, Recipe(), World()) is model

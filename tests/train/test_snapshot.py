@@ -1,13 +1,11 @@
 import logging
-import random
 from io import BytesIO
 
-import numpy as np
 import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.train.snapshot import Snapshots, random_states, set_random_states
+from swin_quant.train.snapshot import Snapshots
 
 
 def content(number):
@@ -76,10 +74,3 @@ def test_nothing_in_a_snapshot_is_executed(tmp_path):
     with pytest.raises(SwinQuantError):
         Snapshots(tmp_path).newest()
     assert not (tmp_path / "made").exists()
-
-
-def test_random_states_come_back_through_a_file(tmp_path):
-    Snapshots(tmp_path).save(1, {"random": random_states()})
-    drawn = random.random(), np.random.rand(), torch.rand(3).tolist()
-    set_random_states(Snapshots(tmp_path).newest()["random"])
-    assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == drawn

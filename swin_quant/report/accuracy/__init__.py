@@ -4,7 +4,7 @@ People read blocks: a line for each result under a heading with what the results
 columns. CSV and JSON have a row for each quantized result, with every column.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -89,72 +89,73 @@ class TableBlock:
     details: tuple[str, ...]
     lines: tuple[Line, ...]
 
-    def columns(self, width: int | None = None) -> list[Column[Line]]:
-        """The columns that fit into `width`; None: all."""
+    @property
+    def heading(self) -> str:
+        return f"{self.name}: {', '.join(self.details)}"
+
+    def table(self, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
+        """The lines, and the columns that fit into `width`; None: all."""
         columns = shown(BLOCK_COLUMNS, self.lines)
         for extra in _EXTRA:
             if width is None or total(compute_widths(columns, self.lines)) <= width:
                 break
             columns = [column for column in columns if column.key != extra]
-        return columns
+        return ReportTable(columns, self.lines, remarks)
 
-
-def make_blocks(rows: Sequence[AccuracyRow], marks: Mapping[int, str]) -> list[TableBlock]:
-    """The blocks in the order of the rows; `marks`: the numbers of footnotes by the row's index."""
-    found: dict[Hashable, dict[int, AccuracyRow]] = {}
-    for index, row in enumerate(rows):
-        key = row.card.name, COLUMN["resolution"].cell(row), row.card.original_sha256, dataset_key(row.dataset)
-        found.setdefault((key, row.calibrated_by), {})[index] = row
-    return [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in found.values()]
+    def lines_on_terminal(self, width: int, color: bool) -> Iterator[str]:
+        """The heading, broken between two details where it is wider than `width`, and the table."""
+        heading, line = list[str](), f"{self.name}: {self.details[0]}"
+        for detail in self.details[1:]:
+            if cell_len(f"{line}, {detail},") > width:
+                heading += folded(f"{line},", width)
+                line = detail
+            else:
+                line += f", {detail}"
+        yield from (styled(line, "bold" * color) for line in (*heading, *folded(line, width)))
+        columns = self.table(width=width).columns
+        yield from grid(columns, self.lines, compute_widths(columns, self.lines, width), color, rule=True)
+        yield ""
 
 
 def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
     floats: dict[Hashable, Line] = {}
     quantized: list[Line] = []
+
+    def keep(line: Line) -> None:
+        """Keep a float line: one that several cards measured once, by its fastest time."""
+        one = line.result
+        weights = None if one.weights == ORIGINAL else one.weights
+        key = one.engine, one.precision, weights, one.acc1, one.acc5
+        if key not in floats or latency(one) < latency(floats[key].result):
+            floats[key] = line
+
     for row, mark in zip(rows, marks, strict=True):
         for base in (row.float32, row.half, *row.others):
             if base:
-                _keep(floats, Line(replace(row, quantized=base, policy=None), "" if row.quantized else mark))
+                keep(Line(replace(row, quantized=base, policy=None), "" if row.quantized else mark))
         if row.is_quantized:
             quantized.append(Line(row, mark))
         elif row.quantized:
-            _keep(floats, Line(row, mark))
-    lines = _in_order([*floats.values(), *quantized])
-    first = rows[0]
-    settings = {
-        f"ms a picture on {one.device}, batch {one.batch_size}"
-        for row in rows
-        for one in row.measured
-        if one.ms_per_picture
-    }
+            keep(Line(row, mark))
+    lines = [*floats.values(), *quantized]
+    engines = list(dict.fromkeys(line.result.engine for line in lines))
+
+    def place(line: Line) -> tuple[bool, bool, int, bool]:
+        """The float32 baseline, torch's other float results, then engine by engine, the float lines first."""
+        unquantized = line.row.weights in UNQUANTIZED.values()
+        last = unquantized and line.result.engine == engines[0]
+        return last, not line.is_baseline, engines.index(line.result.engine), not is_float(line.result)
+
+    first, measured = rows[0], [one for row in rows for one in row.measured if one.ms_per_picture]
+    settings = {f"ms a picture on {one.device}, batch {one.batch_size}" for one in measured}
     details = (
         COLUMN["resolution"].cell(first),
         f"{first.place}, {first.measured[-1].pictures} pictures",
         f"calibrator {first.calibrated_by}" if first.calibrated_by else BLANK,
         next(iter(settings)) if len(settings) == 1 else BLANK,
     )
-    return TableBlock(first.card.name, tuple(text for text in details if text != BLANK), tuple(lines))
-
-
-def _keep(floats: dict[Hashable, Line], line: Line) -> None:
-    """Keep a float line: one that several cards measured once, by its fastest time."""
-    one = line.result
-    weights = None if one.weights == ORIGINAL else one.weights
-    key = one.engine, one.precision, weights, one.acc1, one.acc5
-    if key not in floats or latency(one) < latency(floats[key].result):
-        floats[key] = line
-
-
-def _in_order(lines: Sequence[Line]) -> list[Line]:
-    """The float32 baseline, torch's other float results, then engine by engine, the float lines first."""
-    engines = list(dict.fromkeys(line.result.engine for line in lines))
-
-    def place(line: Line) -> tuple[bool, bool, int, bool]:
-        unquantized = line.row.weights in UNQUANTIZED.values()
-        last = unquantized and line.result.engine == engines[0]
-        return last, not line.is_baseline, engines.index(line.result.engine), not is_float(line.result)
-
-    return sorted(lines, key=place)
+    shared = tuple(text for text in details if text != BLANK)
+    return TableBlock(first.card.name, shared, tuple(sorted(lines, key=place)))
 
 
 def _delta(line: Line) -> float | None:
@@ -201,13 +202,27 @@ class AccuracyTable:
         rows = list_rows(cards)
         return cls(rows, footnotes(rows))
 
-    def text(self, form: str) -> str:
-        """The table in one of FORMATS."""
-        return FORMATS[form](self)
+    def text(self, form: str, width: int = NARROW, color: bool = False) -> str:
+        """The table in one of FORMATS; `width` and `color` are of the terminal."""
+        if form == "json":
+            return json_text(self.as_data())
+        if form == "csv":  # its last column has the row's footnotes
+            about: dict[int, list[str]] = {id(row): [] for row in self.rows}
+            for note in self.notes:
+                for index in note.rows:
+                    about[id(self.rows[index])].append(note.text)
+            texts: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
+            return comma_separated([*COLUMNS, texts], self.rows)
+        found, remarks = self.blocks()
+        if form == "markdown":
+            parts = (f"**{escaped(block.heading)}**\n\n{markdown(block.table())}" for block in found)
+            return "".join(parts) + "".join(f"* {escaped(remark)}\n" for remark in remarks)
+        lines = (line for block in found for line in block.lines_on_terminal(width, color))
+        return "".join(f"{line}\n" for line in (*lines, *bullets(remarks, width, color)))
 
     def show(self) -> None:
         """Print it as wide as the terminal, or 100 columns wide into a pipe."""
-        print_fitted(partial(_on_terminal, self), NARROW)
+        print_fitted(partial(self.text, "terminal"), NARROW)
 
     def as_data(self) -> dict[str, Any]:
         """For JSON: the rows by the same keys as CSV; footnotes with the indices of their rows."""
@@ -217,7 +232,11 @@ class AccuracyTable:
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
-        found = make_blocks(self.rows, marks)
+        groups: dict[Hashable, dict[int, AccuracyRow]] = {}  # of one model on one list of pictures
+        for index, row in enumerate(self.rows):
+            pictures = COLUMN["resolution"].cell(row), row.card.original_sha256, dataset_key(row.dataset)
+            groups.setdefault((row.card.name, *pictures, row.calibrated_by), {})[index] = row
+        found = [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in groups.values()]
         lines = [line for block in found for line in block.lines]
         legend = [LEGEND] if any(_delta(line) is not None for line in lines) else []
         weights = {line.row.weights for line in lines}
@@ -233,63 +252,5 @@ def render(cards: Sequence[RunCard], form: str = "terminal") -> str:
 def as_html(cards: Sequence[RunCard]) -> str:
     """The blocks of `cards` as HTML."""
     found, remarks = AccuracyTable.from_cards(cards).blocks()
-    tables = (_make_table(block, remarks if block is found[-1] else ()) for block in found)
-    return "".join(html_table(table, _heading(block)) for table, block in zip(tables, found, strict=True))
-
-
-def _make_table(block: TableBlock, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
-    return ReportTable(block.columns(width), block.lines, remarks)
-
-
-def _heading(block: TableBlock) -> str:
-    return f"{block.name}: {', '.join(block.details)}"
-
-
-def _heading_lines(block: TableBlock, width: int) -> Iterator[str]:
-    """The heading, broken between two details where it is wider than `width`."""
-    line = f"{block.name}: {block.details[0]}"
-    for detail in block.details[1:]:
-        if cell_len(f"{line}, {detail},") > width:
-            yield from folded(f"{line},", width)
-            line = detail
-        else:
-            line += f", {detail}"
-    yield from folded(line, width)
-
-
-def _on_terminal(table: AccuracyTable, width: int = NARROW, color: bool = False) -> str:
-    found, remarks = table.blocks()
-    lines = (line for block in found for line in _lines(block, width, color))
-    return "".join(f"{line}\n" for line in (*lines, *bullets(remarks, width, color)))
-
-
-def _lines(block: TableBlock, width: int, color: bool) -> Iterator[str]:
-    yield from (styled(line, "bold" * color) for line in _heading_lines(block, width))
-    table = _make_table(block, width=width)
-    widths = compute_widths(table.columns, block.lines, width)
-    yield from grid(table.columns, block.lines, widths, color, rule=True)
-    yield ""
-
-
-def _as_markdown(table: AccuracyTable) -> str:
-    found, remarks = table.blocks()
-    parts = (f"**{escaped(_heading(block))}**\n\n{markdown(_make_table(block))}" for block in found)
-    return "".join(parts) + "".join(f"* {escaped(remark)}\n" for remark in remarks)
-
-
-def _as_csv(table: AccuracyTable) -> str:
-    """The last column has the row's footnotes."""
-    about: dict[int, list[str]] = {id(row): [] for row in table.rows}
-    for note in table.notes:
-        for index in note.rows:
-            about[id(table.rows[index])].append(note.text)
-    texts: Column[AccuracyRow] = Column("notes", "", lambda row: " | ".join(about[id(row)]))
-    return comma_separated([*COLUMNS, texts], table.rows)
-
-
-FORMATS: dict[str, Callable[[AccuracyTable], str]] = {
-    "terminal": _on_terminal,
-    "markdown": _as_markdown,
-    "csv": _as_csv,
-    "json": lambda table: json_text(table.as_data()),
-}
+    tables = (block.table(remarks if block is found[-1] else ()) for block in found)
+    return "".join(html_table(table, block.heading) for table, block in zip(tables, found, strict=True))

@@ -146,12 +146,13 @@ def list_rows(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     rows = [row for row in rows if id(row) not in ptq or _measurement(row, row.card.start) not in known]
     names = told_apart(policy for row in rows if (policy := _policy(row)))
     fastest: dict[Hashable, Result] = {}  # float result of each engine, with the same weights on the same pictures
-    for row in rows:
+    keys = [(row.quantized and row.quantized.engine, row.card.name, row.card.weights_sha256,
+             dataset_key(row.dataset)) for row in rows]  # fmt: skip
+    for row, key in zip(rows, keys, strict=True):
         if row.quantized and is_float(row.quantized):
-            key = _engine_and_weights(row)
             fastest[key] = min(fastest.get(key, row.quantized), row.quantized, key=latency)
     called = {None: None} | names
-    own = (fastest.get(_engine_and_weights(row)) if row.is_quantized else None for row in rows)
+    own = (fastest.get(key) if row.is_quantized else None for row, key in zip(rows, keys, strict=True))
     return [replace(row, own=one, policy=called[_policy(row)]) for row, one in zip(rows, own, strict=True)]
 
 
@@ -170,19 +171,15 @@ def _list_card_rows(card: RunCard) -> Iterable[AccuracyRow]:
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
     for group in results.values():
-        baselines = [result for result in group if _is_baseline(result)]
+        baselines = [one for one in group if is_float(one) and one.engine == EAGER and one.weights in (None, ORIGINAL)]
+        rows: list[Result | None] = [result for result in group if result not in baselines]
         baselines.sort(key=lambda result: result.weights is None)
         float32 = next((result for result in baselines if result.precision == "float32"), None)
         half = next((result for result in baselines if result.precision in HALF_TYPES), None)
         others = tuple(result for result in baselines if result not in (float32, half))
-        rows: list[Result | None] = [result for result in group if not _is_baseline(result)]
         made = (AccuracyRow(card, group[0].dataset, float32, half, one, others=others) for one in rows or [None])
         # QAT's weights without quantization come last
         yield from sorted(made, key=lambda row: bool(row.weights and row.quantized and row.quantized.engine == EAGER))
-
-
-def _is_baseline(result: Result) -> bool:
-    return is_float(result) and result.engine == EAGER and result.weights in (None, ORIGINAL)
 
 
 def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[object, ...] | None:
@@ -196,11 +193,6 @@ def _measurement(row: AccuracyRow, record: CheckpointRecord | None) -> tuple[obj
 def latency(result: Result) -> tuple[bool, float]:
     """A key by which the fastest comes first, and a result that was not timed last."""
     return result.ms_per_picture is None, result.ms_per_picture or 0.0
-
-
-def _engine_and_weights(row: AccuracyRow) -> Hashable:
-    engine = row.quantized.engine if row.quantized else None
-    return engine, row.card.name, row.card.weights_sha256, dataset_key(row.dataset)
 
 
 def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
@@ -229,14 +221,15 @@ def _resolution(row: AccuracyRow) -> int | str | None:
     return "x".join(map(str, size)) if isinstance(size, list) else size if type(size) is int else None
 
 
-def _as_sides(row: AccuracyRow) -> str:
-    size = _resolution(row)
-    return size if isinstance(size, str) else f"{size}x{size}"
-
-
 COLUMNS: tuple[Column[AccuracyRow], ...] = (
     Column("name", "name", field("card", "name")),
-    Column("resolution", "resolution", _resolution, show=_as_sides, right=True),
+    Column(
+        "resolution",
+        "resolution",
+        _resolution,
+        show=lambda row: size if isinstance(size := _resolution(row), str) else f"{size}x{size}",
+        right=True,
+    ),
     Column("dataset", "dataset", field("place")),
     Column("policy", "policy", field("policy")),
     Column("precision", "type", field("quantized", "precision")),

@@ -15,7 +15,7 @@ from swin_quant.cards.costs import TriedPolicies
 from swin_quant.report.accuracy import as_html
 from swin_quant.report.page import charts
 from swin_quant.report.page.charts import asset
-from swin_quant.report.page.data import Disagreement, NodeSummary, PageData
+from swin_quant.report.page.data import PageData
 from swin_quant.report.table import Column, ReportTable, html_table
 from swin_quant.report.verdict import DeployVerdict
 from swin_quant.score.metrics import Guess
@@ -63,6 +63,7 @@ def page(checkpoints: Sequence[PageData]) -> str:
     cards = [card for checkpoint in checkpoints for card in checkpoint.cards]
     shown = next((checkpoint for checkpoint in checkpoints if checkpoint.nodes), None)
     drawn = _charts(checkpoints, cards, shown)
+    facts = json.dumps(finite(_facts(shown, drawn)), ensure_ascii=True, separators=(",", ":"))
     sections = dict(_sections(checkpoints, cards, shown, drawn))
     names = list(dict.fromkeys(checkpoint.title for checkpoint in checkpoints))
     title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: INT8 beside float"
@@ -77,7 +78,8 @@ def page(checkpoints: Sequence[PageData]) -> str:
         ),
         "footer": "Every figure was measured, or is left out. Written by `swin-quant report`.",
         "style": asset("page.css"),
-        "facts": _json(_facts(shown, drawn)),
+        # JSON that an HTML parser cannot mistake for markup
+        "facts": facts.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
         "library": drawing.replace("</script", "<\\/script"),
         "script": asset("page.js"),
     }
@@ -89,20 +91,17 @@ def _facts(shown: PageData | None, drawn: Mapping[str, Any]) -> dict[str, Any]:
     nodes = shown.nodes[:MOST_NODES] if shown else ()
     engines = list(dict.fromkeys(title for node in nodes for title in node.engines))
     columns = [*_COLUMNS, *((title, title, False) for title in engines)]
+    rows = []
+    for node in nodes:
+        row = {key: value for key, value in asdict(node).items() if key not in ("bins", "engines", "row", "column")}
+        rows.append({**row, "state": node.kind if node.on else "float", **node.engines})
     return {
         "charts": {place: spec for place, spec in drawn.items() if spec},
         "columns": [{"key": key, "title": title, "number": number} for key, title, number in columns],
-        "nodes": [_row(node) for node in nodes],
+        "nodes": rows,
         "bins": {node.name: asdict(node.bins) for node in nodes if node.bins},
-        "values": charts.make_node_histogram(),
+        "values": charts.make_spec("values", ""),  # which the script gives `bins` and `ends`
     }
-
-
-def _row(node: NodeSummary) -> dict[str, Any]:
-    row = asdict(node)
-    for part in ("bins", "engines", "row", "column"):
-        row.pop(part)
-    return {**row, "state": node.kind if node.on else "float", **node.engines}
 
 
 def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None) -> dict[str, Any]:
@@ -129,8 +128,14 @@ def _sections(
     yield "accuracy", ("Accuracy", f'<div class="wide cards">{as_html(cards)}</div>')
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
-    if advice := _advice(cards):
-        yield "advice", ("Advice", advice)
+    advice = dict.fromkeys(
+        f"<li><b>{_text(card.name)}</b>: {_text(one['text'])}</li>"
+        for card in cards
+        if card.calibration
+        for one in card.calibration.get("advice", [])
+    )
+    if advice:
+        yield "advice", ("Advice", f"<ul>{''.join(advice)}</ul>")
     if shown:
         yield "nodes-of", ("Nodes", _nodes(shown))
     elif missing := [checkpoint for checkpoint in checkpoints if checkpoint.missing]:
@@ -145,12 +150,28 @@ def _sections(
         yield "pictures", ("Pictures classified otherwise", "".join(map(_pictures, compared)))
     if len(cards) > 1:
         yield "differences", ("Differences between the runs", f'<div class="wide">{differences(cards)}</div>')
-    yield "cards", ("Run cards", "".join(map(_card, cards)))
+    contents = (json.dumps(finite(without_paths(card)), indent=1, ensure_ascii=False) for card in cards)
+    details = (
+        f"<details><summary>{_text(_file(card))}</summary><pre>{html.escape(content)}</pre></details>"
+        for card, content in zip(cards, contents, strict=True)
+    )
+    yield "cards", ("Run cards", "".join(details))
 
 
 def differences(cards: Sequence[RunCard]) -> str:
     """An HTML table of the settings that differ between cards: a line for each setting, a column for each card."""
-    flat = [dict(_settings(card)) for card in cards]
+
+    def list_leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for key, each in value.items():
+                if key not in _NO_SETTINGS:
+                    yield from list_leaves(f"{name}.{key}", each)
+        elif value is not None:
+            text = str(value)
+            yield name, text if len(text) <= _LONGEST_SETTING else f"{text[: _LONGEST_SETTING - 1]}…"
+
+    contents = [card.to_dict() for card in cards]
+    flat = [dict(leaf for part in _PARTS for leaf in list_leaves(part, one.get(part))) for one in contents]
     names = dict.fromkeys(name for each in flat for name in each)
     keys = [name for name in names if len({each.get(name) for each in flat}) > 1]
     columns: list[Column[str]] = [Column("setting", "setting", str)]
@@ -159,35 +180,9 @@ def differences(cards: Sequence[RunCard]) -> str:
     return html_table(ReportTable(columns, keys)) if keys else "<p>Nothing.</p>"
 
 
-def _settings(card: RunCard) -> Iterator[tuple[str, str]]:
-    content = card.to_dict()
-    for part in _PARTS:
-        yield from _leaves(part, content.get(part))
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            if key not in _NO_SETTINGS:
-                yield from _leaves(f"{name}.{key}", each)
-    elif value is not None:
-        text = str(value)
-        yield name, text if len(text) <= _LONGEST_SETTING else f"{text[: _LONGEST_SETTING - 1]}…"
-
-
 def _file(card: RunCard) -> str:
     """The file that a card is about; the model's name if there is none."""
     return card.artifact["file"] if card.artifact else card.checkpoint["file"] if card.checkpoint else card.name
-
-
-def _advice(cards: Sequence[RunCard]) -> str:
-    items = dict.fromkeys(
-        f"<li><b>{_text(card.name)}</b>: {_text(one['text'])}</li>"
-        for card in cards
-        if card.calibration
-        for one in card.calibration.get("advice", [])
-    )
-    return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
 def _nodes(data: PageData) -> str:
@@ -206,34 +201,22 @@ cell of the picture or a name in the table to see the node's values, with the en
 
 
 def _pictures(data: PageData) -> str:
-    shown = len(data.disagreements)
-    cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
-    head = f"<p>{_text(data.title)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
-    head += f"{data.compared} pictures differently from float{cut}.</p>"
-    return head + f'<div class="pictures">{"".join(map(_picture, data.disagreements))}</div>'
-
-
-def _picture(one: Disagreement) -> str:
     def listed(who: str, seen: Sequence[Guess]) -> str:
         lines = "".join(f"<li>{_text(guess.name)} {100 * guess.probability:.1f} %</li>" for guess in seen)
         return f"<div><b>{who}</b><ol>{lines}</ol></div>"
 
-    return (
+    figures = (
         f'<figure><img alt="" src="data:image/jpeg;base64,{one.thumbnail}"><figcaption>{_text(one.picture)}'
         f" <span class=dim>({_text(one.label)})</span></figcaption>"
         f"{listed('float', one.float_sees)}{listed('quantized', one.quantized_sees)}</figure>"
+        for one in data.disagreements
     )
-
-
-def _card(card: RunCard) -> str:
-    content = json.dumps(finite(without_paths(card)), indent=1, ensure_ascii=False)
-    return f"<details><summary>{_text(_file(card))}</summary><pre>{html.escape(content)}</pre></details>"
-
-
-def _json(content: Mapping[str, Any]) -> str:
-    """JSON that an HTML parser cannot mistake for markup."""
-    text = json.dumps(finite(content), ensure_ascii=True, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    shown = len(data.disagreements)
+    cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
+    head = f"<p>{_text(data.title)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
+    return (
+        f'{head}{data.compared} pictures differently from float{cut}.</p><div class="pictures">{"".join(figures)}</div>'
+    )
 
 
 def _text(text: str) -> str:

@@ -5,7 +5,7 @@ Okabe-Ito set, which people with any colour vision tell apart; shapes, labels or
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -39,7 +39,7 @@ def asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
-def _spec(chart: str, title: str, values: Sequence[Any] = ()) -> Spec:
+def make_spec(chart: str, title: str, values: Sequence[Any] = ()) -> Spec:
     """A chart of assets/charts.json with its title and the rows that it shows; the page gives rows to an empty one."""
     data = {"data": {"values": list(values)}} if values else {}
     # The title starts at the chart's own left edge, or a phone cuts it off.
@@ -56,7 +56,7 @@ def network(nodes: Sequence[NodeSummary]) -> Spec:
         | {key: getattr(node, key) for key in figures.values()}
         for node in nodes
     ]
-    spec = _spec("network", "The network: every node, coloured by a figure", values)
+    spec = make_spec("network", "The network: every node, coloured by a figure", values)
     spec["params"][0]["value"] = next(iter(figures), "")
     spec["params"][0]["bind"]["options"] = list(figures)
     chosen = " : ".join(f"figure == {title!r} ? datum.{key}" for title, key in figures.items()) + " : null"
@@ -67,18 +67,13 @@ def network(nodes: Sequence[NodeSummary]) -> Spec:
     return spec
 
 
-def make_node_histogram() -> Spec:
-    """The template of a histogram; the page gives it `bins` of {low, high, count} and `ends` of {at, what}."""
-    return _spec("values", "")
-
-
 def depth(checkpoint: PageData) -> Spec | None:
     """The SQNR of each block's output, in the order of the blocks."""
     record = next((card.sensitivity for card in checkpoint.cards if card.sensitivity), None)
     if record is None:
         return None
     values = [{"block": name, "dB": sqnr} for name, sqnr in record["profile"].items() if sqnr is not None]
-    return _spec("depth", f"Error through the depth, {record['policy']}, {record['pictures']} pictures", values)
+    return make_spec("depth", f"Error through the depth, {record['policy']}, {record['pictures']} pictures", values)
 
 
 def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
@@ -101,7 +96,7 @@ def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     ]
     if len(values) < 2:
         return None
-    spec = _spec("latency", "Accuracy against latency, as measured", values)
+    spec = make_spec("latency", "Accuracy against latency, as measured", values)
     low, high = min(row["top-1"] for row in values), max(row["top-1"] for row in values)
     middle, half = (low + high) / 2, max(1.0, 0.55 * (high - low))  # or hundredths of a point would look like an abyss
     spec["encoding"]["y"]["scale"]["domain"] = [middle - half, middle + half]
@@ -128,14 +123,22 @@ def searched(record: TriedPolicies) -> Spec:
         for one in record["tried"]
     ]
     title = f"Policies tried for {record['engine']}, batch {record['batch']}, {record['pictures']} pictures"
-    return _spec("search", title, values)
+    return make_spec("search", title, values)
 
 
 def training(cards: Sequence[RunCard]) -> Spec | None:
     """The curves of trainings, a colour for each run: losses, top-1, and how ranges moved."""
+    names = [card.name for card in cards]
+
+    def name_apart(card: RunCard) -> str:
+        """The model's name, with file and time behind it where several models have it."""
+        if names.count(card.name) == 1 or not card.checkpoint:
+            return card.name
+        return f"{card.name}, {card.checkpoint['file']}, {card.created}"
+
     values = [
         {"epoch": epoch["epoch"], "run": run, "what": title, "value": epoch[key]}
-        for run, card in _named_apart(cards).items()
+        for run, card in {name_apart(card): card for card in cards}.items()
         if card.training
         for key, title in EPOCHS.items()
         for epoch in card.training["epochs"]
@@ -144,20 +147,8 @@ def training(cards: Sequence[RunCard]) -> Spec | None:
     if not values:
         return None
     runs = list(dict.fromkeys(one["run"] for one in values))
-    spec = _spec("training", f"Training of {runs[0]}" if len(runs) == 1 else "Training", values)
+    spec = make_spec("training", f"Training of {runs[0]}" if len(runs) == 1 else "Training", values)
     spec["facet"]["sort"] = list(EPOCHS.values())
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 500} if len(runs) > 1 else None
     spec["spec"]["encoding"]["color"]["legend"] = legend
     return spec
-
-
-def _named_apart(cards: Sequence[RunCard]) -> Mapping[str, RunCard]:
-    """Cards by the model's name, with file and time behind it where several models have one name."""
-    names = [card.name for card in cards]
-
-    def unique(card: RunCard) -> str:
-        if names.count(card.name) == 1 or not card.checkpoint:
-            return card.name
-        return f"{card.name}, {card.checkpoint['file']}, {card.created}"
-
-    return {unique(card): card for card in cards}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find_recorded_file
@@ -106,12 +106,16 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
     model = build_model(from_dict(card.config, card.name))
     load_calibrated(model, checkpoint)
     nodes = named_nodes(model)
-    engines = {}
-    for one in artifacts:
-        assert one.artifact is not None
-        target = one.artifact["options"].get("target") or one.artifact["backend"]
-        engines[f"{target} · {one.policy['name'] if one.policy else 'float'}"] = _precisions(model, one)
-    _apply(model, card)
+    engines: dict[str, dict[str, str]] = {}  # the type of each node in each artifact, by the policy of its export
+    for one in (*artifacts, card):  # the card's own policy is applied last, and stays
+        if one.policy:
+            apply_policy(model, policy_from_dict(one.policy, one.name))
+        if one is not card and one.artifact:
+            target = one.artifact["options"].get("target") or one.artifact["backend"]
+            engines[f"{target} · {one.policy['name'] if one.policy else 'float'}"] = {
+                name: node.setting.kind if one.policy and node.setting.enabled else "float"
+                for name, node in nodes.items()
+            }
     record = card.calibration.get("statistics") if card.calibration else None
     file = find_recorded_file(record, [checkpoint.file.parent])
     activations = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
@@ -121,29 +125,20 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
         single = (one for one in card.sensitivity["groups"] if one["kind"] == "node")
         without = {one["name"]: one["without"]["sqnr_db"] for one in single}
         costs = {name: sqnr - overall for name, sqnr in without.items() if sqnr is not None}
-    units = list(list_units(model))
-    layers = weighted_layers(model)
-    summaries = []
+    units, layers, summaries = list(list_units(model)), weighted_layers(model), []
     for name, node in nodes.items():
-        row, column = _place(name, units)
-        found = statistics.get(name)
-        weight = layers[name].weight.detach() if name in layers else None
+        unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
+        rest = name.removeprefix(f"{unit}.").removesuffix(_SUFFIX) if unit else name.removesuffix(_SUFFIX)
         known = None if node.amax is None else get_range(node)
-        bins = _make_bins(found) if found else None
-        sqnr, clipped = None, None
-        if weight is not None:
-            bins = _binned(weight.numpy().ravel(), float(weight.min()), float(weight.max()), None)
-        if known is not None and weight is not None:
-            sqnr, clipped = _measure_weight(weight, node)
-        elif known is not None and found is not None:
-            sqnr, clipped = _quality(found, known, node)
         low, high = known.ends_on(node) if known else (None, None)
         grid = "symmetric" if node.setting.symmetric else "zero point"
+        weight = layers[name].weight.detach() if name in layers else None
+        sqnr, clipped, bins = _measure(node, known, weight, statistics.get(name))
         summaries.append(
             NodeSummary(
                 name=name,
-                row=row,
-                column=column,
+                row=unit or name.split(".")[0],
+                column=rest.replace("._", ".").replace("_input", ""),
                 role=node.role.value,
                 on=node.setting.enabled,
                 kind=node.setting.kind,
@@ -162,65 +157,44 @@ def node_summaries(card: RunCard, checkpoint: OpenedCheckpoint, artifacts: Seque
     return summaries
 
 
-def _apply(model: nn.Module, card: RunCard) -> None:
-    if card.policy:
-        apply_policy(model, policy_from_dict(card.policy, card.name))
+def _measure(
+    node: Quantizer, known: Range | None, weight: Tensor | None, statistics: Statistics | None
+) -> tuple[float | None, float | None, Bins | None]:
+    """The SQNR of the node's quantized values in dB, the percentage of values outside the range, and the histogram."""
+    if weight is not None:
+        bins = _bin_values(weight.numpy().ravel(), float(weight.min()), float(weight.max()), None)
+        if known is None:
+            return None, None, bins
+        amax = node.range_for(weight).detach()
+        noise = (quantize_dequantize(weight, amax, *node.setting.levels) - weight).double().square().sum()
+        signal = weight.double().square().sum()
+        sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
+        return sqnr, 100 * (weight.abs() > amax).double().mean().item(), bins
+    if statistics is None:
+        return None, None, None
 
+    def centres(side: Statistics) -> np.ndarray:
+        return np.minimum((np.arange(len(side.counts)) + 0.5) * side.width, side.largest)
 
-def _precisions(model: nn.Module, card: RunCard) -> dict[str, str]:
-    """The type of each node in an artifact, by the policy of its export."""
-    _apply(model, card)
-    on = bool(card.policy)
-    return {
-        name: node.setting.kind if on and node.setting.enabled else "float" for name, node in named_nodes(model).items()
-    }
-
-
-def _place(name: str, units: Sequence[str]) -> tuple[str, str]:
-    """(the unit of a node, the rest of its name): row and column in the picture of the network."""
-    unit = max((one for one in units if name.startswith(f"{one}.")), key=len, default="")
-    rest = name.removeprefix(f"{unit}.").removesuffix(_SUFFIX) if unit else name.removesuffix(_SUFFIX)
-    return unit or name.split(".")[0], rest.replace("._", ".").replace("_input", "")
-
-
-def _quality(statistics: Statistics, known: Range, node: Quantizer) -> tuple[float | None, float | None]:
-    """The SQNR of the node's quantized values in dB, and the percentage of values outside the range."""
-    amax, qmin, qmax = known.get_grid_arguments(node)
-    if amax <= 0:
-        return None, None
-    if not node.setting.symmetric and statistics.sides is None:
-        return None, None
-    sqnr = sqnr_db(statistics, amax, qmin, qmax)
-    sides = [(statistics, amax)]
-    if not node.setting.symmetric:
-        sides = list(zip(statistics.both_sides(), (-qmin * amax / qmax, amax), strict=True))
-    total = sum(int(side.counts.sum()) for side, _ in sides)
-    beyond = sum(clipped_share(side, end) * int(side.counts.sum()) for side, end in sides)
-    return (sqnr if math.isfinite(sqnr) else None), 100 * beyond / max(total, 1)
-
-
-def _measure_weight(weight: Tensor, node: Quantizer) -> tuple[float | None, float]:
-    amax = node.range_for(weight).detach()
-    noise = (quantize_dequantize(weight, amax, *node.setting.levels) - weight).double().square().sum()
-    signal = weight.double().square().sum()
-    sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None
-    return sqnr, 100 * (weight.abs() > amax).double().mean().item()
-
-
-def _make_bins(statistics: Statistics) -> Bins:
     below, above = statistics.sides or (None, statistics)
-    values, counts = _centres(above), above.counts
+    values, counts, least = centres(above), above.counts, 0.0
     if below is not None:
-        values, counts = np.concatenate([-_centres(below), values]), np.concatenate([below.counts, counts])
-    low, high = -below.largest if below is not None else 0.0, above.largest
-    return _binned(values, low, high, counts)
+        values, counts = np.concatenate([-centres(below), values]), np.concatenate([below.counts, counts])
+        least = -below.largest
+    bins = _bin_values(values, least, above.largest, counts)
+    edge, qmin, qmax = known.get_grid_arguments(node) if known else (0.0, 0, 0)
+    if edge <= 0 or (not node.setting.symmetric and statistics.sides is None):
+        return None, None, bins
+    found = sqnr_db(statistics, edge, qmin, qmax)
+    ends = [(statistics, edge)]
+    if not node.setting.symmetric:
+        ends = list(zip(statistics.both_sides(), (-qmin * edge / qmax, edge), strict=True))
+    total = sum(int(side.counts.sum()) for side, _ in ends)
+    beyond = sum(clipped_share(side, end) * int(side.counts.sum()) for side, end in ends)
+    return (found if math.isfinite(found) else None), 100 * beyond / max(total, 1), bins
 
 
-def _centres(side: Statistics) -> np.ndarray:
-    return np.minimum((np.arange(len(side.counts)) + 0.5) * side.width, side.largest)
-
-
-def _binned(values: np.ndarray, low: float, high: float, counts: np.ndarray | None) -> Bins:
+def _bin_values(values: np.ndarray, low: float, high: float, counts: np.ndarray | None) -> Bins:
     if not high > low:
         low, high = low - 0.5, high + 0.5
     found, _ = np.histogram(values, BINS, (low, high), weights=counts)

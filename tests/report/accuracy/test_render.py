@@ -17,7 +17,8 @@ from rich.cells import cell_len
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy import BLOCK_COLUMNS, FORMATS, SCHEMA, AccuracyTable, as_html, render
+from swin_quant.report import FORMATS
+from swin_quant.report.accuracy import BLOCK_COLUMNS, SCHEMA, AccuracyTable, as_html, render
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
 HALF = dataclasses.replace(FLOAT, precision="bfloat16", acc1=70.78, ms_per_picture=8.1234)
@@ -43,15 +44,21 @@ def figures_of(text: str) -> set[str]:
     return set(re.findall(r"[±+-]?\d+\.\d+|\d+x\d+|\b\d+\b", text))
 
 
-def at(width, cards, monkeypatch, capsys) -> str:
-    monkeypatch.setenv("COLUMNS", str(width))
-    AccuracyTable.from_cards(cards).show()
-    return capsys.readouterr().out
+@pytest.fixture
+def at(monkeypatch, capsys):
+    """at(width, cards) -> their table on a terminal of this width."""
+
+    def show(width, cards):
+        monkeypatch.setenv("COLUMNS", str(width))
+        AccuracyTable.from_cards(cards).show()
+        return capsys.readouterr().out
+
+    return show
 
 
 @pytest.mark.parametrize("width", [40, 72, 80, 100, 120, 160, 250])
-def test_a_terminal_of_any_width_shows_every_figure_whole(width, monkeypatch, capsys):
-    text = at(width, realistic(), monkeypatch, capsys)
+def test_a_terminal_of_any_width_shows_every_figure_whole(at, width):
+    text = at(width, realistic())
     assert FIGURES | {"70.82", "+0.02", "±0.05"} <= figures_of(text)
     assert "…" not in text and text.count("98.74") == 16 and (WIDE <= figures_of(text)) == (width >= 100)
     if width >= 80:
@@ -66,9 +73,9 @@ def on_openvino() -> list[RunCard]:
     return [card_of(FLOAT, HALF, own, int8, calibration=None).with_verification(VERIFICATION | {"policy": "openvino"})]
 
 
-def test_a_result_is_one_line_at_80_columns_and_no_footnote_outweighs_it(monkeypatch, capsys):
+def test_a_result_is_one_line_at_80_columns_and_no_footnote_outweighs_it(at):
     """The engine's float stands right above its int8; delta, agreement, engine and verification are all there."""
-    heading, titles, _, *lines = at(80, on_openvino(), monkeypatch, capsys).splitlines()
+    heading, titles, _, *lines = at(80, on_openvino()).splitlines()
     assert "cifar10/val, 5000 pictures" in heading and "cpu, batch 32" in heading
     assert titles.split() == ["result", "engine", "acc@1", "Δ", "acc@1", "agree", "SQNR", "dB", "ms", "verified"]
     assert [line.split()[:2] for line in lines[:2]] == [["float32", "torch"], ["bfloat16", "torch"]]
@@ -77,12 +84,12 @@ def test_a_result_is_one_line_at_80_columns_and_no_footnote_outweighs_it(monkeyp
     assert lines[4] == "" and len(lines[5:]) <= 2
 
 
-def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_once_in_each(monkeypatch, capsys):
-    text = at(80, realistic(), monkeypatch, capsys)
+def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_once_in_each(at):
+    text = at(80, realistic())
     assert " ".join(text.split()).count("calibrator percentile 99.99") == 2 and text.count("-0.46 ±0.11") == 8
     slower = dataclasses.replace(FLOAT, ms_per_picture=13.5)
     other = dataclasses.replace(INT8, policy="qdq")
-    text = at(80, [card(slower, INT8), card(FLOAT, other)], monkeypatch, capsys)
+    text = at(80, [card(slower, INT8), card(FLOAT, other)])
     assert text.count("float32") == 2 and "12.35" in text and "13.50" not in text, "one line, and in the legend"
 
 
@@ -93,7 +100,7 @@ def test_a_notebook_and_the_page_have_a_table_for_each_block_and_one_list_of_rem
         assert html.count(f">{title}</th>") == 2
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, "json"])
 def test_footnotes_are_in_every_format(form):
     text = " ".join(render([card(FLOAT, INT8)], form).replace("\n", " ").replace("\\", "").split())
     for words in ("a.png, b.png", "simulation, not of an INT8 engine", "1 dead node"):

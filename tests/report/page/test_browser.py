@@ -24,12 +24,11 @@ FILE = "swin_large_patch4_window12_384_22kto1k_int8_openvino.onnx"  # wider than
 
 def node(number):
     unit, part = divmod(number, 22)
-    place = {"name": f"layers.{unit}.part{part}_quantizer", "row": f"layers.{unit}", "column": f"part{part}"}
-    kind = {"role": "gemm_input", "on": number % 3 > 0, "kind": "int8", "bits": 8 if number % 2 else 4}
+    place = (f"layers.{unit}.part{part}_quantizer", f"layers.{unit}", f"part{part}")
+    kind = ("gemm_input", number % 3 > 0, "int8", 8 if number % 2 else 4, "symmetric")
     sqnr = None if number % 10 == 0 else float((number * 31) % 97)
-    ends = {"grid": "symmetric", "amax": float((number * 7919) % 1000), "low": -1.0, "high": 1.0}
-    bins = Bins(-2.0, 2.0, [number] * 48)
-    return NodeSummary(**place, **kind, **ends, clipped=None, sqnr_db=sqnr, costs_db=None, bins=bins)
+    ends = (float((number * 7919) % 1000), -1.0, 1.0)
+    return NodeSummary(*place, *kind, *ends, None, sqnr, None, bins=Bins(-2.0, 2.0, [number] * 48))
 
 
 @pytest.fixture(scope="module")

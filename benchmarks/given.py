@@ -1,11 +1,11 @@
 """Files as people have them, before and after: writes docs/results/given.md.
 
-    python benchmarks/given_modules/given.py --data-path DIR [--before CHECKOUT] [--case NAME ...] [--work W]
+    python benchmarks/given.py --data-path DIR [--before CHECKOUT] [--case NAME ...] [--work W]
 
 DIR is CIFAR-10 as zip files and maps; 320 of its training and 500 of its validation pictures are put into folders of
-classes. Each case (benchmarks/given_modules/given_cases.py) runs in a process and a folder of its own, by the package
-of this checkout, and with `--before` by that of another one, of an older commit; a row names both commits. Warnings
-count as said: a case shows the last. Rows of other cases stay as they are.
+classes. Each case (benchmarks/given_cases.py) runs in a process and a folder of its own, by the package of this
+checkout, and with `--before` by that of another one, of an older commit; a row names both commits. Warnings count as
+said: a case shows the last. Rows of other cases stay as they are.
 """
 
 import json
@@ -16,12 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1])]
-from pages import RESULTS, ROOT, cifar10, line_of, read_table, save, script_parser  # noqa: E402
+from pages import RESULTS, ROOT, cifar10, join_cells, place, read_table, script_parser
 
 PAGE = RESULTS / "given.md"
 HEAD = ["kind", "case", "before", "after", "commits"]
-CASES = ROOT / "benchmarks" / "given_modules" / "given_cases.py"
+CASES = ROOT / "benchmarks" / "given_cases.py"
 COUNTS = {"train": 320, "val": 500}
 
 
@@ -34,7 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     from given_cases import CASES as known
 
-    pictures = folders_of(args.data_path, args.work / "pictures")
+    pictures = make_folders(args.data_path, args.work / "pictures")
     trees = [tree for tree in (args.before, ROOT) if tree]
     commits = " to ".join(map(commit, trees))
     rows = {row["case"]: [row[key].replace("|", "\\|") for key in HEAD] for row in read_table(PAGE.with_suffix(".csv"))}
@@ -43,10 +42,11 @@ def main() -> None:
         found = [outcome(name, tree.resolve(), pictures) for tree in trees]
         rows[text] = [kind, text, *[""] * (2 - len(found)), *found, commits]
         print(" | ".join(rows[text]), flush=True)
-        save(PAGE, page([rows[text] for _, text, _ in known.values() if text in rows]))  # a run may be cut off
+        shown = [HEAD, ["---"] * len(HEAD), *(rows[text] for _, text, _ in known.values() if text in rows)]
+        place(PAGE, "Cases", "\n".join(map(join_cells, shown)))  # a run may be cut off
 
 
-def folders_of(data: Path, target: Path) -> Path:
+def make_folders(data: Path, target: Path) -> Path:
     """Pictures in folders named by class, spread evenly over the classes."""
     for split, count in COUNTS.items():
         if (target / split).exists():
@@ -75,25 +75,8 @@ def outcome(name: str, tree: Path, pictures: Path) -> str:
         said = "; ".join([found, *(line.strip() for line in warned[-1:])])
         for place, word in ((folder, ""), (str(pictures), "PICTURES"), (str(tree), ""), (str(ROOT), "")):
             said = said.replace(f"{place}/", "").replace(place, word or "DIR")
-    return shortened(re.sub(r"\s+", " ", said)).replace("|", "\\|")
-
-
-def shortened(text: str, most: int = 240) -> str:
-    return text if len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} ..."
-
-
-def page(rows: list[list[str]]) -> str:
-    text = "\n".join(line_of(row) for row in [HEAD, ["---"] * len(HEAD), *rows])
-    return f"""# What the tool is given
-
-Files, pictures and folders as people have them, and how the tool answers. The model is the example `swin_micro_cifar10`
-(V2 where the case says it), the pictures 500 of CIFAR-10's validation in folders of classes. A refusal is shown as it
-is printed, a warning behind the result. `commits`: before, and after.
-
-{text}
-
-Written by `python benchmarks/given_modules/given.py --data-path DIR/data/cifar10 --before CHECKOUT`.
-"""
+    said = re.sub(r"\s+", " ", said)
+    return (said if len(said) <= 240 else f"{said[:240].rsplit(' ', 1)[0]} ...").replace("|", "\\|")
 
 
 def commit(tree: Path) -> str:
