@@ -1,7 +1,6 @@
 """tools/cuda/tune.py with a stand-in for compiling and timing kernels; tests/gpu has both on a GPU."""
 
 import sys
-from dataclasses import astuple
 from types import SimpleNamespace
 
 import pytest
@@ -121,24 +120,6 @@ def shapes(kernels):
 def test_without_a_gpu_it_says_so_in_a_line(run, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "torch finds none here" in run(tmp_path / "none.safetensors").err
-
-
-def test_a_gpu_without_a_file_is_named(run, network, gpu, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA L40")
-    assert "NVIDIA L40: has no file in " in run(network[0]).err
-
-
-def test_every_kernel_is_timed_batch_after_batch(run, network, gpu, tmp_path):
-    """When time runs out, the first batches, by which fusions are chosen, then have all their times."""
-    file, kernels = network
-    mine = tmp_path / "mine.yaml"
-    done = run(file, "--batch", 8, 1, "--machine", mine)
-    count = len(kernels(8, 1))
-    assert done.code == 0 and gpu.timed == shapes(kernels(8, 1)), done.err
-    assert times_in(mine) == {which: [*astuple(Tiles(64)), 10.0] for which in kernels(8, 1)}
-    said = f"{count} kernels on {H200}: {10 * count} µs together, by default {15 * count}; 0 were timed before"
-    assert done.out.startswith(f"{mine}: {said}")
-    assert f"on {H200}, triton" in mine.read_text() and "rows, columns, inner" in mine.read_text()
 
 
 def test_measured_times_decide_the_fusions_of_their_widths(run, network, gpu, tmp_path):

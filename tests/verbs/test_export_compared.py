@@ -45,7 +45,6 @@ def said(caplog):
 @pytest.fixture
 def noisy(monkeypatch):
     """OpenVINO with added errors, in proportion to the largest value of one output."""
-    pytest.importorskip("openvino")
     load = export_compared.engine_loader
 
     def break_it(share, **details):
@@ -69,7 +68,6 @@ def noisy(monkeypatch):
 
 @pytest.mark.slow
 def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images, tmp_path, said):
-    pytest.importorskip("openvino")
     made = sq.export(model, "openvino", tmp_path)
     (line,) = said()
     assert line.startswith("compared: openvino ") and line.endswith(" on 16 inputs that calibrated it")
@@ -84,7 +82,6 @@ def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images
 
 @pytest.mark.nightly
 def test_without_examples_noise_in_the_calibrated_range_is_compared(model, images, tmp_path, said):
-    pytest.importorskip("onnxruntime")
     model.save(tmp_path / "mine_calib.pth")
     again = sq.load(tmp_path / "mine_calib.pth", Net())
     assert input_amax(again.module) == pytest.approx(float(images.abs().max()), rel=0.5)
@@ -114,7 +111,6 @@ def test_a_cpu_that_saturates_is_warned_of_and_the_file_stays(model, tmp_path, n
 
 @pytest.mark.slow
 def test_without_an_engine_a_line_says_that_it_was_not_compared(model, tmp_path, said, monkeypatch):
-    pytest.importorskip("onnx")
     sq.export(model, "tensorrt", tmp_path, "qdq", float_type="float32")
     assert said()[0].endswith("not compared with fake-quant: tensorrt builds its engine from this file")
     monkeypatch.setattr(Backend, "is_installed", property(lambda backend: backend.name != "openvino"))

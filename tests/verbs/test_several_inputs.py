@@ -1,5 +1,6 @@
 """A module with several inputs by name, from wrapping to an engine."""
 
+import onnxruntime
 import pytest
 import torch
 from torch import nn
@@ -55,15 +56,13 @@ def test_it_is_saved_and_loaded_into_a_module_of_its_structure(model, batch, tmp
 
 @pytest.mark.slow
 def test_it_runs_on_engines_by_the_names_of_its_inputs(model, batch, tmp_path):
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("openvino")
     made = sq.export(model, "openvino", tmp_path)
     assert sq.verify(made, [batch])
     run, wanted = made.load(), model(batch)
     for part in (batch, {key: one[:1].numpy() for key, one in batch.items()}):
         for key, found in run(part).items():
             torch.testing.assert_close(found, wanted[key][: len(found)], rtol=0.02, atol=0.02)
-    session = runtime.InferenceSession(str(made.file), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(made.file), providers=["CPUExecutionProvider"])
     found = session.run(["logits"], {key: one.numpy() for key, one in batch.items()})[0]
     torch.testing.assert_close(torch.from_numpy(found), wanted["logits"], rtol=0.02, atol=0.02)
     with pytest.raises(sq.UsageError, match="inputs lack input_ids: give"):

@@ -98,9 +98,5 @@ def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
     words = ("show", "--cfg", micro / "swin.yaml", "--policy", path)
     line = run(*words).error(2)
     assert "policy mine: rule 1" in line and "layers.9.*" in line
-    path.write_text("name: mine\nrules:\n  - enable: '*'\n    disable: '*.qkv.*'\n")
-    assert "both enables and disables" in run(*words).error(2)
-    path.write_text("name: mine\nrulez: []\n")
-    assert "rulez" in run(*words).error(2)
     line = run(*words[:-1], "qdq", "ft-mode1").error(2)
     assert "--policy qdq ft-mode1: give one" in line

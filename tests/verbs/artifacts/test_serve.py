@@ -15,10 +15,6 @@ from commands import free_port
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
 
-pytest.importorskip("uvicorn")
-pytest.importorskip("starlette")
-pytest.importorskip("prometheus_client")
-
 
 @pytest.fixture
 def served(fork):
