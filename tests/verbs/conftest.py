@@ -1,7 +1,6 @@
 """Input for verbs: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
 
 import inspect
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -21,7 +20,6 @@ from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
 from swin_quant.quant.policy import settings_for
-from swin_quant.train import loop
 from swin_quant.verbs.search_costs import Timer
 from tests.outliers import plant
 
@@ -126,17 +124,6 @@ def calibrate(run, float_flags, card_of, tmp_path):
         return torch.load(path, weights_only=True), card_of(path)
 
     return go
-
-
-@pytest.fixture(scope="session")
-def stopped_at():
-    """stopped_at(step) -> the agreement of a training's ranks on a step's end, if a stop is asked for at that step."""
-
-    def make(step):
-        agree, steps = loop._agree, itertools.count(1)
-        return lambda loss, asked, due, world: agree(loss, next(steps) == step or asked, due, world)
-
-    return make
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""The artifact of a wrapped module is compared with fake-quant, then kept or deleted."""
+"""The artifact of a wrapped module is compared with fake-quant, then kept or deleted; latency and `align` of such."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -130,3 +131,15 @@ def test_a_likeness_leaves_what_chance_does():
     assert few.margin_db > 8
     (lost,) = likenesses(["x"], [exact * torch.nan], [exact - 0.1], [exact], 60.0)
     assert not lost.spare_db >= 0
+
+
+@pytest.mark.slow
+def test_artifacts_are_timed_beside_each_other_and_aligned_with_their_model(model, images, tmp_path, run):
+    quantized, plain = (sq.export(model, "onnxruntime", tmp_path, precision=what) for what in ("int8", "float"))
+    words = [plain.file, quantized.file, "--no-accuracy", "--batch", 2, "--threads", 1, "--json"]
+    rows = json.loads(run("evaluate", *words).ok().out)
+    assert {row["subject"] for row in rows} == {f"{one.file} on onnxruntime" for one in (plain, quantized)}
+    assert all(row["batch"] == 2 and row["ms"] > 0 for row in rows)
+    for found in (sq.align(model, quantized, [images]), sq.align(model, str(quantized.file), [images])):
+        assert {"stem", "again", "head", "map.0", "map.1"} <= {row.name for row in found.rows} and found.first is None
+        assert all(row.sqnr_db > 30 for row in found.rows)

@@ -46,8 +46,10 @@ def weights(file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("amax", share(["learned", "reestimated"], 2))
-def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tmp_path, calibrated, card_of, amax):
-    done = run("finetune", *qat_flags, "--amax", amax, "--json", tmp_path / "told.json").ok()
+def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(
+    run, qat_flags, tmp_path, calibrated, micro, card_of, amax
+):
+    done = run("finetune", *qat_flags, "--amax", amax, "--distill", "--json", tmp_path / "told.json").ok()
     out = tmp_path / "out"
     (verdict,) = json.loads((tmp_path / "told.json").read_text())["verdicts"]
     assert verdict["delta_ptq_se"] is not None and f"deploy: {verdict['deploy']}" in done.out
@@ -63,6 +65,8 @@ def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(run, qat_flags, tm
     card = card_of(out / f"{NAME}_qat.pth")
     training = card["training"]
     assert training["recipe"]["amax"]["mode"] == amax and training["steps"] == 12 == 2 * 6
+    assert training["recipe"]["distill"]["weight"] == 1.0 and "teacher: " in done.err, "it is what was calibrated"
+    assert training["teacher"]["sha256"] == card["source"]["sha256"] == compute_sha256(micro / "swin.pth")
     assert training["start"]["file"] == calibrated.name and len(training["pictures_sha256"]) == 64
     assert [row["epoch"] for row in training["epochs"]] == [1, 2]
     assert {"acc1", "train_loss"} <= training["epochs"][0].keys()
@@ -92,7 +96,7 @@ def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(
 def test_the_written_file_scores_as_the_trained_model(run, qat_flags, tmp_path, card_of, policy, amax):
     """The file scores as the trained model did, also with ranges by channel and a weight decayed or driven out of its
     range."""
-    flags = ["--amax", amax, "--policy", policy, "--wprec", 4, "--lr", 0.01]
+    flags = ["--amax", amax, "--policy", policy, "--wprec", 4, "--lr", 0.01, "--epochs", 1]
     assert run("finetune", *qat_flags, *flags).code == 0
     file = tmp_path / "out" / f"{NAME}_qat.pth"
     trained = card_of(file)["results"]
@@ -101,15 +105,6 @@ def test_the_written_file_scores_as_the_trained_model(run, qat_flags, tmp_path, 
     assert len(again) == len(trained) == 4
     for one, other in zip(trained, again, strict=True):
         assert {**one, "ms_per_picture": None} == {**other, "ms_per_picture": None}
-
-
-@pytest.mark.slow
-def test_the_teacher_is_the_model_that_was_calibrated_unless_another_is_named(run, qat_flags, tmp_path, micro, card_of):
-    done = run("finetune", *qat_flags, "--distill")
-    assert done.code == 0 and "teacher: " in done.err, done
-    card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
-    assert card["training"]["teacher"]["sha256"] == card["source"]["sha256"] == compute_sha256(micro / "swin.pth")
-    assert card["training"]["recipe"]["distill"]["weight"] == 1.0
 
 
 @pytest.mark.slow
