@@ -13,7 +13,6 @@ from PIL import Image
 import swin_quant as sq
 from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import load_float
-from swin_quant.checkpoint.ranges import is_range
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.loading import ModelFile
@@ -150,10 +149,6 @@ def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monk
     assert "test" in run(*words, "--split", "test").error(1)
 
 
-def ranges(path):
-    return {key: value.tolist() for key, value in torch.load(path, weights_only=True).items() if is_range(key)}
-
-
 @pytest.mark.slow
 def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was_and_goes_on_in_its_folder(
     micro, train, tmp_path, monkeypatch, caplog
@@ -187,3 +182,80 @@ def test_a_model_that_was_changed_and_calibrated_is_not_compared_with_the_file_i
     with torch.no_grad():
         next(model.module.parameters()).mul_(2)
     assert sq.calibrate(model, train, "qdq").card.source is None
+
+
+FILE = "swin_micro_calib.pth"
+
+
+def kinds(card):
+    return [one["kind"] for one in card["calibration"]["advice"]]
+
+
+@pytest.mark.slow
+def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_flags, card_of, tmp_path):
+    flags = [*float_flags, "--policy", "ft-mode1", "--aprec", 5, "--calibrator", "auto"]
+    done = run("calibrate", *flags, "--output", tmp_path)
+    assert done.code == 0 and "calibrator auto: " in done.err, done
+    record = card_of(tmp_path / FILE)["calibration"]
+    assert set(record["node_methods"].values()) <= {"max", "percentile", "mse", "entropy"} - set(record["methods"])
+    five = [*scoring_flags, "--checkpoint", tmp_path / FILE, "--policy", "ft-mode1", "--aprec"]
+    assert run("evaluate", *five, 5).code == 0
+    if {"mse", "entropy"} & {*record["node_methods"].values(), *record["methods"].values()}:
+        assert "for 5 bits" in run("evaluate", *five, 4).error(2)
+
+
+def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):
+    flags = [*float_flags, "--policy", "qdq", "--output", tmp_path]
+    done = run("calibrate", *flags, "--pictures", 1)
+    assert done.code == 0 and "advice: 1 picture is too few" in done.err and "--pictures" in done.err, done
+    assert "sample" in kinds(card_of(tmp_path / FILE))
+    black = tmp_path / "black"
+    for number in range(4):
+        file = black / "train" / "cat" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (9, 9, 9)).save(file)
+    done = run("calibrate", *flags, "--pictures", 4, "--data-path", black)
+    assert done.code == 0 and "the pictures are all alike" in done.err, done
+    assert "alike" in kinds(card_of(tmp_path / FILE))
+    assert "must be at least 1" in run("calibrate", *flags, "--pictures", 0).error(2)
+
+
+@pytest.mark.slow
+def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
+    def ranges(*flags):
+        state, card = calibrate(*flags)
+        return {key: value.item() for key, value in state.items() if key.endswith("_amax")}, card["calibration"]
+
+    base, record = ranges()
+    assert (base, record) == ranges()
+    again, cut = ranges("--pictures", 8, "--batch", 1)
+    assert again == base and cut["files"] == record["files"]
+    other, reseeded = ranges("--seed", 1)
+    assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
+
+
+def test_broken_pictures_are_counted_and_named(run, float_flags, card_of, own_pictures, tmp_path):
+    for split in ("train", "val"):
+        (own_pictures / split / "cat" / "nothing.png").write_bytes(b"")
+    flags = ["--data-path", own_pictures, "--max-unreadable", 0.2]
+    done = run("calibrate", *float_flags, *flags, "--pictures", 12, "--output", tmp_path / "out").ok()
+    calibrated = tmp_path / "out" / "swin_micro_calib.pth"
+    record = card_of(calibrated)["calibration"]
+    assert len(set(record["files"])) == 12 and record["unreadable"] == ["cat/nothing.png"]
+    assert "1 of 13 pictures are unreadable: cat/" in done.err
+    assert "1 of 8 pictures are unreadable: cat/" in run("evaluate", calibrated, *flags).ok().err
+    for result in card_of(calibrated)["results"]:
+        assert result["pictures"] == 7 and result["unreadable"] == 1 and "cat/nothing.png" in result["note"]
+    assert "unreadable" in run("report", calibrated.with_suffix(".json")).out
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_too_many_broken_pictures_are_one_error(run, float_flags, calibrated, own_pictures, tmp_path, split):
+    for file in sorted((own_pictures / split).rglob("*.png"))[:2]:
+        file.write_bytes(b"")
+    flags = ["--data-path", own_pictures, "--quiet", "--output", tmp_path / "out"]
+    calibrating = ["calibrate", *float_flags, "--pictures", 12]
+    line = run(*(calibrating if split == "train" else ["evaluate", calibrated]), *flags).error(1)
+    total = {"train": 12, "val": 7}[split]
+    assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
+    assert not list((tmp_path / "out").glob("*"))

@@ -89,14 +89,6 @@ def test_after_quantize_and_on_its_page(run, follow, micro, pictures, tmp_path, 
     assert cells
 
 
-@pytest.mark.nightly
-def test_after_training_at_four_bits(run, follow, calibrated, scoring_flags, tmp_path):
-    words = [*scoring_flags, "--batch", 2, "--epochs", 1, "--recipe", "micro_w4a4", "--amax", "reestimated"]
-    bits = ["--policy", "qdq", "--wprec", 4, "--aprec", 4]
-    done = run("finetune", calibrated, *words, *bits, "--output", tmp_path / "out").ok()
-    assert followed(follow, done.out)[:2] == ["export", "verify"]
-
-
 class Net(nn.Module):
     """A classifier of three classes."""
 

@@ -34,11 +34,6 @@ def write(path, *results, name="swin_micro"):
     return path
 
 
-def test_the_table_is_printed(report, tmp_path):
-    out = report(write(tmp_path / "a.json", FLOAT, INT8), write(tmp_path / "b.json", FLOAT, INT8, name="other")).out
-    assert "swin_micro" in out and "other" in out and out.count("-0.46") == 2
-
-
 def test_a_folder_gets_the_table_in_every_form(report, tmp_path):
     card, folder = write(tmp_path / "card.json", FLOAT, INT8), tmp_path / "table"
     printed = report(card, "--output", folder, "--json", "-").out

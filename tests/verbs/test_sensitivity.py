@@ -23,7 +23,7 @@ def test_table_json_and_card_agree(run, words, own, tmp_path):
     assert card.sensitivity == record and record["pictures"] == 6 and record["policy"] == "ft-mode1"
     assert record["pictures_sha256"] != digest(card.calibration["files"][:6]), "other pictures than calibrated"
     nodes = [group for group in record["groups"] if group["kind"] == "node"]
-    assert len(nodes) == 3 * 16 + 3  # counted from docs/reference, as in test_nodes.py
+    assert len(nodes) == 3 * 16 + 3  # counted from docs/reference, as in test_show.py
     worst = max(nodes, key=lambda group: group["without"]["sqnr_db"])
     assert worst["name"] in done.out.replace("\n", "") and "layers.1.blocks.0" in done.out
 
