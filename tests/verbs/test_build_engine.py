@@ -1,5 +1,6 @@
 """swin-quant build-engine, with a stand-in for TensorRT, from files that `export` wrote."""
 
+import functools
 import importlib
 import json
 import shutil
@@ -20,20 +21,23 @@ from swin_quant.score.options import EngineOptions
 
 @pytest.fixture(scope="module")
 def exported(calibrated_32, tmp_path_factory):
-    """The folder of a calibrated checkpoint, with its artifacts for TensorRT in int8 and in float8."""
+    """exported(policy) -> the artifact for TensorRT under it, beside a copy of its calibrated checkpoint."""
     folder = Path(shutil.copytree(calibrated_32.parent, tmp_path_factory.mktemp("engine") / "exported"))
-    for policy in ("qdq", "tensorrt-fp8"):
+
+    @functools.cache
+    def make(policy):
         words = ["export", folder / calibrated_32.name, "--for", "tensorrt", "--policy", policy, "--output", folder]
         command(*words, "--quiet")
-    return folder
+        return folder / f"micro_{'fp8' if 'fp8' in policy else 'int8'}_tensorrt.onnx"
+
+    return make
 
 
 @pytest.fixture
 def onnx_file(exported, tmp_path):
     """The int8 artifact, alone with its card in the test's own folder."""
-    for suffix in (".onnx", ".json"):
-        shutil.copy(exported / f"micro_int8_tensorrt{suffix}", tmp_path)
-    return tmp_path / "micro_int8_tensorrt.onnx"
+    shutil.copy(exported("qdq").with_suffix(".json"), tmp_path)
+    return Path(shutil.copy(exported("qdq"), tmp_path))
 
 
 @pytest.fixture
@@ -98,7 +102,7 @@ def test_an_engine_is_verified_when_it_is_built(run, trt, exported, pictures, tm
     if not honest:
         monkeypatch.setattr(Session, "__call__", lambda self, images: compute(self, images).flip(1))
     words = ("--output", tmp_path, "--data-path", pictures, "--pictures", 4, "--opt-batch", 2, "--max-batch", 2)
-    done = run("build-engine", exported / "micro_fp8_tensorrt.onnx", *words)
+    done = run("build-engine", exported("tensorrt-fp8"), *words)
     engine = tmp_path / "micro_fp8_tensorrt_sm89.engine"
     records = RunCard.read(engine.with_suffix(".json")).verification
     assert [record["passed"] for record in records] == [honest, None] and records[0]["pictures"] == 4

@@ -129,14 +129,18 @@ def test_the_policy_changes_no_byte_of_the_checkpoint(micro, train, tmp_path):
     assert len({(tmp_path / f"{name}.pth").read_bytes() for name in names}) == 1
 
 
-def test_the_original_stays_the_float_file_through_another_calibration(micro, model, train, tmp_path):
+def test_the_original_stays_the_float_file_through_another_calibration(micro, train, tmp_path):
     """Even if it overwrites the calibrated file, whose hash would then match no file."""
-    first = sq.calibrate(model, train, "ft-mode1").save(tmp_path / "first.pth")
-    again = sq.calibrate(sq.load(first), train, "ft-mode2")
-    assert again.card.source["sha256"] == compute_sha256(micro / "swin.pth")
-    unknown = ModelFile(None, str(micro / "swin.yaml"), random_weights=True)
-    file = sq.calibrate(unknown, train, "ft-mode1").save(tmp_path / "random.pth")
-    assert sq.calibrate(sq.load(file), train, "ft-mode1").card.source["sha256"] == compute_sha256(file)
+
+    def calibrated(file, name, **how):
+        given = ModelFile(file and str(file), str(micro / "swin.yaml"), **how)
+        model = sq.calibrate(given, train, "ft-mode1")
+        return model.card.source, model.save(tmp_path / name)
+
+    _, first = calibrated(micro / "swin.pth", "first.pth")
+    assert calibrated(first, "again.pth")[0]["sha256"] == compute_sha256(micro / "swin.pth")
+    _, unknown = calibrated(None, "random.pth", random_weights=True)
+    assert calibrated(unknown, "other.pth")[0]["sha256"] == compute_sha256(unknown)
 
 
 def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monkeypatch):
