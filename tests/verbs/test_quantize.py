@@ -133,11 +133,14 @@ def test_a_folder_without_a_split_to_score_ends_with_a_verified_file(run, quick,
         assert "".join(said.split()) in "".join(ended.out.split())
 
 
-@pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
-                                    ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
-                                    ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip
+CHANGES = ["--pictures 12", "--calibrator max", "--policy cpu", "--seed 1", "--percentile 99"]
+CHANGES += ["--opts TEST.CROP True", "--opts MODEL.SWIN.APE True"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES)
 def test_changed_options_need_a_new_calibration(run, words, made, change):
-    planned = run("quantize", *words, *change, "--dry-run")
+    planned = run("quantize", *words, *change.split(), "--dry-run")
     assert planned.code == 0 and "# done" not in planned.out
 
 
@@ -146,6 +149,7 @@ def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run
     assert ["--float-type bfloat16" in line for line in lines] == [False, True, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
 def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, words, made, pictures, split, done):
     """There are as many, in a folder of the same name: only their own names differ."""
