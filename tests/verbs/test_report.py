@@ -90,8 +90,8 @@ def test_bad_cards_are_refused_by_file_and_key(refused, tmp_path):
     good["results"][0]["acc1"] = "high"
     for text, says in (
         (json.dumps(good), "results[0].acc1"),
-        ("not JSON", "not JSON"),
-        ('{"schema": "swin-quant/run-card/9"}', "run-card/9"),
+        ("not JSON", "its JSON cannot be read"),
+        ('{"schema": "swin-quant/run-card/9"}', "run card"),
     ):
         card.write_text(text)
         message = refused(card)
