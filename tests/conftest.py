@@ -150,7 +150,6 @@ def no_terminal(monkeypatch):
 @pytest.fixture(scope="session")
 def library(request, tmp_path_factory) -> Path:
     """OpenVINO's operators, compiled where their sources changed since the last session: that takes 20 seconds."""
-    pytest.importorskip("openvino")
     if not shutil.which("g++") or operators.cpu_kind() is None:
         pytest.skip("needs g++ and AVX2")
     cache = getattr(request.config, "cache", None)

@@ -1,6 +1,5 @@
 """Benchmark scripts: each imports and has its help; rendered pages are those of their recorded rows."""
 
-import ast
 import importlib
 from pathlib import Path
 
@@ -22,12 +21,6 @@ def test_at_most_twelve_scripts_of_4500_lines_and_25_files_of_results():
     assert len(started) <= 12 and sum(len(file.read_text().splitlines()) for file in SCRIPTS) <= 4500
     assert {file.suffix for file in FOLDER.iterdir() if file.is_file()} == {".py"}
     assert len(list((FOLDER.parent / "docs" / "results").iterdir())) <= 25
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.stem)
-def test_a_script_imports_and_has_a_docstring(file, benchmark):
-    assert ast.get_docstring(ast.parse(file.read_text())) and benchmark(file.stem)
 
 
 def test_the_page_of_cpu_engines_and_the_measured_gains_are_those_of_its_data(benchmark):

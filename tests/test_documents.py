@@ -87,7 +87,6 @@ def commands():
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme(reader, run, monkeypatch):
-    pytest.importorskip("openvino")
     monkeypatch.chdir(reader)
     shown = list(commands())
     assert len(shown) >= 7
@@ -132,7 +131,6 @@ def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize("page", share(["README.md", "docs/python.md"], 2))
 def test_the_python_of_documents(page, reader, monkeypatch, capsys):
-    pytest.importorskip("openvino")
     monkeypatch.chdir(reader)
     layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     names = {"module": torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))}

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,29 +11,6 @@ import pytest
 import swin_quant
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture(scope="module")
-def with_links():
-    pytest.importorskip("mkdocs", reason="the extra docs is not installed")
-    return runpy.run_path(str(ROOT / "scripts" / "site.py"))["with_links"]
-
-
-@pytest.mark.parametrize(
-    ("text", "folder", "place", "there"),
-    [
-        ("[a](docs/onnx.md#x)", "", "", "[a](onnx.md#x)"),
-        ("[a](docs/results/)", "", "", "[a](results/README.md)"),
-        ("[a](../../README.md#b)", "docs/guides", "guides", "[a](../index.md#b)"),
-        ("[a](../accuracy.md)", "docs/guides", "guides", "[a](../accuracy.md)"),
-        ("[`loop.py`](../swin_quant/train/loop.py)", "docs", "", "`loop.py`"),
-        ("[an example](../examples/report.html)", "docs", "", "an example (`examples/report.html`)"),
-        ("[x](https://a.org/b.md) [y](#here)", "docs", "", "[x](https://a.org/b.md) [y](#here)"),
-        ("![p](docs/images/report.png)", "", "", "![p](images/report.png)"),
-    ],
-)
-def test_links_lead_to_where_the_site_has_it(with_links, text, folder, place, there):
-    assert with_links(text, folder, place) == there
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import threading
 from contextlib import contextmanager
 from io import BytesIO
 
+import httpx2 as httpx
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
@@ -15,10 +15,6 @@ from swin_quant.backends.description import GraphEnd, ModelDescription
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving.app import Service, build_app
 from swin_quant.serving.limits import ServiceLimits
-
-pytest.importorskip("starlette")
-pytest.importorskip("prometheus_client")
-httpx = pytest.importorskip("httpx2")
 
 SIDE, NAMES = 16, ("cat", "dog", "fox")
 PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

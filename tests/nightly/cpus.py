@@ -32,7 +32,7 @@ CPUS = {
     "oneDNN of AVX-512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "two threads": {"OMP_NUM_THREADS": "2"},
 }
-VERBS = ("test_calibrate", "test_recalibrate", "test_evaluate", "artifacts/test_verify")
+VERBS = ("test_calibrate", "test_evaluate", "artifacts/test_verify")
 ARITHMETIC = ["quant", "models", "backends", "train", "score", "cli/test_ranks.py", *(f"verbs/{v}.py" for v in VERBS)]
 
 SHORT_CPUS = ["AMD", "MKL for any CPU", "torch without vectors", "oneDNN of AVX2", "two threads"]

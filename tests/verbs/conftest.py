@@ -1,7 +1,6 @@
 """Input for verbs: a micro model in memory, its pictures as data sets and as tensors, a checkpoint of digits."""
 
 import inspect
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -16,12 +15,12 @@ import swin_quant as sq
 from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.checkpoint import load_float, save_float
 from swin_quant.cli import main
-from swin_quant.config import find_config, load_config
+from swin_quant.config import load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.models import build_model
-from swin_quant.train import loop
-from tests.helpers.known_times import with_known_times
+from swin_quant.quant.policy import settings_for
+from swin_quant.verbs.search_costs import Timer
 from tests.outliers import plant
 
 
@@ -32,7 +31,15 @@ def model(micro):
 
 @pytest.fixture
 def clock(monkeypatch):
-    with_known_times(monkeypatch)
+    """An engine with known times: 3 ms, and 0.01 ms less for each enabled node. Nothing is exported or run."""
+
+    def milliseconds(model, policy):
+        return 3 - 0.01 * sum(one.enabled for one in settings_for(model, policy).values()) if policy else 3.0
+
+    def rounds(timer, policy):
+        return [(milliseconds(timer.model.network, timer.base), milliseconds(timer.model.network, policy))]
+
+    monkeypatch.setattr(Timer, "rounds", rounds)
 
 
 @pytest.fixture
@@ -56,22 +63,6 @@ def tensors(pictures):
         return DataLoader(TensorDataset(batch.images, batch.labels), batch_size=size)
 
     return load
-
-
-@pytest.fixture(scope="session")
-def cfg():
-    """The demo's Swin of digits, with one block a stage and 8 channels."""
-    keys = {"EMBED_DIM": 8, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-    overrides = {"DATA.DATA_PATH": "digits"} | {f"MODEL.SWIN.{key}": value for key, value in keys.items()}
-    return load_config(find_config("swin_digits"), overrides=overrides)
-
-
-@pytest.fixture(scope="session")
-def weights(cfg, randomise, tmp_path_factory):
-    """The name of its float checkpoint."""
-    path = tmp_path_factory.mktemp("weights") / "weights.pth"
-    save_float(randomise(build_model(cfg)), path)
-    return str(path)
 
 
 @pytest.fixture(scope="session")
@@ -133,17 +124,6 @@ def calibrate(run, float_flags, card_of, tmp_path):
         return torch.load(path, weights_only=True), card_of(path)
 
     return go
-
-
-@pytest.fixture(scope="session")
-def stopped_at():
-    """stopped_at(step) -> the agreement of a training's ranks on a step's end, if a stop is asked for at that step."""
-
-    def make(step):
-        agree, steps = loop._agree, itertools.count(1)
-        return lambda loss, asked, due, world: agree(loss, next(steps) == step or asked, due, world)
-
-    return make
 
 
 @pytest.fixture

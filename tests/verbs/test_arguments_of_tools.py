@@ -23,7 +23,6 @@ def verb():
 
 @pytest.fixture
 def exported(model, train, tmp_path):
-    pytest.importorskip("onnxruntime")
     return sq.export(sq.calibrate(model, train, "qdq", passes=[]), "onnxruntime", tmp_path / "onnx")
 
 
@@ -44,7 +43,6 @@ def test_package(verb, exported, tmp_path, heard):
 
 
 def test_report(verb, exported, pictures, val, tmp_path, heard):
-    pytest.importorskip("vl_convert")
     sq.evaluate(exported, val, half="none", own_float=False)
     card = exported.file.with_suffix(".json")
     assert verb("report").report((card,), format="csv", folder=tmp_path / "table").format == "csv"
@@ -71,7 +69,6 @@ def test_analyze(verb, model, heard):
 
 
 def test_serve(verb, exported, tmp_path, heard):
-    pytest.importorskip("starlette")
     services, places = heard(verb("serve"), "load_service", ends=True), heard(verb("serve"), "_listening")
     limits = ServiceLimits(max_batch=3, delay_us=5)
     asked = {"host": "localhost", "port": 0, "name": "mine", "labels": tmp_path / "names.txt", "threads": 2}

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from commands import command
 
-import swin_quant as sq
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
@@ -90,20 +89,6 @@ def test_deltas_are_to_the_float_checkpoint_s_own_figures(_runs):
     assert found[FLOAT32].delta_acc1 is None
 
 
-@pytest.mark.slow
-def test_a_later_evaluation_finds_it_where_the_runs_lie_now(_runs, runs, evaluate):
-    done = evaluate()
-    assert done.code == 0 and "no delta" not in done.err and str(runs) not in qat(runs).with_suffix(".json").read_text()
-    without_time = [{**vars(r), "ms_per_picture": 0} for root in (_runs, runs) for r in measured(qat(root)).values()]
-    assert without_time[:4] == without_time[4:]
-    assert "PTQ" in done.out and "QAT float32" in done.out
-
-
-def test_the_start_of_qat_does_where_the_original_is_gone(evaluate, runs):
-    (runs / "in" / "swin.pth").unlink()
-    assert evaluate().code == 0 and FLOAT32 in measured(qat(runs))
-
-
 def test_without_the_original_there_are_results_and_no_delta(evaluate, runs, tmp_path):
     original = shutil.move(runs / "in" / "swin.pth", tmp_path / "kept.pth")
     shutil.rmtree(runs / "ptq")
@@ -140,10 +125,6 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     assert done.code == 0 and "after QAT give --float FILE" in done.err
     assert run("evaluate", *flags, "--checkpoint", qat(runs), "--float", runs / "in" / "swin.pth").code == 0
     assert list(measured(scored)) == [FLOAT32, QAT, UNQUANTIZED]
-    model = sq.load(qat(runs), runs / "in" / "swin.yaml", sq.policy("ft-mode1").bits("role:gemm_weight", 4))
-    in_memory = sq.evaluate(model, sq.pictures(pictures, "val"), half="none", original=runs / "in" / "swin.pth")
-    assert [one.loss for one in in_memory.results] == [same(one) for one in measured(scored).values()]
-    assert run("evaluate", *flags, "--checkpoint", runs / "ptq" / "swin_micro_calib.pth").code == 0
     (runs / "ptq" / "swin_micro_calib.json").unlink()
     words = ["--checkpoint", runs / "ptq" / "swin_micro_calib.pth", "--float", runs / "in" / "swin.pth"]
     assert run("evaluate", *flags, *words).code == 0
@@ -159,23 +140,12 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     assert "--opts" not in line and "--replace-head" not in line
 
 
-@pytest.fixture
-def export(run, runs):
-    """export(flags ...) -> a TorchScript file of the QAT checkpoint, in a folder beside its own."""
-
-    def go(*flags):
-        words = ["--checkpoint", qat(runs), "--for", "torchscript", "--output", runs / "out" / "traced"]
-        assert run("export", *words, *flags).code == 0
-        (file,) = (runs / "out" / "traced").glob("*.pt")
-        assert str(runs) not in file.with_suffix(".json").read_text()
-        return file
-
-    return go
-
-
 @pytest.mark.slow
-def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
-    artifact = export("--policy", "qdq")
+def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures):
+    folder = runs / "out" / "traced"
+    run("export", qat(runs), "--for", "torchscript", "--policy", "qdq", "--output", folder).ok()
+    (artifact,) = folder.glob("*.pt")
+    assert str(runs) not in artifact.with_suffix(".json").read_text()
     flags = ["--data-path", pictures, "--device", "cpu", "--half", "none", *ENGINES]
     assert run("evaluate", artifact, *flags, "--fake-quant").code == 0
     found, int8 = measured(artifact), ("torch fake-quant", "int8")
@@ -191,15 +161,3 @@ def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures, export):
     assert lonely.code == 0 and "no delta" in lonely.err and "--float FILE" in lonely.err
     assert run("evaluate", artifact, *flags, "--float", original).code == 0
     assert "is not the float checkpoint" in run("evaluate", artifact, *flags, "--float", artifact).error(1)
-
-
-def test_ptq_and_qat_of_one_original_stand_in_one_table(run, runs):
-    cards = [runs / "ptq" / "swin_micro_calib.json", qat(runs).with_suffix(".json")]
-    done = run("report", *cards, "--json", "-").ok()
-    table = json.loads(done.out)
-    assert [(row["weights"], row["policy"]) for row in table["rows"]] == [
-        (None, "ft-mode1 W4"), ("QAT", "ft-mode1 W4"), ("QAT weights, unquantized", None)]  # fmt: skip
-    assert len({row["acc1"] for row in table["rows"]}) == 1
-    assert not [note for note in table["footnotes"] if "inconsistent" in note["text"] or "no delta" in note["text"]]
-    alone = json.loads(run("report", cards[1], "--json", "-").out)
-    assert [row["weights"] for row in alone["rows"]] == ["PTQ", "QAT", "QAT weights, unquantized"]

@@ -2,8 +2,6 @@
 
 import pytest
 
-import swin_quant as sq
-
 NAME = "swin_micro_calib"
 TRAIN = ["--epochs", 1, "--batch", 4, "--no-eval"]
 
@@ -50,19 +48,3 @@ def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring
     assert "found by mse for 8 bits" in run("finetune", *train, "--output", tmp_path / "qat").error(2)
     anew = ["--set", "amax.initial=reestimated", "amax.batches=1"]
     assert run("finetune", *train, "--output", tmp_path / "qat", *anew).code == 0
-
-
-@pytest.mark.nightly
-def test_learned_ranges_ask_for_training(run, scoring_flags, calibrated, tmp_path, card_of, recipe):
-    made = []
-    for start, how in ((calibrated, "learned"), (tmp_path / "0", "frozen")):
-        start = start / "swin_micro_qat.pth" if start.is_dir() else start
-        folder = tmp_path / str(len(made))
-        train = ["--checkpoint", start, "--amax", how, *TRAIN, *recipe, "--output", folder]
-        assert run("finetune", *scoring_flags, *train).code == 0
-        made.append(folder / "swin_micro_qat.pth")
-        assert card_of(made[-1])["training"]["ranges"] == {"weights": "learned", "activations": "learned"}
-        line = run("evaluate", *scoring_flags, "--checkpoint", made[-1], "--policy", "ft-mode1", "--wprec", 4).error(2)
-        assert "learned for 8 bits" in line and "finetune with these bits" in line
-    sq.load(made[0]).save(tmp_path / "plain.pth", dtype="float32")
-    assert card_of(tmp_path / "plain.pth")["training"]["ranges"] == {"weights": None, "activations": None}

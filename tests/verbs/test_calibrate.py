@@ -1,7 +1,6 @@
 """`calibrate`: the files it writes, the pictures it takes, what flags change, and the same in memory."""
 
 import hashlib
-import json
 import re
 import shutil
 
@@ -12,18 +11,14 @@ from pass_contexts import CutOff, same
 from PIL import Image
 
 import swin_quant as sq
-from swin_quant.base.distributed import this_world
 from swin_quant.base.files import compute_sha256
-from swin_quant.checkpoint import load_calibrated, load_float
-from swin_quant.checkpoint.ranges import is_range
+from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
-from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from swin_quant.loading import ModelFile
 from swin_quant.models import build_model
 from swin_quant.quant.passes import reconstruct
 from swin_quant.quant.policy import enabled_nodes
-from swin_quant.quant.quantizer import State, named_nodes
 
 
 def test_a_checkpoint_and_a_card(run, float_flags, card_of, micro, pictures, tmp_path):
@@ -117,7 +112,7 @@ def test_the_default_calibrator_follows_the_bits(calibrate):
     assert method("--policy", "ft-mode1", "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
 
 
-def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path):
+def test_a_head_can_be_replaced(calibrate, pictures, tmp_path):
     four = tmp_path / "four"
     shutil.copytree(pictures, four)
     for split in ("train", "val"):
@@ -126,50 +121,26 @@ def test_a_head_can_be_replaced(calibrate, run, float_flags, pictures, tmp_path)
     assert state["head.weight"].shape == (4, 32)
 
 
-@pytest.fixture
-def calibrated_in(cfg, weights, tmp_path):
-    """calibrated_in(folder, policy, ...) -> a calibration of the digits' checkpoint by the command's functions."""
-    file = tmp_path / "digits.yaml"
-    file.write_text(cfg.dump())
-
-    def go(folder, policy, checkpoint=weights, **how):
-        model = sq.calibrate(ModelFile(checkpoint and str(checkpoint), str(file), **how), PICTURES, policy)
-        folder.mkdir(parents=True, exist_ok=True)
-        model.save_in(folder, this_world())
-        return model
-
-    return go
-
-
-PICTURES = PictureSet("digits", count=4)
-
-
-def test_the_model_returned_is_the_one_written(calibrated_in, cfg, tmp_path):
-    done = calibrated_in(tmp_path / "a" / "b", "ft-mode2")
-    assert done.checkpoint == tmp_path / "a" / "b" / "swin_micro_digits_calib.pth"
-    again = build_model(cfg)
-    load_calibrated(again, done.checkpoint)
-    for name, node in named_nodes(again).items():
-        mine = named_nodes(done.module)[name]
-        assert torch.equal(node.amax, mine.amax) and mine.state is State.OFF and mine.observer is None
-    assert len(enabled_nodes(done.module)) == 2 * 15 + 2  # two blocks and a merging, mode 2
-    assert json.loads(done.checkpoint.with_suffix(".json").read_text())["checkpoint"] == done.card.checkpoint
-
-
-def test_the_policy_changes_no_byte_of_the_checkpoint(calibrated_in, tmp_path):
+def test_the_policy_changes_no_byte_of_the_checkpoint(micro, train, tmp_path):
     """docs/reference, section 1.5: the saved file is the same for modes 1 and 2."""
-    done = [calibrated_in(tmp_path / name, name) for name in ("ft-mode1", "ft-mode2", "qdq", "float")]
-    assert len({model.checkpoint.read_bytes() for model in done}) == 1
+    for name in (names := ["ft-mode1", "ft-mode2", "qdq", "float"]):
+        model = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+        sq.calibrate(model, train, name, passes=[]).save(tmp_path / f"{name}.pth")
+    assert len({(tmp_path / f"{name}.pth").read_bytes() for name in names}) == 1
 
 
-def test_the_original_stays_the_float_file_through_another_calibration(calibrated_in, weights, tmp_path):
+def test_the_original_stays_the_float_file_through_another_calibration(micro, train, tmp_path):
     """Even if it overwrites the calibrated file, whose hash would then match no file."""
-    first = calibrated_in(tmp_path, "ft-mode1")
-    again = calibrated_in(tmp_path, "ft-mode2", first.checkpoint)
-    assert again.card.source and again.card.source["sha256"] == compute_sha256(weights)
-    unknown = calibrated_in(tmp_path / "random", "ft-mode1", None, random_weights=True)
-    again = calibrated_in(tmp_path / "again", "ft-mode1", unknown.checkpoint)
-    assert again.card.source and again.card.source["sha256"] == compute_sha256(unknown.checkpoint)
+
+    def calibrated(file, name, **how):
+        given = ModelFile(file and str(file), str(micro / "swin.yaml"), **how)
+        model = sq.calibrate(given, train, "ft-mode1")
+        return model.card.source, model.save(tmp_path / name)
+
+    _, first = calibrated(micro / "swin.pth", "first.pth")
+    assert calibrated(first, "again.pth")[0]["sha256"] == compute_sha256(micro / "swin.pth")
+    _, unknown = calibrated(None, "random.pth", random_weights=True)
+    assert calibrated(unknown, "other.pth")[0]["sha256"] == compute_sha256(unknown)
 
 
 def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monkeypatch):
@@ -180,10 +151,6 @@ def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monk
     assert "it is a file" in run(*words, "--output", tmp_path / "file").error(1)
     assert "no such checkpoint" in run(*words, "--checkpoint", tmp_path / "none.pth").error(1)
     assert "test" in run(*words, "--split", "test").error(1)
-
-
-def ranges(path):
-    return {key: value.tolist() for key, value in torch.load(path, weights_only=True).items() if is_range(key)}
 
 
 @pytest.mark.slow
@@ -215,20 +182,84 @@ def test_recalibration_keeps_the_passes_that_changed_the_weights(model, train):
         assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
 
 
-@pytest.mark.slow
-def test_tensors_in_batches_of_any_size_give_the_ranges_and_the_check_of_pictures(micro, pictures, tensors, tmp_path):
-    def calibrated(data, name):
-        model = sq.calibrate(sq.load(micro / "swin.pth", config=micro / "swin.yaml"), data, "qdq")
-        check = model.card.calibration["check"]
-        sqnr = pytest.approx(check["sqnr_db"], abs=1e-3)
-        return ranges(model.save(tmp_path / f"{name}.pth")), check["pictures"], sqnr
-
-    expected = calibrated(sq.pictures(pictures, "train", 12), "pictures")
-    for size in (1, 3, 16):
-        assert calibrated(tensors("train", size), size) == expected
-
-
 def test_a_model_that_was_changed_and_calibrated_is_not_compared_with_the_file_it_came_from(model, train):
     with torch.no_grad():
         next(model.module.parameters()).mul_(2)
     assert sq.calibrate(model, train, "qdq").card.source is None
+
+
+FILE = "swin_micro_calib.pth"
+
+
+def kinds(card):
+    return [one["kind"] for one in card["calibration"]["advice"]]
+
+
+@pytest.mark.slow
+def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_flags, card_of, tmp_path):
+    flags = [*float_flags, "--policy", "ft-mode1", "--aprec", 5, "--calibrator", "auto"]
+    done = run("calibrate", *flags, "--output", tmp_path)
+    assert done.code == 0 and "calibrator auto: " in done.err, done
+    record = card_of(tmp_path / FILE)["calibration"]
+    assert set(record["node_methods"].values()) <= {"max", "percentile", "mse", "entropy"} - set(record["methods"])
+    five = [*scoring_flags, "--checkpoint", tmp_path / FILE, "--policy", "ft-mode1", "--aprec"]
+    assert run("evaluate", *five, 5).code == 0
+    if {"mse", "entropy"} & {*record["node_methods"].values(), *record["methods"].values()}:
+        assert "for 5 bits" in run("evaluate", *five, 4).error(2)
+
+
+def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):
+    flags = [*float_flags, "--policy", "qdq", "--output", tmp_path]
+    done = run("calibrate", *flags, "--pictures", 1)
+    assert done.code == 0 and "advice: 1 picture is too few" in done.err and "--pictures" in done.err, done
+    assert "sample" in kinds(card_of(tmp_path / FILE))
+    black = tmp_path / "black"
+    for number in range(4):
+        file = black / "train" / "cat" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (9, 9, 9)).save(file)
+    done = run("calibrate", *flags, "--pictures", 4, "--data-path", black)
+    assert done.code == 0 and "the pictures are all alike" in done.err, done
+    assert "alike" in kinds(card_of(tmp_path / FILE))
+    assert "must be at least 1" in run("calibrate", *flags, "--pictures", 0).error(2)
+
+
+@pytest.mark.slow
+def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
+    def ranges(*flags):
+        state, card = calibrate(*flags)
+        return {key: value.item() for key, value in state.items() if key.endswith("_amax")}, card["calibration"]
+
+    base, record = ranges()
+    assert (base, record) == ranges()
+    again, cut = ranges("--pictures", 8, "--batch", 1)
+    assert again == base and cut["files"] == record["files"]
+    other, reseeded = ranges("--seed", 1)
+    assert other != base and set(reseeded["files"]) != set(record["files"]) and reseeded["seed"] == 1
+
+
+def test_broken_pictures_are_counted_and_named(run, float_flags, card_of, own_pictures, tmp_path):
+    for split in ("train", "val"):
+        (own_pictures / split / "cat" / "nothing.png").write_bytes(b"")
+    flags = ["--data-path", own_pictures, "--max-unreadable", 0.2]
+    done = run("calibrate", *float_flags, *flags, "--pictures", 12, "--output", tmp_path / "out").ok()
+    calibrated = tmp_path / "out" / "swin_micro_calib.pth"
+    record = card_of(calibrated)["calibration"]
+    assert len(set(record["files"])) == 12 and record["unreadable"] == ["cat/nothing.png"]
+    assert "1 of 13 pictures are unreadable: cat/" in done.err
+    assert "1 of 8 pictures are unreadable: cat/" in run("evaluate", calibrated, *flags).ok().err
+    for result in card_of(calibrated)["results"]:
+        assert result["pictures"] == 7 and result["unreadable"] == 1 and "cat/nothing.png" in result["note"]
+    assert "unreadable" in run("report", calibrated.with_suffix(".json")).out
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_too_many_broken_pictures_are_one_error(run, float_flags, calibrated, own_pictures, tmp_path, split):
+    for file in sorted((own_pictures / split).rglob("*.png"))[:2]:
+        file.write_bytes(b"")
+    flags = ["--data-path", own_pictures, "--quiet", "--output", tmp_path / "out"]
+    calibrating = ["calibrate", *float_flags, "--pictures", 12]
+    line = run(*(calibrating if split == "train" else ["evaluate", calibrated]), *flags).error(1)
+    total = {"train": 12, "val": 7}[split]
+    assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
+    assert not list((tmp_path / "out").glob("*"))

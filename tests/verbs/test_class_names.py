@@ -14,7 +14,6 @@ from swin_quant.checkpoint import read_state_dict
 PETS = ["cat", "dog", "fox"]
 ORDER = [2, 0, 1]  # the classes of the permuted head's rows
 NAMES = [PETS[place] for place in ORDER]
-GUESSING = "guessing among 3 classes does as well"
 
 
 @pytest.fixture
@@ -53,16 +52,8 @@ def test_a_head_in_another_order_is_scored_by_its_names(scored, permuted, micro,
     assert scored(permuted, *there) == scored(micro / "swin.pth", *there)
 
 
-def test_other_names_are_refused_before_work(run, permuted, micro, float_flags, scoring_flags, own_pictures, tmp_path):
-    (own_pictures / "val" / "fox").rename(own_pictures / "val" / "wolf")
-    flags = ["--data-path", own_pictures, "--output", tmp_path / "out"]
-    done = run("evaluate", permuted, *scoring_flags, *flags)
-    assert done.code == 1 and "wolf there alone, fox in " in done.err.splitlines()[-1]
-    assert not list((tmp_path / "out").glob("*.pth"))
-
-
 @pytest.mark.nightly
-def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flags, card_of, scored, tmp_path):
+def test_names_go_all_the_way(run, permuted, pictures, float_flags, card_of, tmp_path):
     """Calibrated, trained, exported and asked, a model always has the names of its head, in its order."""
     flags, out = ["--data-path", pictures, "--device", "cpu"], tmp_path / "out"
     calibration = ["--cfg", float_flags[1], "--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", out]
@@ -80,32 +71,19 @@ def test_names_go_all_the_way(run, permuted, pictures, float_flags, scoring_flag
         assert {guess["index"]: guess["name"] for guess in json.loads(done.out)["pictures"][0]["classes"]} == dict(
             enumerate(NAMES)
         )
-    run("evaluate", exported, "--data-path", pictures, "--half", "none").ok()
-    in_float = [result for result in card_of(exported)["results"] if result["engine"] == "torch"]
-    assert [(result["pictures"], result["acc1"], round(result["loss"], 4)) for result in in_float] == scored(permuted)
-    model = sq.load(calibrated)
-    assert model.class_names == NAMES
-    in_python = sq.evaluate(model, sq.pictures(pictures, "val"), half="none").float32
-    assert [(in_python.pictures, in_python.acc1)] == [result[:2] for result in scored(permuted)]
+    assert sq.load(calibrated).class_names == NAMES
 
 
 def test_without_names_they_are_the_training_folders(calibrated, card_of):
     assert card_of(calibrated)["class_names"] == PETS
 
 
-@pytest.mark.nightly
-def test_a_model_at_chance_accuracy_is_warned_about(run, micro, pictures, float_flags, scoring_flags, tmp_path):
+def test_a_model_at_chance_accuracy_is_warned_about(run, micro, pictures, scoring_flags, tmp_path):
     """Every picture lies in the folder of a class that the model does not predict."""
     model, data = sq.load(micro / "swin.pth", micro / "swin.yaml"), tmp_path / "wrong"
-    for split in ("train", "val"):
-        for name in PETS:
-            (data / split / name).mkdir(parents=True)
-        for name, (best, *_) in sq.predict(model, [pictures]).items():
-            file = data / split / PETS[(best.index + 1) % 3] / name.replace("/", "_")
-            shutil.copyfile(f"/{name}" if not name.startswith("/") else name, file)
-    flags = ["--data-path", data, "--output", tmp_path / "out"]
-    assert GUESSING in run("evaluate", micro / "swin.pth", *scoring_flags, *flags).err
-    assert run("calibrate", *float_flags, *flags, "--policy", "qdq").code == 0
-    training = ["--epochs", 1, "--batch", 4, "--set", "augment.crop=padded", "--no-eval"]
-    told = run("finetune", tmp_path / "out" / "swin_micro_calib.pth", *scoring_flags, *flags, *training).err
-    assert GUESSING in told and told.index(GUESSING) < told.index("epochs: 1, each of")
+    for name in PETS:
+        (data / "val" / name).mkdir(parents=True)
+    for number, (name, (best, *_)) in enumerate(sq.predict(model, [pictures]).items()):
+        shutil.copyfile(name, data / "val" / PETS[(best.index + 1) % 3] / f"{number}.png")
+    done = run("evaluate", micro / "swin.pth", *scoring_flags, "--data-path", data, "--output", tmp_path / "out")
+    assert "guessing among 3 classes does as well" in done.err

@@ -1,7 +1,6 @@
 """`evaluate`: the engines and policies that it scores, against arithmetic on logits, and the results that it
 records."""
 
-import dataclasses
 import json
 import shutil
 
@@ -12,21 +11,17 @@ from PIL import Image
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
-from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
-from swin_quant.loading import ModelFile, load_for_scoring
-from swin_quant.model import Model
+from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.score.engine import get_precision, half_type, torch_engines
 from swin_quant.verbs import evaluation
-from swin_quant.verbs.evaluation import score_model
 
 
 @pytest.fixture
@@ -70,28 +65,12 @@ def test_a_float_checkpoint_against_arithmetic(run, scoring_flags, micro, pictur
     assert float32["ms_per_picture"] > 0
 
 
-def test_the_policy_of_the_card_is_the_default(evaluate, own, card_of):
+def test_policy_and_preprocessing_are_those_of_the_card(evaluate, own, card_of):
     before = card_of(own)
-    after = evaluate("--batch", 4)  # with the batch of the calibration's scores
+    after = evaluate("--batch", 4, "--opts", "DATA.INTERPOLATION", "nearest")  # preprocessing is the card's, too
     assert all(r["ms_per_picture"] > 0 for r in after["results"]) and 0 <= after["results"][1]["delta_acc1_se"] < 100
     assert [without_time(r) for r in after["results"]] == [without_time(r) for r in before["results"]]
     assert {**after, "results": None} == {**before, "results": None}
-
-
-def test_several_policies_in_one_pass_equal_separate_runs(run, scoring_flags, own, card_of, tmp_path):
-    policies = ["ft-mode1", "ft-mode2", "qdq", "float"]
-    apart = {}
-    for policy in policies:
-        path = shutil.copy(own, tmp_path / f"{policy}.pth")  # without card
-        assert run("evaluate", *scoring_flags, "--checkpoint", path, "--policy", policy, "--output", tmp_path).code == 0
-        apart |= by_engine(json.loads((tmp_path / "swin_micro_eval.json").read_text()))
-    run("evaluate", *scoring_flags, "--checkpoint", own, "--policy", *policies)
-    together = by_engine(card_of(own))
-    assert set(together) == {("float32", None), ("int8", "ft-mode1"), ("int8", "ft-mode2"), ("int8", "qdq")}
-    assert {key: without_time(value) for key, value in together.items()} == {
-        key: without_time(value) for key, value in apart.items()
-    }
-    assert together["int8", "ft-mode1"]["sqnr_db"] != together["int8", "ft-mode2"]["sqnr_db"]
 
 
 def test_a_new_result_replaces_the_one_of_its_identity_and_no_other(evaluate):
@@ -138,8 +117,6 @@ def test_a_float_result_of_another_run_is_kept(run, scoring_flags, micro, tmp_pa
     ("flags", "precision", "policy"),
     [
         (["--wprec", 4], "W4A8", "ft-mode1 W4"),
-        (["--aprec", 4], "W8A4", "ft-mode1 A4"),
-        (["--narrow-range"], "int8", "ft-mode1 narrow-range"),
         (["--saturation-safe"], "W7A8", "ft-mode1 saturation-safe"),
         (["--off", "*attn*"], "int8", "ft-mode1 -*attn*"),
     ],
@@ -153,12 +130,6 @@ def test_a_changed_policy_is_another_result(evaluate, flags, precision, policy):
         assert changed["sqnr_db"] < base["sqnr_db"] - 5
     elif "attn" in policy:
         assert changed["sqnr_db"] > base["sqnr_db"]
-
-
-def test_preprocessing_is_that_of_the_card(run, scoring_flags, own, card_of):
-    done = run("evaluate", *scoring_flags, "--checkpoint", own, "--opts", "DATA.INTERPOLATION", "nearest")
-    assert done.code == 0 and "preprocessing is that of the run card" in done.err
-    assert card_of(own)["preprocess"]["interpolation"] == "bicubic"
 
 
 def test_two_policies_of_one_name_are_both_scored_and_told_apart(run, scoring_flags, own, card_of, tmp_path):
@@ -185,39 +156,31 @@ CPU = torch.device("cpu")
 MODE1, MODE2, FLOAT = (load_policy(name) for name in ("ft-mode1", "ft-mode2", "float"))
 
 
-@pytest.fixture(scope="module")
-def done(cfg, weights, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("done")
-    (folder / "digits.yaml").write_text(cfg.dump())
-    model = sq.calibrate(ModelFile(weights, str(folder / "digits.yaml")), sq.pictures("digits", count=8), MODE1)
-    model.save_in(folder, World())
-    return model
-
-
-def test_the_float_policy_needs_no_range(cfg, weights, done, tmp_path):
-    assert load_for_scoring(cfg, weights, [FLOAT])[1] == [FLOAT]
-    alone = shutil.copy(done.checkpoint, tmp_path / "alone.pth")
-    assert load_for_scoring(cfg, str(alone), [FLOAT])[1] == [FLOAT]
+def test_the_float_policy_needs_no_range(micro, calibrated, tmp_path):
+    cfg, weights, alone = load_config(micro / "swin.yaml"), str(micro / "swin.pth"), str(tmp_path / "alone.pth")
+    shutil.copy(calibrated, alone)
+    for file in (weights, alone):
+        assert load_for_scoring(cfg, file, [FLOAT])[1] == [FLOAT]
     with pytest.raises(UsageError, match="alone.pth: is calibrated but has no run card"):
-        load_for_scoring(cfg, str(alone))
+        load_for_scoring(cfg, alone)
     with pytest.raises(SwinQuantError, match="never calibrated"):
         load_for_scoring(cfg, weights, [FLOAT, MODE1])
 
 
-def test_engines_are_float_then_half_then_each_policy_that_enables_a_node(done):
-    engines = torch_engines(done.module, CPU, "bfloat16", [MODE1, FLOAT, MODE2])
+@pytest.fixture
+def module(calibrated):
+    return sq.load(calibrated).module
+
+
+def test_engines_are_float_then_half_then_each_policy_that_enables_a_node(module):
+    engines = torch_engines(module, CPU, "bfloat16", [MODE1, FLOAT, MODE2])
     assert list(engines) == ["float32", "bfloat16", "int8 ft-mode1", "int8 ft-mode2"]
     images = torch.randn(2, 3, 32, 32)
     first = {label: engine(images).float() for label, engine in engines.items()}
-    assert {node.state for node in named_nodes(done.module).values()} == {State.OFF}
+    assert {node.state for node in named_nodes(module).values()} == {State.OFF}
     for label in reversed(engines):  # in any order: no engine leaves anything behind in the model they share
         assert torch.equal(engines[label](images).float(), first[label])
     assert len({tuple(logits.flatten().tolist()) for logits in first.values()}) == 4
-
-
-def test_a_policy_that_wants_ranges_the_model_lacks_is_refused_before_any_picture(cfg):
-    with pytest.raises(SwinQuantError, match="enabled nodes have no range .*: layers.0"):
-        torch_engines(build_model(cfg), CPU, None, [MODE1])
 
 
 @pytest.mark.parametrize(
@@ -231,10 +194,9 @@ def test_a_policy_that_wants_ranges_the_model_lacks_is_refused_before_any_pictur
         ([Rule(disable=("role:activation",)), Rule(nodes=("role:gemm_weight",), bits=4)], "W4A16"),
     ],
 )
-def test_precision_names_bits_of_weights_and_activations(done, rules, precision):
-    apply_policy(done.module, MODE1.and_then(*rules))
-    assert get_precision(done.module) == precision
-    apply_policy(done.module, MODE1)
+def test_precision_names_bits_of_weights_and_activations(module, rules, precision):
+    apply_policy(module, MODE1.and_then(*rules))
+    assert get_precision(module) == precision
 
 
 def test_half_types():
@@ -242,18 +204,6 @@ def test_half_types():
     assert half_type("none", CPU) is None and half_type("float16", CPU) == "float16"
     with pytest.raises(UsageError, match="half int4"):
         half_type("int4", CPU)
-
-
-def test_a_score_adds_results_to_a_copy_of_the_card(cfg, done):
-    model = Model(done.module, card=done.card)
-    assert score_model(model, PictureSet.from_config(cfg, "val"), [MODE1], World(), half="none").card == model.card
-    card = model.card
-    assert [result.policy for result in card.measured()] == [None, "ft-mode1"] and done.card.results == []
-    float32, int8 = card.measured()
-    assert float32.pictures == int8.pictures == int8.dataset["pictures"] == 355
-    assert int8.delta_acc1 == pytest.approx(int8.acc1 - float32.acc1) and float32.delta_acc1 is None
-    assert int8.dataset == {"name": "digits", "split": "val", "pictures": 355, "sha256": float32.dataset["sha256"]}
-    assert dataclasses.replace(card, results=[]) == done.card
 
 
 def test_figures_are_those_of_the_command(model, train, val, tmp_path, run, scoring_flags):
@@ -278,14 +228,6 @@ def test_labelled_tensors_score_as_their_pictures_do(model, train, val, tensors)
     assert fewer.quantized.dataset["sha256"] != first["sha256"]  # so the two are not compared
 
 
-@pytest.mark.slow
-def test_ranges_of_other_bits_are_refused_as_commands_refuse_them(model, train, val):
-    sq.calibrate(model, train, sq.policy("qdq").bits("role:activation", 4))
-    for ask in (lambda: sq.evaluate(model, val, ["qdq"]), lambda: sq.sensitivity(model, train, "qdq")):
-        with pytest.raises(sq.UsageError, match="for 4 bits, and policy qdq"):
-            ask()
-
-
 def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.9), nn.Flatten(), nn.LazyLinear(4))
@@ -302,19 +244,6 @@ def test_a_network_in_training_mode_scores_as_it_does_out_of_it_and_stays_in_it(
     network.eval()[2].train()
     assert sq.evaluate(sq.Model(network), [(images, labels)], half="none").float32.acc1 == scored.float32.acc1
     assert network[2].training and not network.training
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_a_network_is_not_set_for_each_batch(training):
-    """The mode of its parts is set once, not for each batch."""
-    network = nn.Sequential(nn.Flatten(), nn.Linear(12, 4)).train(training)
-    switched = []
-    network.train = lambda mode=True: switched.append(mode) or nn.Sequential.train(network, mode)
-    asked = []
-    for count in (1, 5):
-        sq.evaluate(sq.Model(network), count * [(torch.randn(2, 3, 2, 2), torch.zeros(2))])
-        asked.append(len(switched))
-    assert asked[1] == 2 * asked[0] and network.training is training
 
 
 def test_a_sample_is_seeded_and_is_not_taken_for_all_pictures(run, scoring_flags, micro, tmp_path):
@@ -336,7 +265,7 @@ def test_a_sample_is_seeded_and_is_not_taken_for_all_pictures(run, scoring_flags
         assert f"--pictures {count}" in has or f"--pictures asks for {count}" in has
 
 
-def test_without_accuracy_the_engines_are_timed_in_turns_without_pictures(run, calibrated, scoring_flags, snapshot):
+def test_without_accuracy_the_engines_are_timed_in_turns_without_pictures(run, calibrated, snapshot):
     before = snapshot(calibrated.parent)
     words = ["--no-accuracy", "--batch", 2, "--half", "none", "--device", "cpu"]
     rows = json.loads(run("evaluate", calibrated, *words, "--json").ok().out)

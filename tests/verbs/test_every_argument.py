@@ -35,7 +35,6 @@ def file(micro, train, tmp_path):
 
 @pytest.fixture
 def exported(file, tmp_path):
-    pytest.importorskip("onnxruntime")
     return sq.export(file, "onnxruntime", tmp_path / "onnx")
 
 
@@ -87,7 +86,7 @@ def test_calibrate(model, pictures, tmp_path, heard):
     assert names_of("calibrate") == {"model", "pictures", "policy", "method", "passes", *asked}
 
 
-def test_evaluate_of_a_checkpoint(file, micro, pictures, tmp_path, heard):
+def test_evaluate_of_a_checkpoint(file, micro, pictures, heard):
     baseline = heard(VERBS["evaluate"], "open_baseline")
     how = {"original": micro / "swin.pth", "batch_size": 2}
     found = sq.evaluate(sq.load(file), sq.pictures(pictures, "val"), ["ft-mode1", "qdq"], half="bfloat16", **how)
@@ -97,7 +96,7 @@ def test_evaluate_of_a_checkpoint(file, micro, pictures, tmp_path, heard):
     assert Path(baseline[0]["original"]) == micro / "swin.pth"
 
 
-def test_evaluate_of_an_artifact(exported, micro, val, tmp_path, heard):
+def test_evaluate_of_an_artifact(exported, micro, val, heard):
     scored = heard(VERBS["evaluate"], "score_artifacts", ends=True)
     asked = {"half": "float16", "original": micro / "swin.pth", "engine": "openvino", "threads": 3}
     asked |= {"float_type": "bfloat16", "extension": ("mine.so",), "fake_quant": True}
@@ -186,7 +185,6 @@ def test_further_arguments_of_export(file, tmp_path, heard):
 
 @pytest.mark.slow
 def test_an_export_is_compared_where_it_is_asked_for(tensors, tmp_path, heard):
-    pytest.importorskip("onnxruntime")
     compared = heard(VERBS["export"], "beside_fake_quant")
     model = sq.calibrate(
         sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), 32), tensors("train"), "qdq", passes=[]
@@ -271,7 +269,6 @@ def test_arguments_for_pictures_on_disk_are_refused_for_batches(model, file, ten
 
 
 def test_search(model, pictures, tmp_path, heard, monkeypatch):
-    pytest.importorskip("onnxruntime")
     verb = importlib.import_module("swin_quant.verbs.search")
     sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
     timed, written = heard(verb, "Timer"), heard(verb, "write_found", ends=True)

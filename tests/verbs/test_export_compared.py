@@ -1,5 +1,6 @@
-"""The artifact of a wrapped module is compared with fake-quant, then kept or deleted."""
+"""The artifact of a wrapped module is compared with fake-quant, then kept or deleted; latency and `align` of such."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,6 @@ def said(caplog):
 @pytest.fixture
 def noisy(monkeypatch):
     """OpenVINO with added errors, in proportion to the largest value of one output."""
-    pytest.importorskip("openvino")
     load = export_compared.engine_loader
 
     def break_it(share, **details):
@@ -69,7 +69,6 @@ def noisy(monkeypatch):
 
 @pytest.mark.slow
 def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images, tmp_path, said):
-    pytest.importorskip("openvino")
     made = sq.export(model, "openvino", tmp_path)
     (line,) = said()
     assert line.startswith("compared: openvino ") and line.endswith(" on 16 inputs that calibrated it")
@@ -84,7 +83,6 @@ def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images
 
 @pytest.mark.nightly
 def test_without_examples_noise_in_the_calibrated_range_is_compared(model, images, tmp_path, said):
-    pytest.importorskip("onnxruntime")
     model.save(tmp_path / "mine_calib.pth")
     again = sq.load(tmp_path / "mine_calib.pth", Net())
     assert input_amax(again.module) == pytest.approx(float(images.abs().max()), rel=0.5)
@@ -114,7 +112,6 @@ def test_a_cpu_that_saturates_is_warned_of_and_the_file_stays(model, tmp_path, n
 
 @pytest.mark.slow
 def test_without_an_engine_a_line_says_that_it_was_not_compared(model, tmp_path, said, monkeypatch):
-    pytest.importorskip("onnx")
     sq.export(model, "tensorrt", tmp_path, "qdq", float_type="float32")
     assert said()[0].endswith("not compared with fake-quant: tensorrt builds its engine from this file")
     monkeypatch.setattr(Backend, "is_installed", property(lambda backend: backend.name != "openvino"))
@@ -134,3 +131,15 @@ def test_a_likeness_leaves_what_chance_does():
     assert few.margin_db > 8
     (lost,) = likenesses(["x"], [exact * torch.nan], [exact - 0.1], [exact], 60.0)
     assert not lost.spare_db >= 0
+
+
+@pytest.mark.slow
+def test_artifacts_are_timed_beside_each_other_and_aligned_with_their_model(model, images, tmp_path, run):
+    quantized, plain = (sq.export(model, "onnxruntime", tmp_path, precision=what) for what in ("int8", "float"))
+    words = [plain.file, quantized.file, "--no-accuracy", "--batch", 2, "--threads", 1, "--json"]
+    rows = json.loads(run("evaluate", *words).ok().out)
+    assert {row["subject"] for row in rows} == {f"{one.file} on onnxruntime" for one in (plain, quantized)}
+    assert all(row["batch"] == 2 and row["ms"] > 0 for row in rows)
+    for found in (sq.align(model, quantized, [images]), sq.align(model, str(quantized.file), [images])):
+        assert {"stem", "again", "head", "map.0", "map.1"} <= {row.name for row in found.rows} and found.first is None
+        assert all(row.sqnr_db > 30 for row in found.rows)

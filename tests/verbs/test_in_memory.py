@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
-from functools import partial
 
 import pytest
 import torch
@@ -15,9 +14,6 @@ import swin_quant as sq
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.ranges import is_range
-from swin_quant.config import load_config
-from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.models import build_model
 from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.policy import Policy, Rule
 
@@ -57,7 +53,6 @@ def test_calling_a_model_runs_it_quantized(model, train):
 
 @pytest.mark.slow
 def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, val, pictures, tmp_path):
-    pytest.importorskip("onnxruntime")
     exported = sq.export(sq.calibrate(model, train, "qdq"), "onnxruntime", tmp_path)
     assert sq.verify(exported, [torch.zeros(1, 3, 32, 32)])
     found = sq.verify(exported, val)
@@ -69,20 +64,6 @@ def test_an_artifact_is_verified_and_names_what_is_in_a_picture(model, train, va
     for one, other in zip(ours.values(), theirs.values(), strict=True):
         assert sum(guess.probability for guess in one) == pytest.approx(1)
         assert {g.index: g.probability for g in one} == pytest.approx({g.index: g.probability for g in other}, abs=0.02)
-
-
-def test_an_artifact_is_verified_and_asked_on_the_device_that_is_named(write_config, train, val, tmp_path, monkeypatch):
-    """Where there is none it is said: references on a CPU would tell nothing of the kernels."""
-    for looks in ("torch.cuda.is_available", "torch.cuda.device_count"):
-        monkeypatch.setattr(looks, lambda: 0)
-    config = write_config(tmp_path, "swin", EMBED_DIM=32, DEPTHS=[1, 1])
-    torch.save({"model": build_model(load_config(config)).state_dict()}, tmp_path / "x.pth")
-    model = sq.calibrate(sq.load(tmp_path / "x.pth", config=config), train, "cuda")
-    exported = sq.export(model, "cuda", tmp_path)
-    for check in (partial(sq.verify, exported, val), partial(sq.predict, exported, val.path)):
-        with pytest.raises(sq.UsageError, match="device cuda: .* no GPU"):
-            check(device="cuda")
-    assert sq.artifact(exported.file).card.verification == []
 
 
 class Own(nn.Module):
@@ -146,34 +127,6 @@ def test_invalid_arguments_are_refused_in_one_line(model, train, val, pictures, 
             call()
 
 
-@pytest.fixture
-def shown(model, train, val, tmp_path):
-    """Everything that a notebook may be left with."""
-    pytest.importorskip("onnxruntime")
-    policy = sq.policy("qdq").off("layers.1.*").bits("*.fc2._weight_quantizer", 4)
-    sq.calibrate(model, train, policy).save(tmp_path / "a&<b>.pth")
-    exported = sq.export(model, "onnxruntime", tmp_path)
-    costs = sq.sensitivity(model, sq.pictures(val.path, "val", 2))
-    return {
-        "policy": (policy, "layers.1.*"),
-        "model": (model, "a&amp;&lt;b&gt;.pth"),
-        "evaluation": (sq.evaluate(model, val, half="none"), "SQNR"),
-        "artifact": (exported, "onnxruntime"),
-        "verification": (sq.verify(exported, sq.pictures(val.path, "val", 3)), "verdict"),
-        "costs": (costs, "only it<br>SQNR dB"),
-    }
-
-
-@pytest.mark.nightly
-def test_in_a_notebook_everything_is_a_table_and_in_a_shell_a_line_or_a_table(shown):
-    for what, (thing, word) in shown.items():
-        page = thing._repr_html_()
-        assert "<table>" in page and page.count("<tr>") > 1 and "<pre>" not in page, what
-        assert word in page, (what, page)
-    assert repr(shown["policy"][0]) == "policy qdq -layers.1.* *.fc2._weight_quantizer=4, 4 rules"
-
-
-PREPROCESS = Preprocess(32, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
 PIXELS = torch.randint(0, 256, (4, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 LABELS = torch.zeros(4).long()
 DOORS = {

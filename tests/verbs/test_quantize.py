@@ -3,18 +3,15 @@
 import json
 import shlex
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 from commands import command
 
 import swin_quant as sq
-from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli.command import Command
 from swin_quant.policies import PolicyChoice
-from swin_quant.verbs import quantization
 
 
 def words_for(micro, pictures, folder):
@@ -30,7 +27,7 @@ def words(micro, pictures, tmp_path):
 @pytest.fixture
 def quick(words):
     """The same for TorchScript, whose export takes no seconds."""
-    return [word if word != "onnxruntime" else "torchscript" for word in words]
+    return [*words, "--for", "torchscript"]
 
 
 @pytest.fixture(scope="module")
@@ -48,74 +45,43 @@ def made(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_from_a_float_checkpoint_to_a_scored_artifact(made, tmp_path):
-    card = json.loads(made.read_text())
-    assert [record["passed"] for record in card["verification"]] == [True, None]
-    assert [result["precision"] for result in card["results"]] == ["float32", "float32", "int8"]
-    assert card["results"][-1]["delta_acc1"] is not None
-    assert (tmp_path / "out" / "swin_micro_calib.pth").is_file()
-
-
-@pytest.mark.slow
-def test_finished_steps_are_not_repeated(run, words, made, tmp_path, snapshot):
+def test_a_scored_artifact_whose_finished_steps_are_not_repeated(run, words, made, tmp_path, snapshot):
     before = snapshot(tmp_path / "out")
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 4 and "Δ acc@1" in again.out
     verdict = " ".join(again.out.partition("deploy: ")[2].split())
     assert "7 pictures" in verdict and "float32 on onnxruntime" in verdict and "next: swin-quant " in verdict
     assert snapshot(tmp_path / "out") == before
-
-
-@pytest.mark.nightly
-def test_a_checkpoint_is_read_once_a_run_and_again_when_it_was_written(run, words, made, monkeypatch):
-    read, calibrated = [], made.with_name("swin_micro_calib.pth")
-    monkeypatch.setattr(
-        quantization, "compute_sha256", lambda file: read.append(Path(file).name) or compute_sha256(file)
-    )
-    assert run("quantize", *words, "--dry-run").out.count("# done") == 4
-    assert read.count(calibrated.name) == 1
-    calibrated.write_bytes(calibrated.read_bytes()[:-1] + b"x")
-    assert run("quantize", *words, "--dry-run").out.count("# done") == 0
+    card = json.loads(made.read_text())
+    assert [record["passed"] for record in card["verification"]] == [True, None]
+    assert [result["precision"] for result in card["results"]] == ["float32", "float32", "int8"]
+    assert card["results"][-1]["delta_acc1"] is not None
 
 
 @pytest.mark.slow
-def test_it_goes_on_where_it_was_cut_off(run, words, made, tmp_path):
+def test_it_goes_on_where_it_was_cut_off(run, words, made):
     made.unlink()  # the card is written last
     again = run("quantize", *words)
     assert again.code == 0 and again.err.count("done before") == 1 and made.is_file()
 
 
-def exported_otherwise(folder, *words):
-    told = ["--for", "onnxruntime", "--output", folder, "--quiet", *words]
-    command("export", folder / "swin_micro_calib.pth", *told)
-
-
 @pytest.mark.nightly
 def test_exports_with_other_options_are_not_reused(run, words, made):
     """A float file, or one of another policy, lies where this run's artifact would."""
-    folder = made.parent
-    for file in folder.glob("*_onnxruntime.*"):
+    for file in made.parent.glob("*_onnxruntime.*"):
         file.unlink()
-    exported_otherwise(folder, "--precision", "float")
-    assert run("quantize", *words, "--dry-run").out.count("# done") == 1
-    exported_otherwise(folder, "--policy", "cpu")
-    assert run("quantize", *words, "--dry-run").out.count("# done") == 1
-    exported_otherwise(folder)
-    assert run("quantize", *words, "--dry-run").out.count("# done") == 2
-
-
-def planned(run, *words):
-    """The commands of a dry run, each with its options."""
-    done = run("quantize", *words, "--dry-run").ok()
-    told = map(shlex.split, done.out.splitlines())
-    return [(name, Command(name).parse(rest)) for _, name, *rest in told]
+    exporting = ["export", made.with_name("swin_micro_calib.pth"), "--for", "onnxruntime", "--output", made.parent]
+    for options, done in ((["--precision", "float"], 1), (["--policy", "cpu"], 1), ([], 2)):
+        run(*exporting, *options).ok()
+        assert run("quantize", *words, "--dry-run").out.count("# done") == done
 
 
 def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_nothing(run, words, tmp_path):
     (tmp_path / "my own.yaml").write_text("name: mine\nrules:\n  - enable: ['role:gemm_input', 'role:gemm_weight']\n")
     asked = ["--calibrator", "mse", "--split", "val", "--seed", 3, "--half", "none", "--threads", 1, "--batch", 4]
     asked += ["--img-size", 32, "--window", 4, "--weights", "raw"]
-    told = planned(run, *words, "--policy", tmp_path / "my own.yaml", *asked)
+    done = run("quantize", *words, "--policy", tmp_path / "my own.yaml", *asked, "--dry-run").ok()
+    told = [(name, Command(name).parse(rest)) for _, name, *rest in map(shlex.split, done.out.splitlines())]
     assert [name for name, _ in told] == ["calibrate", "export", "verify", "evaluate"]
     calibrate, export, verify, evaluate = (options for _, options in told)
     assert not (tmp_path / "out").exists()
@@ -190,23 +156,23 @@ def test_a_folder_without_a_split_to_score_ends_with_a_verified_file(run, quick,
         assert "".join(said.split()) in "".join(ended.out.split())
 
 
-@pytest.mark.parametrize("change", [["--pictures", 12], ["--calibrator", "max"], ["--policy", "cpu"], ["--seed", 1],
-                                    ["--percentile", 99], ["--opts", "TEST.CROP", "True"],
-                                    ["--opts", "MODEL.SWIN.APE", "True"]])  # fmt: skip
+CHANGES = ["--pictures 12", "--calibrator max", "--policy cpu", "--seed 1", "--percentile 99"]
+CHANGES += ["--opts TEST.CROP True", "--opts MODEL.SWIN.APE True"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES)
 def test_changed_options_need_a_new_calibration(run, words, made, change):
-    planned = run("quantize", *words, *change, "--dry-run")
+    planned = run("quantize", *words, *change.split(), "--dry-run")
     assert planned.code == 0 and "# done" not in planned.out
 
 
-def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run, words, tmp_path):
-    words[words.index("onnxruntime")] = "cuda"
-    export, *rest = run("quantize", *words, "--float-type", "bfloat16", "--dry-run").out.splitlines()[1:]
-    assert all("--float-type bfloat16" in line for line in (export, *rest))
-    refused = run("quantize", *words, "--float-type", "float32")
-    assert "--float-type float32: the CUDA engine has float16 and bfloat16" in refused.error(2)
-    assert not (tmp_path / "out").exists()
+def test_floats_that_an_engine_takes_from_its_file_are_given_to_the_exporter(run, words):
+    lines = run("quantize", *words, "--for", "cuda", "--float-type", "bfloat16", "--dry-run").out.splitlines()
+    assert ["--float-type bfloat16" in line for line in lines] == [False, True, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
 def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, words, made, pictures, split, done):
     """There are as many, in a folder of the same name: only their own names differ."""
@@ -228,7 +194,7 @@ def test_a_calibrated_checkpoint_is_not_calibrated_over_itself(run, words, made,
 
 
 @pytest.mark.slow
-def test_without_an_engine_here_it_ends_with_the_export(run, words, tmp_path):
+def test_without_an_engine_here_it_ends_with_the_export(run, words):
     done = run("quantize", *words, "--for", "tensorrt")
     assert done.code == 0 and "neither verified nor scored" in done.out and "tensorrt-cu" in done.out
     deploy, *_, last = done.out.replace("\\\n", "").strip().splitlines()
@@ -243,20 +209,16 @@ def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monk
     assert card["results"] == []
 
 
-def test_one_policy_is_deployed(run, words):
-    assert "--policy qdq cpu: give one" in run("quantize", *words, "--policy", "qdq", "cpu").error(2)
-    refused = run("quantize", *words, "--policy", "auto", "--wprec", 4).error(2)
-    assert "--policy auto: --wprec is for a policy with a name" in refused
+REFUSED = [
+    ("--policy qdq cpu", "--policy qdq cpu: give one"),
+    ("--policy auto --wprec 4", "--policy auto: --wprec is for a policy with a name"),
+    ("--for fastertransformer --policy cpu", "--policy cpu: fastertransformer runs ft-mode1 and ft-mode2 alone"),
+    ("--policy qdq --aprec 4", "have 4 bits, those in files for onnxruntime 8 or 16; --for torchscript takes"),
+    ("--for cuda --float-type float32", "--float-type float32: the CUDA engine has float16 and bfloat16"),
+]
 
 
-def test_a_policy_of_other_targets_is_refused_before_any_work(run, words, tmp_path):
-    words[words.index("onnxruntime")] = "fastertransformer"
-    refused = run("quantize", *words, "--policy", "cpu").error(2)
-    assert "--policy cpu: fastertransformer runs ft-mode1 and ft-mode2 alone" in refused
-    assert not (tmp_path / "out").exists()
-
-
-def test_activations_of_bits_that_no_file_holds_are_refused_before_any_work(run, words, tmp_path):
-    refused = run("quantize", *words, "--policy", "qdq", "--aprec", 4).error(2)
-    assert "its activations have 4 bits, those in files for onnxruntime 8 or 16; --for torchscript takes" in refused
+@pytest.mark.parametrize(("flags", "says"), REFUSED)
+def test_what_cannot_be_made_is_refused_before_any_work(run, words, tmp_path, flags, says):
+    assert says in run("quantize", *words, *flags.split()).error(2)
     assert not (tmp_path / "out").exists()

@@ -19,20 +19,13 @@ def words(own, pictures):
 def test_table_json_and_card_agree(run, words, own, tmp_path):
     done = run(*words, "--top", 3, "--json", tmp_path / "x.json").ok()
     record = json.loads((tmp_path / "x.json").read_text())
-    assert RunCard.read(own.with_suffix(".json")).sensitivity == record
-    assert record["pictures"] == 6 and record["policy"] == "ft-mode1"
+    card = RunCard.read(own.with_suffix(".json"))
+    assert card.sensitivity == record and record["pictures"] == 6 and record["policy"] == "ft-mode1"
+    assert record["pictures_sha256"] != digest(card.calibration["files"][:6]), "other pictures than calibrated"
     nodes = [group for group in record["groups"] if group["kind"] == "node"]
-    assert len(nodes) == 3 * 16 + 3  # counted from docs/reference, as in test_nodes.py
+    assert len(nodes) == 3 * 16 + 3  # counted from docs/reference, as in test_show.py
     worst = max(nodes, key=lambda group: group["without"]["sqnr_db"])
     assert worst["name"] in done.out.replace("\n", "") and "layers.1.blocks.0" in done.out
-
-
-def test_nodes_are_judged_by_other_pictures_than_calibrated(run, words, own):
-    """The seed is the calibration's."""
-    assert run(*words, "--kind", "role").code == 0
-    card = RunCard.read(own.with_suffix(".json"))
-    assert card.sensitivity["pictures"] == 6
-    assert card.sensitivity["pictures_sha256"] != digest(card.calibration["files"][:6])
 
 
 @pytest.mark.slow
@@ -59,7 +52,7 @@ def test_python_measures_what_the_command_measures(run, words, own, model, train
     assert again.card.sensitivity is None and again.card.searches == []
 
 
-def test_wrong_input_is_one_line(run, words, micro, pictures, own, tmp_path):
+def test_wrong_input_is_one_line(run, words, micro, pictures):
     rest = ["--data-path", pictures]
     assert "calibrate it first" in run("sensitivity", micro / "swin.pth", "--cfg", micro / "swin.yaml", *rest).error(2)
     assert "--policy qdq float: give one" in run(*words, "--policy", "qdq", "float").error(2)

@@ -9,10 +9,8 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.base.files import compute_sha256
-from swin_quant.cards.card import RunCard
 from swin_quant.verbs import quantize
 
-pytest.importorskip("onnxruntime")
 SMALL = {"epochs": 1, "batch_size": 4}
 VAL = 7  # pictures
 
@@ -46,53 +44,23 @@ def test_quantize_is_the_command_and_goes_on_where_it_was_cut_off(file, pictures
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
 
 
-@pytest.mark.nightly
-def test_quantize_takes_what_is_in_memory(model, pictures, tensors, tmp_path):
-    """A model, a policy and batches have no words on a command line."""
-    policy = sq.policy("qdq").off("layers.1.*")
-    made = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path, policy, scored_on=tensors("val"), passes=[])
-    assert is_said(made) and made.verdict.pictures == VAL
-    assert made.evaluation.quantized.policy == model.policy.name == policy.name
-    assert [record["passed"] for record in RunCard.read(made.artifact.file.with_suffix(".json")).verification][0]
-    unscored = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path / "more", policy, passes=[])
-    assert "not scored: no labelled pictures" in str(unscored)
-    scored = sq.quantize(model, pictures, "onnxruntime", tmp_path / "place", policy, passes=[])
-    assert is_said(scored) and scored.verdict.pictures == VAL
-
-
 @pytest.mark.slow
-def test_quantize_in_memory_does_all_that_it_is_asked_for(model, tensors, pictures, tmp_path, monkeypatch):
+def test_quantize_in_memory_does_all_that_it_is_asked_for(model, pictures, tmp_path, heard):
     """Each argument reaches the step that it is for; a new one has to be named here."""
-    given = {}
-
-    def heard(name):
-        verb = getattr(quantize, name)
-
-        def call(*arguments, **options):
-            given.setdefault(name, {}).update(options)
-            return verb(*arguments, **options)
-
-        monkeypatch.setattr(quantize, name, call)
-
-    for name in ("calibrate", "export", "verify", "evaluate"):
-        heard(name)
+    calibrate, _, verify, evaluate = (heard(quantize, name) for name in ("calibrate", "export", "verify", "evaluate"))
     asked = {"method": "percentile", "percentile": 99.5, "exact": True, "passes": ["bias_correction"]}
     timing = {"threads": 1, "float_type": "float32"}
     place = sq.pictures(pictures, "train", 8, seed=3, upright=False)
     made = sq.quantize(model, place, "onnxruntime", tmp_path, sq.policy("qdq"), half="none", **asked, **timing)
-    assert asked.items() <= given["calibrate"].items() and timing.items() <= given["verify"].items()
-    assert (timing | {"half": "none"}).items() <= given["evaluate"].items()
+    assert asked.items() <= calibrate[0].items() and timing.items() <= verify[0].items()
+    assert (timing | {"half": "none"}).items() <= evaluate[0].items()
+    assert is_said(made) and made.verdict.pictures == VAL
     record = made.artifact.card.calibration
     assert (record["percentile"], record["exact"], record["seed"], record["split"]) == (99.5, True, 3, "train")
     assert {result.precision for result in made.evaluation.results} == {"float32", "int8"}
     known = {"model", "pictures", "backend", "folder", "policy", "scored_on", "half", *asked, *timing}
-    refused = {"config", "dry_run"}
-    to_others = {
-        "budget",
-        "int4_weights",
-        "tune",
-    }  # their own tests: test_search.py, test_bits.py, test_export_tuned.py
-    assert {*inspect.signature(sq.quantize).parameters} == known | refused | to_others
+    elsewhere = {"config", "dry_run", "budget", "int4_weights", "tune"}  # test_search.py, test_said_before.py
+    assert {*inspect.signature(sq.quantize).parameters} == known | elsewhere
 
 
 @pytest.mark.slow

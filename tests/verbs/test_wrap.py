@@ -96,17 +96,6 @@ def test_it_is_calibrated_scored_and_left_as_it_was(module, x):
     assert {"depthwise._input_quantizer", "add1_right_input_quantizer"} <= enabled_nodes(model.module).keys()
 
 
-def test_a_calibration_that_fails_leaves_its_norms_as_they_were(module, x):
-    model = sq.wrap(module, 8)
-    before = {key: value.clone() for key, value in model.module.state_dict().items()}
-    expected = model.module(x)
-    with pytest.raises(sq.SwinQuantError, match="NaN"):
-        sq.calibrate(model, [x, x * float("nan")], "qdq")
-    after = model.module.state_dict()
-    assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before)
-    assert torch.equal(model.module(x), expected)
-
-
 def test_corrected_weights_are_scored_beside_the_original_or_it_is_said_that_there_is_none(module, x, tmp_path, caplog):
     model = sq.calibrate(sq.wrap(module, 8, name="mine"), [x], "cpu", passes=["gptq"])
     found = sq.evaluate(model, [(x, torch.zeros(16))], half="none")
@@ -174,33 +163,26 @@ def _convolutions(kind, channels):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("made", "size", "shape"),
+    ("made", "shape"),
     [
-        (lambda: _convolutions(nn.Conv2d, 3), (8, 12), (3, 8, 12)),
-        (lambda: _convolutions(nn.Conv2d, 1), (1, 20, 8), (1, 20, 8)),
-        (lambda: _convolutions(nn.Conv3d, 3), (3, 6, 8, 10), (3, 6, 8, 10)),
-        (lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)), (7,), (7,)),
+        (lambda: _convolutions(nn.Conv3d, 3), (3, 6, 8, 10)),
+        (lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)), (7,)),
     ],
 )
-def test_inputs_of_any_shape_go_the_whole_way(made, size, shape, tmp_path):
-    pytest.importorskip("openvino")
-    pytest.importorskip("onnxruntime")
+def test_inputs_of_any_shape_go_the_whole_way(made, shape, tmp_path):
     torch.manual_seed(0)
     net, x = made().eval(), torch.randn(8, *shape)
-    model = sq.calibrate(sq.wrap(net, size, name="mine"), [x], "cpu", passes=[])
+    model = sq.calibrate(sq.wrap(net, shape, name="mine"), [x], "cpu", passes=[])
     with torch.no_grad():
         wanted = net(x)
         torch.testing.assert_close(model.module(x), wanted)
     made = sq.export(model, "openvino", tmp_path)
     for engine in ("openvino", "onnxruntime"):
         loaded = made.load(engine)
-        noise = loaded(x) - wanted
-        assert wanted.square().sum() > 300 * noise.square().sum(), engine
+        assert wanted.square().sum() > 300 * (loaded(x) - wanted).square().sum(), engine
         assert torch.equal(loaded(x[:1]), loaded(x[:1])) and loaded(x[:1]).shape == (1, wanted.shape[1])
         with pytest.raises(sq.UsageError, match=r"inputs are|images \[|takes pictures of"):
             loaded(torch.zeros(2, *shape, 1))
-    model.save(tmp_path / "mine_calib.pth")
-    assert torch.equal(sq.load(tmp_path / "mine_calib.pth", net)(x), model(x))
 
 
 def test_a_shape_that_cannot_be_is_one_line(module):
@@ -244,18 +226,8 @@ def test_a_policy_is_searched_for_against_the_module_that_was_wrapped(tmp_path, 
     assert chosen == pytest.approx(sqnr(), abs=1e-3) and sqnr() >= whole + 1
 
 
-def test_a_policy_is_not_searched_for_where_there_are_no_logits_or_nothing_was_wrapped(tmp_path):
-    x = torch.randn(2, 3, 8, 8)
-    maps = sq.calibrate(sq.wrap(nn.Conv2d(3, 4, 1), 8, name="mine"), [x], "qdq", passes=[])
-    with pytest.raises(sq.UsageError, match="search is about logits, and this model gives features"):
-        sq.search(maps, [x], "onnxruntime", tmp_path)
-    with pytest.raises(sq.UsageError, match="Linear: is not a network that can be exported: give it to `wrap`"):
-        sq.search(sq.Model(nn.Linear(3, 4)), [x], "onnxruntime", tmp_path)
-
-
 @pytest.mark.slow
 def test_unnamed_the_policy_uses_the_whole_grid_behind_relu(tmp_path):
-    pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3), *[layer for _ in range(4) for layer in (nn.ReLU(), nn.Conv2d(16, 16, 3))]]
     net, x = nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 4)).eval(), torch.randn(16, 3, 16, 16)

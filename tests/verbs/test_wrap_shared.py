@@ -1,5 +1,7 @@
 """Norms behind layers whose parameters are read elsewhere or shared, and the float module that comparisons refer to."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,48 +19,29 @@ def spread(norm):
 
 
 class Base(nn.Module):
-    """Convolution, norm, convolution."""
+    """Convolution, norm, convolution; `read` is a key of FORWARDS."""
 
-    def __init__(self):
+    def __init__(self, read="same norm"):
         super().__init__()
-        self.c, self.bn, self.d = (
-            nn.Conv2d(3, 8, 3, padding=1),
-            spread(nn.BatchNorm2d(8)),
-            nn.Conv2d(8, 8, 3, padding=1),
-        )
+        self.c, self.d = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.bn, self.read = spread(nn.BatchNorm2d(8)), read
 
     def normed(self, x):
         return torch.relu(self.bn(self.c(x)))
 
-
-class Tied(Base):
     def forward(self, x):
-        return F.conv_transpose2d(self.d(self.normed(x)), self.c.weight, padding=1)
+        return FORWARDS[self.read](self, self.normed(x))
 
 
-class ReadsBias(Base):
-    def forward(self, x):
-        return self.d(self.normed(x) * self.c.bias.view(1, -1, 1, 1))
-
-
-class ReadsVariance(Base):
-    def forward(self, x):
-        return self.d(self.normed(x) * self.bn.running_var.view(1, -1, 1, 1))
-
-
-class ReadsGamma(Base):
-    def forward(self, x):
-        return self.d(self.normed(x) * self.bn.weight.view(1, -1, 1, 1))
-
-
-class Scaled(Base):
-    def forward(self, x):
-        return self.d(self.normed(x)) * self.c.weight.norm()
-
-
-class SameNorm(Base):
-    def forward(self, x):
-        return torch.relu(self.bn(self.d(self.normed(x))))
+# How parameters of the layer before the norm, or of the norm, are read a second time, after the norm.
+FORWARDS = {
+    "weight": lambda net, x: F.conv_transpose2d(net.d(x), net.c.weight, padding=1),
+    "bias": lambda net, x: net.d(x * net.c.bias.view(1, -1, 1, 1)),
+    "variance": lambda net, x: net.d(x * net.bn.running_var.view(1, -1, 1, 1)),
+    "gamma": lambda net, x: net.d(x * net.bn.weight.view(1, -1, 1, 1)),
+    "scale": lambda net, x: net.d(x) * net.c.weight.norm(),
+    "same norm": lambda net, x: torch.relu(net.bn(net.d(x))),
+}
 
 
 class Shared(Base):
@@ -91,8 +74,8 @@ class SharedNorm(Base):
         return torch.relu(self.again(self.d(self.normed(x))))
 
 
-KINDS = (Tied, ReadsBias, ReadsVariance, ReadsGamma, Scaled, SameNorm, Shared, SharedOnce, SharedNorm)
-UNFOLDED = (Tied, ReadsBias, ReadsVariance, ReadsGamma, Scaled)
+KINDS = {name: partial(Base, name) for name in FORWARDS}
+KINDS |= {kind.__name__: kind for kind in (Shared, SharedOnce, SharedNorm)}
 
 
 @pytest.fixture
@@ -103,23 +86,23 @@ def x():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_calibrated_module_loads_into_a_fresh_instance(kind, x, tmp_path):
-    module = kind().eval()
+    module = KINDS[kind]().eval()
     model = sq.calibrate(sq.wrap(module, 8), [x], "qdq", passes=[])
     file = model.save(tmp_path / "mine.pth")
-    fresh = sq.load(file, kind().eval())
+    fresh = sq.load(file, KINDS[kind]().eval())
     with torch.no_grad():
         torch.testing.assert_close(model.module(x), module(x), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(fresh.module(x), module(x), rtol=1e-4, atol=1e-4)
         assert torch.equal(fresh(x), model(x))
-    assert ("bn" in model.module.foldable) == (kind not in (*UNFOLDED, SameNorm))
+    assert ("bn" in model.module.foldable) == (kind not in FORWARDS)
 
 
 def test_a_fold_that_changes_an_output_is_noticed_and_undone(x):
-    class Careless(Tied):
+    class Careless(Base):
         foldable = {"bn": "c"}  # noqa: RUF012
 
         def __init__(self):
-            super().__init__()
+            super().__init__("weight")
             self.c = QuantConv2d(3, 8, 3, padding=1)
 
     wrong = Careless().eval()

@@ -176,21 +176,8 @@ def _value(rng: random.Random, data: bytes, donor: bytes) -> bytes:
     return rng.choice(_VALUES)
 
 
-_BYTES: list[Damage] = [
-    _flip,
-    _flip,
-    _edge,
-    _edge,
-    _real,
-    _kind,
-    _truncate,
-    _cut,
-    _repeat,
-    _splice,
-    _noise,
-    _token,
-    _other,
-]
+_BYTES: list[Damage] = [_flip, _flip, _edge, _edge, _real, _kind, _truncate, _cut, _repeat, _splice, _noise]
+_BYTES += [_token, _other]
 _TEXT: list[Damage] = [_number, _number, _kind, _word, _value, _value, _token, _flip, _truncate, _repeat, _splice]
 
 

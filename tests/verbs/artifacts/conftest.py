@@ -3,6 +3,7 @@
 Beside them a hand-made ONNX classifier with logits known by arithmetic: the mean of each channel times a matrix.
 """
 
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +66,11 @@ def arithmetic():
     return logits
 
 
-@pytest.fixture
-def hand_made(_exports, tmp_path) -> Path:
-    """means.onnx, for any batch, and its card, which has the micro model's config and names no checkpoint."""
+@pytest.fixture(scope="session")
+def _hand_made(calibrated_32, tmp_path_factory) -> Path:
     from onnx import TensorProto, checker, helper, numpy_helper, save
 
-    card = RunCard.read(_exports.checkpoint.with_suffix(".json"))
+    card = RunCard.read(calibrated_32.with_suffix(".json"))
     nodes = [
         helper.make_node("GlobalAveragePool", ["images"], ["mean"]),
         helper.make_node("Flatten", ["mean"], ["flat"]),
@@ -81,10 +81,16 @@ def hand_made(_exports, tmp_path) -> Path:
     weights = [numpy_helper.from_array(MATRIX, "matrix"), numpy_helper.from_array(BIAS, "bias")]
     graph = helper.make_graph(nodes, "means", [images], [logits], weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    model.metadata_props.add(key="swin_quant.labels", value=json.dumps(["cat", "dog", "fox"]))
     checker.check_model(model)
-    file = tmp_path / "hand" / "means.onnx"
-    file.parent.mkdir()
+    file = tmp_path_factory.mktemp("hand") / "means.onnx"
     save(model, file)
-    card = RunCard("means", card.config, card.preprocess)
-    finish_artifact(file, card, "onnx", "float32", {})
+    finish_artifact(file, RunCard("the means", card.config, card.preprocess), "onnx", "float32", {})
     return file
+
+
+@pytest.fixture
+def hand_made(_hand_made, tmp_path) -> Path:
+    """means.onnx, for any batch, with class names in the file, and its card, which has the micro model's config and
+    names no checkpoint: a copy, which a test may add to and damage."""
+    return Path(shutil.copytree(_hand_made.parent, tmp_path / "hand")) / _hand_made.name

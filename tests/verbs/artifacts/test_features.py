@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from commands import command
 from PIL import Image
 from served import posted
 
 from swin_quant.backends.open_artifact import open_artifact
-from swin_quant.cli import main
 from swin_quant.verbs.service import load_service
 
 
@@ -29,28 +29,27 @@ def wide(tmp_path):
 
 @pytest.mark.slow
 def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(exports, wide, tmp_path):
-    out, images = tmp_path / "out", ["--images", str(wide / "train" / "x")]
-    calibration = ["--output-kind", "features", "--opts", "TEST.SHAPE", "whole", "--pictures", "4", "--policy", "cpu"]
-    float_file = str(exports.checkpoint.with_name("micro.pth"))
-    assert main(["calibrate", float_file, "--cfg", str(exports.config), "--data-path", str(wide), *calibration,
-                 "--output", str(out)]) == 0  # fmt: skip
+    out, images = tmp_path / "out", ["--images", wide / "train" / "x"]
+    words = ["--cfg", exports.config, "--data-path", wide, "--output-kind", "features", "--pictures", 4]
+    words += ["--policy", "cpu", "--opts", "TEST.SHAPE", "whole", "--output", out]
+    command("calibrate", exports.checkpoint.with_name("micro.pth"), *words)
     card = json.loads((out / "micro_calib.json").read_text())
     assert card["config"]["MODEL"]["OUTPUT_KIND"] == "features" and card["preprocess"]["shape"] == "whole"
     assert card["calibration"]["batch_size"] == 1 and card["calibration"]["pictures"] == 4
-    assert main(["export", str(out / "micro_calib.pth"), "--for", "openvino", "--output", str(out)]) == 0
-    file = str(out / "micro_features_int8_openvino.onnx")
-    assert main(["verify", file, "--engine", "onnxruntime", "openvino", *images]) == 0
-    records = json.loads((out / "micro_features_int8_openvino.json").read_text())["verification"]
+    command("export", out / "micro_calib.pth", "--for", "openvino", "--output", out)
+    file = out / "micro_features_int8_openvino.onnx"
+    command("verify", file, "--engine", "onnxruntime", "openvino", *images)
+    records = json.loads(file.with_suffix(".json").read_text())["verification"]
     assert {record["agreement"] for record in records} == {None} and min(record["cosine"] for record in records) > 0.99
-    assert main(["predict", file, *images[1:], "--logits", str(out)]) == 0
+    command("predict", file, *images[1:], "--logits", out)
     found = np.load(out / "micro_features_int8_openvino_features.npz")
     assert found["features0_1"].shape == (32, 12, 9) and found["features1_2"].shape == (64, 5, 8)
-    assert main(["package", file, "--output", str(out / "package")]) == 0
+    command("package", file, "--output", out / "package")
     serve_describes_it_as_its_package(file, out / "package")
-    command = [sys.executable, out / "package" / "infer.py", *sorted((wide / "train" / "x").iterdir())]
+    infer = [sys.executable, out / "package" / "infer.py", *sorted((wide / "train" / "x").iterdir())]
     for engine in ("onnxruntime", "openvino"):
         saved = out / f"{engine}.npz"
-        done = subprocess.run([*command, "--engine", engine, "--save", saved], capture_output=True, text=True, cwd="/")
+        done = subprocess.run([*infer, "--engine", engine, "--save", saved], capture_output=True, text=True, cwd="/")
         assert done.returncode == 0, done.stderr
         assert "1.png: features0 [32, 12, 9], features1 [64, 6, 5]\n" in done.stdout
         packaged = np.load(saved)
@@ -62,7 +61,6 @@ def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(expor
 
 def serve_describes_it_as_its_package(file, package):
     """By tritonclient's messages, every output by its name; the answer to a picture has the maps of the engine."""
-    pytest.importorskip("starlette")
     served = load_service(open_artifact(file), "onnxruntime")
     about = json.loads((package / "package.json").read_text())
     assert [end.to_dict() for end in served.model.outputs] == about["outputs"]
@@ -78,21 +76,8 @@ def serve_describes_it_as_its_package(file, package):
         np.testing.assert_allclose(output["data"], due.flatten(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.nightly
-def test_an_embedding_of_what_was_calibrated_as_a_classifier(exports, pictures, tmp_path, capsys):
-    out = tmp_path / "out"
-    exporting = ["--for", "onnxruntime", "--output-kind", "embedding", "--output", str(out)]
-    assert main(["export", str(exports.checkpoint), *exporting]) == 0
-    file = str(out / "micro_embedding_int8_onnxruntime.onnx")
-    assert main(["verify", file, "--data-path", str(pictures), "--checkpoint", str(exports.checkpoint)]) == 0
-    assert main(["predict", file, "--data-path", str(pictures), "--logits", str(out)]) == 0
-    assert np.load(out / "micro_embedding_int8_onnxruntime_embedding.npz")["embedding"].shape == (7, 64)
-    assert main(["predict", file, str(pictures / "val")]) == 2
-    assert "predict is about logits, and this model gives embedding" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_fastertransformer_has_classifiers_only(exports, tmp_path, capsys):
-    exporting = ["--for", "fastertransformer", "--output-kind", "features", "--output", str(tmp_path)]
-    assert main(["export", str(exports.checkpoint), *exporting]) == 2
-    assert "FasterTransformer has kernels of Swin V1 and V2 as classifiers only" in capsys.readouterr().err
+def test_fastertransformer_has_classifiers_only(exports, tmp_path, run):
+    words = ["--for", "fastertransformer", "--output-kind", "features", "--output", tmp_path]
+    said = "FasterTransformer has kernels of Swin V1 and V2 as classifiers only"
+    done = run("export", exports.checkpoint, *words)
+    assert done.code == 2 and said in done.err.splitlines()[-1]

@@ -40,7 +40,6 @@ GIVEN = {
 
 @pytest.fixture(scope="module")
 def loaded(_exports):
-    pytest.importorskip("onnxruntime")
     return {"artifact": sq.artifact(_exports.onnx).load("onnxruntime"), "model": sq.load(_exports.checkpoint)}
 
 
@@ -87,7 +86,6 @@ def test_pictures_need_preprocessing_that_somebody_said(files):
 
 @pytest.mark.slow
 def test_commands_say_so_of_a_file_that_takes_no_pictures(files, tmp_path, run):
-    pytest.importorskip("onnxruntime")
     model = sq.calibrate(sq.wrap(Net(), 8, name="mine"), [torch.randn(16, 3, 8, 8)], passes=[])
     made = sq.export(model, "onnxruntime", tmp_path)
     for words in (
@@ -98,26 +96,6 @@ def test_commands_say_so_of_a_file_that_takes_no_pictures(files, tmp_path, run):
         assert f"mine_int8_onnxruntime.json: {UNPREPARED}" in run(*words).error(1)
 
 
-@pytest.mark.slow
-def test_an_artifact_is_scored_as_it_is_given(exports, pictures):
-    pytest.importorskip("onnxruntime")
-    by_file = sq.evaluate(exports.onnx, pictures, engine="onnxruntime", half="none")
-    by_name = sq.evaluate(sq.artifact(exports.onnx), sq.pictures(pictures, "val"), engine="onnxruntime", half="none")
-    assert by_file.results[0].precision == "float32" and by_file.quantized.engine == "onnxruntime"
-    assert by_file.quantized.acc1 == by_name.quantized.acc1 and by_file.quantized.delta_acc1 is not None
-    assert {result["engine"] for result in sq.artifact(exports.onnx).card.results} >= {"onnxruntime"}
-    model = sq.load(exports.checkpoint)
-    batches = [(images, labels) for images, labels in _batches(model, pictures)]
-    tensors = sq.evaluate(exports.onnx, batches, engine="onnxruntime", half="none")
-    assert tensors.quantized.acc1 == by_file.quantized.acc1
-
-
-def _batches(model, place):
-    opened = sq.pictures(place, "val").open(3)
-    for index in range(len(opened)):
-        yield model.preprocess(opened.read(index))[None], [opened.labels[index]]
-
-
 def test_pictures_with_labels_need_no_tensors(exports, pictures):
     model = sq.load(exports.checkpoint)
     opened = sq.pictures(pictures, "val").open(3)
@@ -126,7 +104,7 @@ def test_pictures_with_labels_need_no_tensors(exports, pictures):
     assert found.quantized.acc1 == sq.evaluate(model, pictures, half="none").quantized.acc1
 
 
-def test_every_other_model_is_one_line_with_the_call_that_is_meant(exports, pictures, tmp_path):
+def test_every_other_model_is_one_line_with_the_call_that_is_meant(exports, pictures):
     state = {"head.weight": torch.zeros(3, 4)}
     engine = sq.artifact(exports.onnx).load()
     bare = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
@@ -187,7 +165,6 @@ def test_predictions_are_of_pictures_of_any_kind(exports, pictures):
 
 @pytest.mark.slow
 def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_module(tmp_path, run):
-    pytest.importorskip("onnxruntime")
     torch.manual_seed(1)
     module = Net()
     module(torch.randn(32, 3, 8, 8))

@@ -3,10 +3,13 @@
 import json
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.backends.artifact import finish_artifact
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.cards.card import RunCard
 from swin_quant.score.metrics import class_names, top_classes
 from swin_quant.verbs.predict import SCHEMA
 
@@ -52,28 +55,16 @@ def test_a_calibrated_checkpoint_runs_quantized_as_its_card_says_and_like_its_ex
     assert probabilities(answer) != probabilities(float_model)
 
 
-def test_names_that_the_onnx_file_carries(run, predict, exports, pictures, tmp_path):
-    import onnx
-
-    from swin_quant.backends.artifact import finish_artifact
-    from swin_quant.cards.card import RunCard
-
-    model = onnx.load(exports.onnx)
-    (labels,) = [entry for entry in model.metadata_props if entry.key == "swin_quant.labels"]
-    assert json.loads(labels.value) == ["cat", "dog", "fox"], "those of the pictures that calibrated it"
-    model.metadata_props.remove(labels)
-    model.metadata_props.add(key="swin_quant.labels", value=json.dumps(["Katze", "Hund", "Fuchs"]))
-    file = exports.onnx.with_name("named.onnx")
-    onnx.save(model, file)
-    card = RunCard.read(exports.onnx.with_suffix(".json"))
-    finish_artifact(file, card, "onnx", "int8", card.artifact["options"])
+def test_names_that_the_onnx_file_carries(run, predict, exports, hand_made, pictures):
     one = next((pictures / "val").rglob("*.png"))
-    (answer,) = predict(file, one)["pictures"]
-    assert {guess["name"] for guess in answer["classes"]} == {"Katze", "Hund", "Fuchs"}
     (answer,) = predict(exports.onnx, one)["pictures"]
-    assert {guess["name"] for guess in answer["classes"]} == {"cat", "dog", "fox"}
-    done = run("predict", file, one)
-    assert "Katze" in done.out and "named.onnx: int8 qdq on onnxruntime" in done.out
+    assert {guess["name"] for guess in answer["classes"]} == {"cat", "dog", "fox"}, "the folders that calibrated it"
+    model = onnx.load(hand_made)
+    model.metadata_props[0].value = json.dumps(["Katze", "Hund", "Fuchs"])
+    onnx.save(model, hand_made)
+    finish_artifact(hand_made, RunCard.read(hand_made.with_suffix(".json")), "onnx", "float32", {})
+    done = run("predict", hand_made, one)
+    assert "Katze" in done.out and "means.onnx: float32 on onnxruntime" in done.out
 
 
 def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp_path):
@@ -130,28 +121,64 @@ def test_the_best_classes_against_numpy():
         assert [guess.probability for guess in guesses] == pytest.approx(row[order].tolist())
 
 
-def test_names_of_imagenet_by_the_number_of_classes():
-    names = class_names(1000)
-    assert names[0].startswith("tench") and "tiger cat" in names[282] and len(names) == 1000
-    assert len(class_names(21841)) == 21841
-    assert class_names(3) == ["0", "1", "2"]
-
-
-def test_a_file_comes_before_what_the_artifact_carries_and_that_before_imagenet(tmp_path):
+def test_names_come_from_a_file_then_from_the_artifact_then_from_imagenet(tmp_path):
     path = tmp_path / "labels.txt"
     path.write_bytes("\ufeffKatze\r\nHündin\r\n\r\n".encode())
     assert class_names(2, str(path), ["a", "b"]) == ["Katze", "Hündin"]
-    assert class_names(2, None, ["a", "b"]) == ["a", "b"]
-    assert class_names(1000, None, ["a", "b"])[0].startswith("tench")
+    assert class_names(2, None, ["a", "b"]) == ["a", "b"] and class_names(3) == ["0", "1", "2"]
+    names = class_names(1000, None, ["a", "b"])
+    assert names[0].startswith("tench") and "tiger cat" in names[282] and len(names) == 1000
+    assert len(class_names(21841)) == 21841
 
 
-def test_a_file_that_is_not_one_of_names(tmp_path):
-    path = tmp_path / "labels.txt"
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SwinQuantError, match="labels.txt: is no list of class names: it is not UTF-8 text"):
-        class_names(2, str(path))
-    path.write_text("only")
-    with pytest.raises(UsageError, match="labels.txt: has 1 names, the model 2 classes"):
-        class_names(2, str(path))
-    with pytest.raises(SwinQuantError, match="gone.txt: the list of class names cannot be read"):
-        class_names(2, str(tmp_path / "gone.txt"))
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\xff\xfe\x00", "labels.txt: is no list of class names: it is not UTF-8 text"),
+        (b"only", "labels.txt: has 1 names, the model 2 classes"),
+        (None, "labels.txt: the list of class names cannot be read"),
+    ],
+)
+def test_a_file_that_is_not_one_of_names(tmp_path, content, says):
+    if content is not None:
+        (tmp_path / "labels.txt").write_bytes(content)
+    with pytest.raises(SwinQuantError, match=says):
+        class_names(2, str(tmp_path / "labels.txt"))
+
+
+@pytest.fixture
+def logits(run, tmp_path):
+    """logits(artifact and flags ...) -> the arrays that were written."""
+
+    def go(*words):
+        run("predict", *words, "--logits", tmp_path / "out").ok()
+        (written,) = (tmp_path / "out").glob("*_logits.npz")
+        return dict(np.load(written))  # allow_pickle is off
+
+    return go
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_logits_against_arithmetic(logits, hand_made, pictures, arithmetic, engine):
+    arrays = logits(hand_made, "--engine", engine, "--data-path", pictures, "--batch", 2)
+    files = sorted((pictures / "val").rglob("*.png"))
+    assert arrays["names"].tolist() == [file.relative_to(pictures / "val").as_posix() for file in files]
+    assert arrays["logits"].dtype == np.float32 and arrays["logits"].shape == (7, 3)
+    np.testing.assert_allclose(arrays["logits"], [arithmetic(file) for file in files], atol=1e-5)
+    assert (arrays["top1"] == arrays["logits"].argmax(1)).all()
+    assert arrays["labels"].tolist() == [("cat", "dog", "fox").index(file.parent.name) for file in files]
+
+
+def test_one_engine_does_without_being_named(logits, hand_made, own_pictures):
+    files = sorted(own_pictures.rglob("*.png"))
+    files[1].write_bytes(b"broken")
+    arrays = logits(hand_made, *files[:4], "--max-unreadable", 0.5)
+    assert arrays["names"].tolist() == [str(file) for file in (files[0], *files[2:4])]
+    assert arrays["labels"].tolist() == [-1, -1, -1]
+
+
+def test_unwritable_folders_are_refused(run, hand_made, pictures, tmp_path):
+    words = ("predict", hand_made, "--data-path", pictures, "--logits")
+    (tmp_path / "file").write_text("")
+    assert "cannot be the output directory" in run(*words, tmp_path / "file").error(1)
+    assert (tmp_path / "file").read_text() == ""

@@ -3,9 +3,8 @@ others'."""
 
 import json
 
+import pyarrow.parquet as parquet
 import pytest
-
-parquet = pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture

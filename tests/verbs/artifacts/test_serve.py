@@ -15,10 +15,6 @@ from commands import free_port
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
 
-pytest.importorskip("uvicorn")
-pytest.importorskip("starlette")
-pytest.importorskip("prometheus_client")
-
 
 @pytest.fixture
 def served(fork):
@@ -101,8 +97,3 @@ def test_a_file_newer_than_what_is_installed_is_refused_by_its_own_name(run, han
     onnx.save(model, hand_made)
     finish_artifact(hand_made, RunCard.read(hand_made.with_suffix(".json")), "onnx", "float32", {})
     assert f"error: {hand_made}: is of file format (IR) 99" in run("serve", hand_made, "--port", 0).error(1)
-
-
-def test_a_file_that_is_not_that_of_its_card(run, hand_made):
-    hand_made.write_bytes(hand_made.read_bytes() + b"x")
-    assert "is not the file of its run card" in run("serve", hand_made, "--port", 0).error(1)

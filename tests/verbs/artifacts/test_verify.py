@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import importlib
 import io
 import shutil
 
@@ -15,13 +14,10 @@ from hypothesis import strategies as st
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.registry import engines
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import Result
 from swin_quant.score.difference import difference
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import Inferred
 from swin_quant.verbs.verification import compare, failures, get_tolerance, is_quantized
-
-verifying = importlib.import_module("swin_quant.verbs.verify")  # the module, whose name is the function's, too
 
 
 @pytest.fixture
@@ -76,17 +72,6 @@ def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run,
     assert row["verified"] == "yes"
 
 
-def test_results_written_by_another_process_are_kept(verify, exports, monkeypatch):
-    path = exports.ft.with_suffix(".json")
-    data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
-    theirs = RunCard.read(path).with_result(Result("openvino", "int8", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu"))
-    infer = verifying.infer
-    monkeypatch.setattr(verifying, "infer", lambda *args, **how: (theirs.write(path), infer(*args, **how))[1])
-    assert verify(exports.ft, "--pictures", 2).code == 0
-    card = RunCard.read(path)
-    assert [result.engine for result in card.measured()] == ["openvino"] and len(card.verification) == 2
-
-
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
@@ -115,23 +100,6 @@ def test_too_many_unreadable_pictures(run, exports, own_pictures):
     assert "1 of 7 pictures are unreadable" in run(*words).error(1)
     assert run(*words, "--max-unreadable", 0.5).code == 0
     assert records(exports.ft)[0]["pictures"] == 6 and np.isfinite(records(exports.ft)[0]["mean"])
-
-
-@pytest.mark.nightly
-def test_float8_is_run_by_the_engines_that_take_it(run, exports, pictures, tmp_path):
-    for words in (["--for", "onnx"], ["--for", "tensorrt"]):
-        told = ["--checkpoint", exports.checkpoint, "--policy", "tensorrt-fp8", "--output", tmp_path, *words]
-        assert run("export", *told, "--quiet").code == 0
-    for file in (tmp_path / "micro_fp8.onnx", tmp_path / "micro_fp8_tensorrt.onnx"):
-        shown = ("--data-path", pictures, "--device", "cpu")
-        assert run("verify", file, *shown).code == 0
-        assert [(r["engine"], r["precision"], r["passed"]) for r in records(file)] == [
-            ("onnxruntime", "fp8", True), ("onnxruntime", "fp8", None)]  # fmt: skip
-        assert run("evaluate", file, *shown).code == 0
-        result = RunCard.read(file.with_suffix(".json")).results[-1]
-        assert (result["engine"], result["precision"], result["policy"]) == ("onnxruntime", "fp8", "tensorrt-fp8")
-        said = run("verify", file, *shown, "--engine", "openvino", "--quiet").error(2)
-        assert "openvino is not given float8" in said
 
 
 FLOAT32 = Engine("torch", "float32", None, torch.nn.Identity())
@@ -170,16 +138,13 @@ def test_a_quantized_artifact_is_judged_by_fake_quant_and_told_against_float():
     assert failures(failed) == ["onnxruntime: mean |Δlogit| against torch fake-quant is 0.03, not below 0.02"]
 
 
-def test_a_float_artifact_is_judged_by_float():
+def test_a_float_artifact_is_judged_by_float_and_half_precision_is_allowed_its_rounding():
     (record,) = judged("float32", off_simulated=9.0, off_float=0.0005)
     assert record["reference"] == "torch float32" and record["passed"]
     assert len(failures(judged("float32", off_simulated=0.0, off_float=0.002))) == 1
     assert judged("bfloat16", 0.0, 0.02)[0]["passed"] and not judged("bfloat16", 0.0, 0.06)[0]["passed"]
-
-
-def test_a_half_precision_body_is_allowed_its_rounding():
     assert get_tolerance("openvino", "int8+bfloat16") == get_tolerance("openvino", "bfloat16")
-    assert get_tolerance("openvino", "int8+bfloat16") > get_tolerance("openvino", "int8")
+    assert get_tolerance("openvino", "bfloat16") > get_tolerance("openvino", "int8")
     assert get_tolerance("openvino", "float32", "float16") > get_tolerance("openvino", "float32", "float32")
     assert judged("W4A8", 0.01, 9.0)[0]["reference"] == "torch fake-quant"
 
