@@ -69,7 +69,7 @@ class Quantizer(nn.Module):
         self._bounds: Tensor | None
         self.register_buffer("_amax", None)
         self.register_buffer("_bounds", None)
-        self._ends: tuple[float, float] | None = None  # bounds as numbers, so that a grid does not wait for a device
+        self._ends: tuple[float, ...] | None = None  # bounds as numbers, so that a grid does not wait for a device
 
     @property
     def amax(self) -> Tensor | None:
@@ -88,13 +88,7 @@ class Quantizer(nn.Module):
     @bounds.setter
     def bounds(self, value: Tensor | Sequence[float] | None) -> None:
         self._set("_bounds", value)
-        self._read_ends()
-
-    def _read_ends(self) -> None:
-        self._ends = None
-        if self._bounds is not None:
-            low, high = self._bounds.tolist()
-            self._ends = low, high
+        self._ends = None if self._bounds is None else tuple(self._bounds.tolist())
 
     def _set(self, key: str, value: Any) -> None:
         if value is not None:
@@ -143,18 +137,15 @@ class Quantizer(nn.Module):
         amax = self.range
         if x is None:
             return amax.max()
-        if self.setting.block:
-            return self._block_ranges(x, self.setting.block)
+        if block := self.setting.block:
+            if x.dim() != 2 or x.shape[1] % block:
+                shape = " x ".join(map(str, x.shape))
+                raise SwinQuantError(f"node {self.name}: blocks of {block} do not fill the rows of a weight of {shape}")
+            largest = x.detach().unflatten(1, (-1, block)).abs().amax(-1)
+            return _parts(largest, amax).repeat_interleave(block, 1)
         if self.setting.per_channel == (amax.dim() > 0):
             return amax
         return row_ranges(x, amax) if self.setting.per_channel else amax.max()
-
-    def _block_ranges(self, x: Tensor, block: int) -> Tensor:
-        if x.dim() != 2 or x.shape[1] % block:
-            shape = " x ".join(map(str, x.shape))
-            raise SwinQuantError(f"node {self.name}: blocks of {block} do not fill the rows of a weight of {shape}")
-        largest = x.detach().unflatten(1, (-1, block)).abs().amax(-1)
-        return _parts(largest, self.range).repeat_interleave(block, 1)
 
     def learn_range(self) -> None:
         """Make the range a parameter for an optimizer, with the same key and value in a state_dict.
@@ -181,8 +172,8 @@ class Quantizer(nn.Module):
             held = getattr(self, key)
             if isinstance(held, nn.Parameter):
                 delattr(self, key)
-                self.register_buffer(key, held.detach().clone())
-                self._read_ends()
+                self.register_buffer(key, None)
+                setattr(self, key.removeprefix("_"), held)
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type stay."""

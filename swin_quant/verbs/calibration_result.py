@@ -17,7 +17,6 @@ from swin_quant.cards.records import (
     CalibrationRecord,
     CheckRecord,
     CoverageRecord,
-    PassRecord,
     SearchRecord,
 )
 from swin_quant.checkpoint.ranges import bits_record
@@ -37,7 +36,7 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.watch import eval_mode
-from swin_quant.verbs.calibration_passes import choose, improve, outliers_left, passes_in_weights
+from swin_quant.verbs.calibration_passes import improve, outliers_left, passes_in_weights
 
 BATCH = 8  # pictures at a time, at most
 
@@ -141,33 +140,22 @@ class CalibrationResult:
         before: RunCard | None = None,
         scratch: Scratch = Scratch(),
     ) -> "CalibrationResult":
-        """The result behind the passes of `plan`, recorded with the passes that the weights have seen `before`.
-
-        Calibrator auto chooses methods between passes: behind the last one after which ranges are observed anew.
-        """
-        earlier = passes_in_weights(before)
-        if len(_sizes(self.images)) > 1:
-            return self._for_several_sizes(plan, earlier)
-        method, record, (first, then) = self.method, self.record, plan.around_ranges()
+        """The result behind the passes of `plan`, recorded with the passes that the weights have seen `before`."""
+        earlier, record = passes_in_weights(before), self.record
+        if len({tuple(batch.shape[1:]) for _, batch in self.images if len(batch)}) > 1:
+            if plan.steps:
+                raise UsageError(
+                    "‹passes›: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE "
+                    "square"
+                )
+            return replace(self, record={**record, "passes": earlier}) if earlier else self
         with eval_mode(model):
-            calibration, done = improve(model, self.calibration, self.images, method, first, scratch)
-            if method.is_auto:
-                method = choose(model, calibration, self.images, method)
-                record = {**record, **search_record(method, model, calibration)}
-            calibration, more = improve(model, calibration, self.images, method, then, scratch)
-            if passes := [*earlier, *done, *more]:
-                again = search_record(method, model, calibration)
+            calibration, done = improve(model, self.calibration, self.images, self.method, plan, scratch)
+            if passes := [*earlier, *done]:
+                again = search_record(self.method, model, calibration)
                 record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
             outlier_channels = outliers_left(model, self.images, passes)
-        return replace(self, calibration=calibration, record=record, method=method, outlier_channels=outlier_channels)
-
-    def _for_several_sizes(self, plan: PassPlan, earlier: list[PassRecord]) -> "CalibrationResult":
-        if plan.steps or self.method.is_auto:
-            what = "‹passes›" if plan.steps else "‹calibrator› auto"
-            raise UsageError(
-                f"{what}: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
-            )
-        return replace(self, record={**self.record, "passes": earlier}) if earlier else self
+        return replace(self, calibration=calibration, record=record, outlier_channels=outlier_channels)
 
     def checked(self, model: nn.Module, policy: Policy) -> CalibrationRecord:
         """The record, with the cost of the ranges under `policy`, which is applied, and advice, which is also
@@ -196,11 +184,6 @@ class CalibrationResult:
             at_fault=list(check.at_fault),
         )
         return {**record, "check": cost}
-
-
-def _sizes(images: Sequence[tuple[int, Tensor]]) -> set[tuple[int, ...]]:
-    """[3, H, W] of the pictures; an empty batch may be of any."""
-    return {tuple(batch.shape[1:]) for _, batch in images if len(batch)}
 
 
 def calibrated_on(model: nn.Module, shown: CalibrationBatches, method: Method) -> CalibrationResult:
@@ -237,16 +220,11 @@ def calibrated_on(model: nn.Module, shown: CalibrationBatches, method: Method) -
     return CalibrationResult(calibration, record, method, some, [(number, batch.images) for number, batch in seen])
 
 
-def _methods(model: nn.Module, method: Method) -> list[str]:
-    """The range methods of the activation nodes that are on, or of all where none is."""
+def search_record(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
+    """How ranges were found in the observed values of the activation nodes that are on, or of all where none is."""
     nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
     on = [node for node in nodes if node.setting.enabled] or nodes
-    return sorted({method.for_node(node.name, node.setting.bits) for node in on})
-
-
-def search_record(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
-    """How ranges were found in the observed values."""
-    methods = _methods(model, method)
+    methods = sorted({method.for_bits(node.setting.bits) for node in on})
     return {
         "method": "+".join(methods),
         "percentile": method.percentile if "percentile" in methods else None,

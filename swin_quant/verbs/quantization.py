@@ -169,7 +169,7 @@ def _changed(job: Quantization, file: Path) -> list[str] | None:
         "the model": _same_model(card, job.cfg),
         "the preprocessing": card.preprocess == Preprocess.from_config(job.cfg).to_dict(),
         "the calibrator": _same_method(record, job.method),
-        "the percentile": record.get("tried_percentile", record["percentile"]) in (None, job.method.percentile),
+        "the percentile": record["percentile"] in (None, job.method.percentile),
         "the passes": passes_in_weights(card)[: len(earlier)] == earlier
         and plan_passes(job.passes).made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
     }
@@ -178,10 +178,8 @@ def _changed(job: Quantization, file: Path) -> list[str] | None:
 
 
 def _same_method(record: CalibrationRecord, method: Method) -> bool:
-    chosen = "node_methods" in record  # for each node: calibrator auto
     methods = {bits: method.for_bits(int(bits)) for bits in record.get("methods", {})}
-    same = (record["exact"], chosen) == (method.exact, method.is_auto)
-    return same and (chosen or record.get("methods") == methods)
+    return record["exact"] == method.exact and record.get("methods") == methods
 
 
 def _same_weights(card: RunCard, before: RunCard | None, checkpoint: OpenedCheckpoint) -> bool:
