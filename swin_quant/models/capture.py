@@ -206,15 +206,11 @@ def _same_type(node: fx.Node, source: fx.Node) -> bool:
 def _mark_dependence(graph: fx.Graph) -> None:
     """Mark each node by whether it depends on the values of the pictures, not only on their sizes."""
     for node in graph.nodes:
-        inputs = [one.meta["depends"] for one in node.all_input_nodes]
-        depends = any(inputs)
-        if node.op == "placeholder":
-            depends = True
-        elif packet(node).startswith("sym_") or _FILLED.fullmatch(packet(node)):
+        depends = any([one.meta["depends"] for one in node.all_input_nodes])
+        is_size = packet(node).startswith("sym_") or _FILLED.fullmatch(packet(node))
+        if is_size or not _holds_tensor(node.meta.get("val")):
             depends = False
-        elif not _holds_tensor(node.meta.get("val")):
-            depends = False
-        node.meta["depends"] = depends
+        node.meta["depends"] = depends or node.op == "placeholder"
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -231,16 +227,16 @@ def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
             values[node] = getattr(module, str(node.target)).clone()
         elif node.op != "call_function" or _RANDOM.search(packet(node)) or not _is_small(node.meta.get("val")):
             continue
-        elif _FILLED.fullmatch(packet(node)) and node.all_input_nodes:
-            values[node] = _filled(node)
+        elif _FILLED.fullmatch(packet(node)) and node.all_input_nodes:  # in the size or type of another tensor
+            like, value = packet(node), node.meta["val"]
+            fill: Any = node.args[2 if "new" in like else 1] if "full" in like else float("ones" in like)
+            values[node] = torch.full(tuple(value.shape), fill, dtype=value.dtype)
         elif all(one in values for one in node.all_input_nodes):
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
     for number, (node, value) in enumerate(values.items()):
         outside = [user for user in node.users if user not in values]
-        if node.op == "get_attr" or not outside:
-            continue
-        if not isinstance(value, Tensor):
+        if node.op == "get_attr" or not outside or not isinstance(value, Tensor):
             continue
         name = f"{CONSTANT}_folded_{number}"
         module.register_buffer(name, value.detach().clone(), persistent=False)
@@ -252,13 +248,6 @@ def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
     for node in reversed(values):
         if not node.users and node.op == "call_function":
             graph.erase_node(node)
-
-
-def _filled(node: fx.Node) -> Tensor:
-    """The tensor that an operation makes in the size or type of another."""
-    like, value = packet(node), node.meta["val"]
-    fill = node.args[2 if "new" in like else 1] if "full" in like else float("ones" in like)
-    return torch.full(tuple(value.shape), fill, dtype=value.dtype)  # type: ignore[arg-type]
 
 
 def _is_small(value: Any) -> bool:
@@ -286,22 +275,17 @@ def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
             if one not in nodes and not (one.op == "get_attr" and str(one.target).startswith((prefix, CONSTANT)))
         )
         gives = [node for node in nodes if any(user not in nodes for user in node.users)]
-        last = nodes[-1]
-        if len(inputs) == 1 and gives == [last] and _gives_its_size(own, last):
+        last, its_size = nodes[-1], True
+        if isinstance(own, nn.modules.conv._ConvTransposeNd):  # it may be told another size of its output
+            told: Any = last.args[5] if len(last.args) > 5 else [0] * len(own.output_padding)
+            its_size = tuple(told) == own.output_padding
+        if len(inputs) == 1 and gives == [last] and its_size:
             with graph.inserting_before(last):
                 call = graph.call_module(path, (*inputs,))
             call.meta = dict(last.meta)
             last.replace_all_uses_with(call)
             for node in reversed(nodes):
                 graph.erase_node(node)
-
-
-def _gives_its_size(module: Any, node: fx.Node) -> bool:
-    """Whether a module alone gives the size of its output: a transposed convolution may be told another one."""
-    if not isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return True
-    told: Any = node.args[5] if len(node.args) > 5 else [0] * len(module.output_padding)
-    return tuple(told) == module.output_padding
 
 
 def is_whole(module: nn.Module) -> bool:
@@ -324,7 +308,9 @@ def _replace_in_place_calls(graph: fx.Graph) -> bool:
         written, name = node.args[0] if node.args else None, packet(node)
         plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
         overload = getattr(plain, str(node.target).rpartition(".")[2], None)
-        if not isinstance(written, fx.Node) or overload is None or not name.endswith("_") or _is_shared(written):
+        if not isinstance(written, fx.Node) or overload is None or not name.endswith("_"):
+            return False
+        if written.op in ("get_attr", "placeholder") or _is_view(written) or any(map(_is_view, written.users)):
             return False
         order = {one: place for place, one in enumerate(graph.nodes)}
         node.target = overload
@@ -333,11 +319,7 @@ def _replace_in_place_calls(graph: fx.Graph) -> bool:
     return True
 
 
-def _is_shared(node: fx.Node) -> bool:
-    """Whether a node's output may share memory with another tensor."""
-    return node.op in ("get_attr", "placeholder") or _is_view(node) or any(map(_is_view, node.users))
-
-
 def _is_view(node: fx.Node) -> bool:
+    """Whether a node's output may share the memory of its input."""
     given = [one.alias_info for one in getattr(getattr(node.target, "_schema", None), "returns", ())]
     return node.target is operator.getitem or any(one is not None and not one.is_write for one in given)

@@ -95,7 +95,7 @@ def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
             alive[place].append(node)
     result = output.args[0]
     alive[len(nodes)].append(result if isinstance(result, fx.Node) else nodes[-1])
-    return {place: those[0] for place, those in alive.items() if len(those) == 1}
+    return {place: values[0] for place, values in alive.items() if len(values) == 1}
 
 
 def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Region]:
@@ -114,13 +114,10 @@ def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Re
         reads = {one for node in region for one in node.all_input_nodes} - within
         leaks = any(user not in within for node in region[:-1] for user in node.users)
         itself = len(region) > 1 and any(str(node.target) == name for node in region)  # a norm that holds an activation
-        if not leaks and not itself and all(_is_own(one, name) for one in reads):
+        # Values of the module itself, and constants from capturing
+        own = all(one.op == "get_attr" and str(one.target).startswith((f"{name}.", CONSTANT)) for one in reads)
+        if own and not leaks and not itself:
             yield Region(name, start, tuple(region))
-
-
-def _is_own(node: fx.Node, name: str) -> bool:
-    """Whether a value belongs to the module `name`, or is a constant from capturing."""
-    return node.op == "get_attr" and str(node.target).startswith((f"{name}.", CONSTANT))
 
 
 def home(node: fx.Node) -> str:

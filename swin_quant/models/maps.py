@@ -54,15 +54,12 @@ def joined(windows: Tensor, window: Window, height: int, width: int) -> Tensor:
 
 def mask(height: int, width: int, window: Window, shift: Window) -> Tensor:
     """float32 [nW, L, L]: 0 where two tokens of a shifted window were neighbours before the shift, else -100."""
-    rows, columns = (_parts(*side) for side in zip((height, width), window, shift, strict=True))
-    region = cut((3 * rows[:, None] + columns)[None, :, :, None], window).squeeze(-1).squeeze(0)
+    parts = []  # the part of a shifted axis that each place belongs to, one of three
+    for length, side, by in zip((height, width), window, shift, strict=True):
+        places = torch.arange(length)
+        parts.append((places >= length - side).long() + (places >= length - by))
+    region = cut((3 * parts[0][:, None] + parts[1])[None, :, :, None], window).squeeze(-1).squeeze(0)
     return torch.where(region[:, :, None] == region[:, None, :], 0.0, MASKED)
-
-
-def _parts(length: int, window: int, shift: int) -> Tensor:
-    """int64 [length]: which of the three parts of a shifted axis each place belongs to."""
-    places = torch.arange(length)
-    return (places >= length - window).long() + (places >= length - shift)
 
 
 def pad_up(x: Tensor, multiple: Window) -> Tensor:
