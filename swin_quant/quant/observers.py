@@ -119,7 +119,8 @@ class ActivationObserver:
             self.peaks += map(max, (-end for end in least), most)
             self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
             if self.histograms:
-                add_sides(*self.histograms, by_picture[:, ::spacing], low, high)
+                below, above = self.histograms
+                add_sides(below, above, by_picture[:, ::spacing], low, high)
 
     @property
     def largest(self) -> float:

@@ -173,7 +173,7 @@ class Quantizer(nn.Module):
             if isinstance(held, nn.Parameter):
                 delattr(self, key)
                 self.register_buffer(key, None)
-                setattr(self, key.removeprefix("_"), held)
+                setattr(self, key.removeprefix("_"), held.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type stay."""

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -161,7 +162,8 @@ def train_unit(unit: nn.Module, targets: Targets, options: ReconstructOptions, g
                 hooks.enter_context(_replacing(node, lambda x, y: torch.where(coin(x), x, y)))
         soft = hooks.enter_context(ExitStack())
         for layer, rounding in trained.roundings.items():
-            soft.enter_context(_replacing(layer._weight_quantizer, lambda x, y, rounding=rounding: rounding.soft()))
+            weight = partial(lambda rounding, x, y: rounding.soft(), rounding)
+            soft.enter_context(_replacing(layer._weight_quantizer, weight))
         try:
             for number, rows in zip(range(options.iterations), batches(), strict=False):
                 done = number / options.iterations
