@@ -27,9 +27,8 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.passes import choosing_ranges, passes
 from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
-from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.quantizer import Quantizer, Role, Setting, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.setting import Setting
 
 LEARNED = "learned"
 OF_BITS = (

@@ -22,8 +22,7 @@ from swin_quant.base.files import compute_data_sha256, shipped_files
 from swin_quant.base.schema import Must, checked, one_of, plain, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
-from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.quantizer import Quantizer, Role, Setting, State, named_nodes
 
 _SELECTING = ("enable", "disable", "nodes")
 _SETTING = ("format", "bits", "granularity", "block", "narrow_range", "symmetric", "amax")

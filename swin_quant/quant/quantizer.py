@@ -8,6 +8,7 @@ point.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.fake_quant import FP8, TINY_AMAX, grid_between
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX, grid, grid_between
 from swin_quant.quant.straight_through import simulate
 
 Observer = Callable[[Tensor], None]
@@ -46,6 +46,39 @@ class Role(str, Enum):
     NORM_INPUT = "norm_input"
     RESIDUAL = "residual"
     CONV_OUTPUT = "conv_output"  # with its bias, if a reader has no own node: some engines need a pair
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A policy's decision for one node.
+
+    `block`: the number of values in a row of a weight [out, in] that share a range; None: the whole row. `amax`: a
+    fixed range instead of the calibrated one.
+    """
+
+    enabled: bool = False
+    bits: int = 8
+    granularity: str = "per-tensor"
+    block: int | None = None
+    narrow_range: bool = False
+    symmetric: bool = True
+    format: str = FORMATS[0]
+    amax: float | None = None
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each channel of a weight has a range."""
+        return self.granularity == "per-channel"
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """Smallest and largest level of the format and bits, without a zero point."""
+        return grid(self.bits, self.narrow_range, self.format)
+
+    @property
+    def kind(self) -> str:
+        """The type of the levels: `int8`, `int4`, `fp8`."""
+        return FP8 if self.format == FP8 else f"int{self.bits}"
 
 
 class Quantizer(nn.Module):
