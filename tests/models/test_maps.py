@@ -80,6 +80,7 @@ def test_tables_of_a_window(window):
     """Each pair of tokens finds the coordinates of its offset, as squares of each side have them."""
     places = [(y, x) for y in range(window[0]) for x in range(window[1])]
     index = maps.offset_index(window)
+    assert index.dtype == torch.int64
     table = maps.offset_coordinates(window, 8)[0].flatten(0, 1)
     assert len(table) == maps.offsets_in(window)
     for i, one in enumerate(places):
