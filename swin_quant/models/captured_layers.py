@@ -87,7 +87,7 @@ def mark_shared(graph: fx.Graph, root: nn.Module) -> None:
         if node.op == "call_module":
             reads.update(map(id, root.get_submodule(str(node.target))._parameters.values()))
         elif node.op == "get_attr":
-            reads[id(_attribute(root, str(node.target)))] += 1
+            reads[id(operator.attrgetter(str(node.target))(root))] += 1
     for module in root.modules():
         own = {name: one for name, one in module._parameters.items() if one is not None}
         if shared := frozenset(name for name, one in own.items() if reads[id(one)] > 1):
@@ -222,7 +222,7 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
     if not all(sources.values()):
         return None
     keys = {key for source in sources.values() if source for key in source.keys}
-    values = {key: _attribute(root, key) for key in keys}
+    values = {key: operator.attrgetter(key)(root) for key in keys}
     owned = [values[source.keys[0]] for source in sources.values() if source and source.function is None]
     if not all(isinstance(one, nn.Parameter) for one in owned):
         return None  # a fixed filter, such as a blur's
@@ -231,11 +231,6 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
     base = str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]
     named = base.removesuffix("_weight") if base.endswith("_weight") else kind
     return _free_name(root, stack(node)[1], named, 0), ours.train(False)
-
-
-def _attribute(root: nn.Module, key: str) -> Any:
-    owner, _, own = key.rpartition(".")
-    return getattr(root.get_submodule(owner), own)
 
 
 def _source(node: fx.Node, root: nn.Module) -> Lender | None:
@@ -264,6 +259,6 @@ def _source(node: fx.Node, root: nn.Module) -> Lender | None:
     constants = nn.Module()
     for one in inner.nodes:
         if one.op == "get_attr":
-            constants.register_buffer(str(one.target), _attribute(root, str(one.target)), persistent=False)
+            constants.register_buffer(str(one.target), getattr(root, str(one.target)), persistent=False)
     function: Callable[..., Tensor] = fx.GraphModule(constants, inner)
     return Lender(tuple(keys), function)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from swin_quant.models.capture import CONSTANT
-from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, find_owner, name_operation
+from swin_quant.models.capture import CONSTANT, stack
+from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, name_operation
 
 WHOLE = ("",)
 MERGES = ADDS | {"cat", "concat"}
@@ -102,7 +102,9 @@ def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Re
     """Every module with all its operations between two places where one tensor flows."""
     inside: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
-        words = home(node).split(".") if home(node) else []
+        # The called module, or the one whose forward pass contains the operation
+        home = str(node.target) if node.op in ("call_module", "get_attr") else stack(node)[1]
+        words = home.split(".") if home else []
         for depth in range(1, len(words) + 1):
             inside.setdefault(".".join(words[:depth]), []).append(number)
     for name, places in inside.items():
@@ -118,11 +120,6 @@ def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Re
         own = all(one.op == "get_attr" and str(one.target).startswith((f"{name}.", CONSTANT)) for one in reads)
         if own and not leaks and not itself:
             yield Region(name, start, tuple(region))
-
-
-def home(node: fx.Node) -> str:
-    """The module of an operation: the called one, or the one whose forward pass contains it."""
-    return str(node.target) if node.op in ("call_module", "get_attr") else find_owner(node)
 
 
 def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:

@@ -17,13 +17,8 @@ from swin_quant.models.windows import MASKED, relative_coords_table
 Window = tuple[int, int]
 
 
-def offsets_in(window: Window) -> int:
-    """How many offsets, (2h - 1) * (2w - 1), two tokens of a window may have."""
-    return (2 * window[0] - 1) * (2 * window[1] - 1)
-
-
 def offset_index(window: Window) -> Tensor:
-    """int64 [L, L]: the row of the bias table, which has one for each offset, for two tokens of a window."""
+    """int64 [L, L]: the row of the bias table, which has (2h - 1) * (2w - 1), for two tokens of a window."""
     high, wide = window
     y, x = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
     y, x = y.flatten(), x.flatten()

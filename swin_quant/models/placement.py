@@ -156,7 +156,7 @@ def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
                 kind, roles = "add", [input_role(one, root) if fused else Role.RESIDUAL for one in inputs]
         if not roles:
             continue
-        owner = find_owner(node)
+        owner = stack(node)[1]
         counts[owner, kind] += 1
         for argument, (side, role) in enumerate(zip(SIDES if len(roles) == 2 else ("",), roles, strict=True)):
             name = f"{kind}{counts[owner, kind]}{side}_input_quantizer"
@@ -206,11 +206,6 @@ def has_batch(node: fx.Node) -> bool:
     """Whether a dimension of a node's output, one tensor, depends on the number of pictures."""
     value = node.meta.get("val")
     return not isinstance(value, Tensor) or any(isinstance(extent, torch.SymInt) for extent in value.shape)
-
-
-def find_owner(node: fx.Node) -> str:
-    """The module whose forward contains an operation."""
-    return stack(node)[1]
 
 
 @dataclass(frozen=True)

@@ -21,32 +21,21 @@ from torch.utils.flop_counter import flop_registry
 
 from swin_quant.base.errors import SwinQuantError, listed
 
-_SAME = {
-    "truediv": "div",
-    "true_divide": "div",
-    "divide": "div",
-    "multiply": "mul",
-    "subtract": "sub",
-    "concat": "cat",
-    "concatenate": "cat",
-    "swapaxes": "transpose",
-    "t": "transpose",
-    "T": "transpose",
-    "mT": "transpose",
-    "view": "reshape",
-    "view_as": "reshape",
-    "reshape_as": "reshape",
-    "movedim": "permute",
-    "split_with_sizes": "split",
-    "mm": "matmul",
-    "bmm": "matmul",
-    "max_pool2d_with_indices": "max_pool2d",
-    "sum_to_size": "sum",
-    "float": "to",
-    "half": "to",
-    "bfloat16": "to",
-    "type": "to",
+_OTHERS = {  # names of the same operator
+    "div": "truediv true_divide divide",
+    "mul": "multiply",
+    "sub": "subtract",
+    "cat": "concat concatenate",
+    "transpose": "swapaxes t T mT",
+    "reshape": "view view_as reshape_as",
+    "permute": "movedim",
+    "split": "split_with_sizes",
+    "matmul": "mm bmm",
+    "max_pool2d": "max_pool2d_with_indices",
+    "sum": "sum_to_size",
+    "to": "float half bfloat16 type",
 }
+_SAME = {other: name for name, others in _OTHERS.items() for other in others.split()}
 # Types, devices and memory: an engine has nothing to compute for these.
 HOUSEKEEPING = frozenset({
     "contiguous", "detach", "clone", "requires_grad", "data", "cpu", "cuda", "size", "numel", "device", "type_as",

@@ -254,12 +254,6 @@ class ChannelFactors(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def give_factors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Set each `ChannelFactors` to the weight with its name in `weights`, or to None."""
-    for name, factors in all_factors(model):
-        factors.give(weights.get(name))
-
-
 def made_factors(model: nn.Module) -> list[str]:
     """Names of the `ChannelFactors` with a weight."""
     return [name.removesuffix(".weight") for name, factors in all_factors(model) if factors.weight is not None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.fold import unfolding
-from swin_quant.quant.layer import QuantizedLayer, give_factors
+from swin_quant.quant.layer import QuantizedLayer, all_factors
 from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.policy import apply_settings
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
@@ -133,7 +133,8 @@ def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     """Give the unit's parameters the values from `copy_state`."""
-    give_factors(unit, parameters)
+    for name, factors in all_factors(unit):
+        factors.give(parameters.get(name))
     for name, parameter in unit.named_parameters():
         parameter.copy_(parameters[name])
 
