@@ -299,10 +299,9 @@ def _count_macs(kind: str, node: fx.Node, weight: Any = None) -> int:
 
     if kind == "einsum":  # all factors at once
         return math.prod(max(map(count, extents)) for extents in einsum_extents(node).values())
-    first = node.args[0] if isinstance(node.args[0], fx.Node) else node
-    given, out = first.meta.get("val"), node.meta.get("val")
+    given: Any = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+    out = node.meta.get("val")
     if kind in _RECURRENT and node.op == "call_function":  # each step of the input with every matrix
-        given = first.meta["val"]
         weights = [one.meta["val"] for one in cast(Sequence[fx.Node], node.args[2])]
         return count(*given.shape[:-1]) * sum(one.numel() for one in weights if one.dim() == 2)
     if not isinstance(out, Tensor) or not isinstance(given, Tensor):
