@@ -1,8 +1,8 @@
 """Replacements: the same values by other operators, for a compiler that lacks one, without changing code or weights.
 
 Each is a pure function with the arguments of the torch function that it replaces; NotImplemented leaves a call as it
-is. Replacements that only move data, and products with ones and zeros, are bit-exact; the rest agree up to float32
-rounding (`exact`).
+is. Replacements that only move data, and products with ones and zeros, are bit-exact; the rest (means, and a linear for
+each of q, k and v) agree up to float32 rounding.
 """
 
 import math
@@ -118,27 +118,21 @@ def unsqueeze_by_reshape(x: Tensor, dim: int) -> Any:
 
 @dataclass(frozen=True)
 class Replacement:
-    """`by`: replacing function by operator name; `what`: the change, in words; `exact`: whether values are equal to the
-    bit."""
+    """`by`: replacing function by operator name; `what`: the change, in words."""
 
     by: dict[str, Callable[..., Any]]
     what: str
-    exact: bool = True
 
 
 REPLACEMENTS: dict[str, Replacement] = {
-    "pool1d": Replacement(
-        {"adaptive_avg_pool1d": partial(pool_by_mean, dims=1)}, "AdaptiveAvgPool1d -> mean", exact=False
-    ),
-    "pool2d": Replacement(
-        {"adaptive_avg_pool2d": partial(pool_by_mean, dims=2)}, "AdaptiveAvgPool2d -> mean", exact=False
-    ),
+    "pool1d": Replacement({"adaptive_avg_pool1d": partial(pool_by_mean, dims=1)}, "AdaptiveAvgPool1d -> mean"),
+    "pool2d": Replacement({"adaptive_avg_pool2d": partial(pool_by_mean, dims=2)}, "AdaptiveAvgPool2d -> mean"),
     "roll": Replacement({"roll": roll_by_slices}, "roll -> slice + concat"),
     "qkv_split": Replacement(
         {"unbind": unbind_by_split, "select": select_by_narrow}, "q, k, v by split + reshape, without an index"
     ),
     "qkv_linears": Replacement(
-        {"linear": linear_in_three, "matmul": matmul_in_three}, "qkv linear -> a linear each for q, k, v", exact=False
+        {"linear": linear_in_three, "matmul": matmul_in_three}, "qkv linear -> a linear each for q, k, v"
     ),
     "patch_merging": Replacement({}, "strided slices + concat -> reshape + transpose"),
     "gather": Replacement({"index": index_by_one_hot}, "table[index] -> one-hot product"),
