@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.geometry import Geometry
-from swin_quant.models.maps import mask
-from swin_quant.models.windows import window_partition, window_reverse
+from swin_quant.models.maps import mask, window_partition, window_reverse
 from swin_quant.quant.layer import ChannelFactors, QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
 

@@ -18,7 +18,7 @@ from swin_quant.config import from_dict
 from swin_quant.config.sides import holds_squares
 from swin_quant.models import build_model, maps
 from swin_quant.models.geometry import read_geometry
-from swin_quant.models.windows import relative_coords_table
+from swin_quant.models.maps import relative_coords_table
 
 CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
 NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.models import maps
-from swin_quant.models.windows import relative_coords_table, window_partition, window_reverse
+from swin_quant.models.maps import relative_coords_table, window_partition, window_reverse
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
