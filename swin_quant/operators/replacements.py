@@ -30,7 +30,7 @@ _ORDERS = {  # the four neighbours of a patch, in the order of concatenation -> 
 
 def pool_by_mean(x: Tensor, output_size: int | Sequence[int | None], dims: int) -> Any:
     """adaptive_avg_pool of the last `dims` dimensions, if all outputs are means of equally many inputs."""
-    sizes = list(output_size) if isinstance(output_size, (list, tuple)) else [output_size]
+    sizes: list[Any] = list(output_size) if isinstance(output_size, (list, tuple)) else [output_size]
     sizes = sizes if len(sizes) == dims else sizes * dims
     if all(size == 1 for size in sizes):
         return x.mean(tuple(range(-dims, 0)), keepdim=True)
