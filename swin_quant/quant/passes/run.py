@@ -76,7 +76,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
             gains.append(Gain(step, note, time.perf_counter() - start))
             log.info("%s: changed nothing, %.0f s (%s)", step.name, gains[-1].seconds, note)
             continue
-        if expected is None:  # the network is still the one that was calibrated
+        if expected is None:  # the network is still the one that was calibrated, or evened out
             give_state(context.model, kept)
             expected = compute_logits(context.model, images)
             before = compare(context.model, images, expected)
@@ -93,7 +93,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
         if not harmless:
             give_state(context.model, kept)
         elif renewed:
-            context = replace(context)  # later passes measure against the same function in the new weights
+            context, expected = replace(context), None  # later passes measure against the same function in new weights
         seconds = time.perf_counter() - start
         gains.append(
             Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, keeps, alike)
