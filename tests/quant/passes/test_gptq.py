@@ -58,14 +58,19 @@ def on_grid(layer):
 def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
+    """The original, and the ranges of activations, stay."""
     model = tiny_model(kind, **SMALL)
     context = ready(model, images, policy, weights, activations, narrow=weights == 4)
-    before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     steps = parse_steps([{"name": "gptq", "pictures": 16}])
     gains = run_passes(context, steps, lambda: pytest.fail("ranges are not observed again"))
     assert gains[0].kept and not gains[0].note.startswith("0 of")
-    changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
-    assert len(changed) > 3 and all(map(on_grid, changed))
+    assert all(torch.equal(value, before[name]) for name, value in context.original.state_dict().items())
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
+    layers = {name.replace("_weight_quantizer", "weight"): layer for name, layer in weighted_layers(model).items()}
+    changed &= layers.keys()
+    assert len(changed) > 3 and all(on_grid(layers[name]) for name in changed)
     save_calibrated(model, tmp_path / "x.pth")
     again = tiny_model(kind, seed=1, **SMALL)
     apply_policy(again, load_policy(policy))
@@ -85,17 +90,6 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     rough = decibels(logits(model, other), expected)
     run_passes(context, parse_steps(["gptq"]), lambda: None)
     assert decibels(logits(model, other), expected) > rough + 1
-
-
-@pytest.mark.slow
-def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
-    model = tiny_model("swin", **SMALL)
-    context = ready(model, images)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    run_passes(context, parse_steps(["gptq"]), lambda: None)
-    assert all(torch.equal(value, before[name]) for name, value in context.original.state_dict().items())
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
 
 
 SEEDS = st.integers(0, 2**31)
@@ -197,7 +191,7 @@ def test_the_shrinkage_follows_the_fit_on_held_out_pictures():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3, 8, 24])
+@pytest.mark.parametrize("count", [2, 24])
 def test_few_pictures_are_split_for_judging_too(count, tiny_model, images):
     """Fewer than four batches: with no judging pictures, weights would silently stay float's."""
     model = tiny_model("swin", **SMALL)

@@ -27,4 +27,6 @@ def test_zero_points_take_from_a_unit_s_error_and_their_ranges_come_back(method,
                 change(node, symmetric=True)
             assert 0 < error < Trial(run, method).error()
             asked += 1
+        if asked > 1:
+            break
     assert asked > 1
