@@ -295,8 +295,8 @@ def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> No
             kept = mask
             while packet(kept) in _REPEATS:
                 kept = kept.args[0]
-            value = _value(kept, root) if str(kept.target).startswith(CONSTANT) else None
-            if isinstance(value, Tensor) and value.dtype is torch.bool and value.all():
+            held = _value(kept, root) if str(kept.target).startswith(CONSTANT) else None
+            if isinstance(held, Tensor) and held.dtype is torch.bool and held.all():
                 mask = None  # a constant that keeps every score: transformers gives one where nothing is masked
         if mask is not None and mask.meta["val"].dtype is torch.bool:  # it selects
             scores = call(aten.masked_fill.Scalar, scores, call(aten.logical_not.default, mask), -torch.inf)
