@@ -18,9 +18,9 @@ from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.inputs import Inputs
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
+from swin_quant.models.capture import find_selection
 from swin_quant.models.captured import captured
 from swin_quant.models.classifier import Classifier
-from swin_quant.models.obstacles import find_selection
 from swin_quant.quant.fold import is_fold_exact
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 

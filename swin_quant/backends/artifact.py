@@ -21,8 +21,7 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import apply_policy, dequantize, enabled_nodes, policy_from_dict, quantize, refuse_blocks
-from swin_quant.quant.quantizer import Quantizer, named_nodes
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.quantizer import Quantizer, Setting, named_nodes
 from swin_quant.score.engine import HALF_TYPES, get_precision
 
 

@@ -91,17 +91,11 @@ class PassRecord(TypedDict):
 
 
 class BitsRecord(TypedDict, total=False):
-    """The bits for which ranges of activations were searched, the methods, and the passes behind them.
-
-    `node_methods`: the nodes whose method calibrator auto chose one by one, in place of the method for their bits;
-    `tried_percentile`: the percentile among the methods that it chose from, whether or not a node has it.
-    """
+    """The bits for which ranges of activations were searched, the methods, and the passes behind them."""
 
     bits: int
     other_bits: dict[str, int]
     methods: dict[str, str]
-    node_methods: dict[str, str]
-    tried_percentile: float
     passes: list[PassRecord]
 
 

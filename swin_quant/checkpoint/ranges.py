@@ -57,14 +57,11 @@ def bits_record(model: nn.Module, method: Method) -> BitsRecord:
     """The bits of `model`'s activation nodes for a calibration record, once its policy is applied."""
     bits = {name: node.setting.bits for name, node in named_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
     most = Counter(bits.values()).most_common(1)[0][0]
-    found: BitsRecord = {
+    return {
         "bits": most,
         "other_bits": {name: count for name, count in bits.items() if count != most},
         "methods": {str(count): method.for_bits(count) for count in sorted(set(bits.values()))},
     }
-    if method.by_node is None:
-        return found
-    return {**found, "node_methods": dict(method.by_node), "tried_percentile": method.percentile}
 
 
 def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
@@ -92,8 +89,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
         else:
             record = card.calibration
             bits = record.get("other_bits", {}).get(name, record.get("bits", setting.bits if setting else None))
-            default = record.get("methods", {}).get(str(bits), record["method"])
-            method = record.get("node_methods", {}).get(name, default)
+            method = record.get("methods", {}).get(str(bits), record["method"])
             found[name] = Origin(method, bits, setting.format) if setting else Origin(method, bits)
     return found
 

@@ -12,7 +12,7 @@ import docstring_parser
 
 from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.policies import PolicyChoice
-from swin_quant.quant import AUTO, CALIBRATORS, INT8_MODES
+from swin_quant.quant import CALIBRATORS, INT8_MODES
 from swin_quant.train.training import Qat, Training
 
 Options = TypeVar("Options", PolicyChoice, Training, Qat)
@@ -50,7 +50,7 @@ FLAGS: dict[str, tuple[Any, ...]] = {
     "--calib-split": (str, "pictures to sample (default train)"),
     "--calib-augment": (bool, "FasterTransformer's augmented training crops"),
     "--passes": (str, "what recovers accuracy after the calibration: a recipe or a YAML file"),
-    "--calibrator": ((*CALIBRATORS, AUTO), "how ranges are found (default: by a node's bits)"),
+    "--calibrator": (CALIBRATORS, "how ranges are found (default: by a node's bits)"),
     "--percentile": (float, "means the percentile calibrator (default 99.99)"),
     "--exact-histogram": (bool, "count every value, not a sample of each picture"),
     "--int8-mode": (tuple(INT8_MODES), "FasterTransformer's modes"),

@@ -77,9 +77,8 @@ class MapSwin(Swin):
     rewrites = "swin_maps"
     left_out: str | None = _MASKS
 
-    def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
-        super().__init__(geometry, block, merging)
-        g = geometry
+    def __init__(self, g: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
+        super().__init__(g, block, merging)
         self.patch_embed = MapEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
 
     def forward_features(self, x: Tensor) -> Tensor:

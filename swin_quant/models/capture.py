@@ -10,17 +10,19 @@ that depend on no parameter become buffers. A node's `meta["val"]` is its value 
 import operator
 import re
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError, first_line, listed
 from swin_quant.base.progress import silence
-from swin_quant.models.obstacles import find_last_user_frame, fixed_at, reason
 from swin_quant.models.symbolic_int import export_program
 from swin_quant.models.while_captured import NOISE, attention_opened, is_torchs, noise_kept
 
@@ -55,13 +57,17 @@ def capture(
             if decompose:
                 program = program.run_decompositions({})
         except Exception as error:  # a forward pass may raise anything on fake tensors
-            place = find_last_user_frame(traceback.extract_tb(error.__traceback__))
-            raise SwinQuantError(f"{what}: cannot be captured{place}: {reason(error)}") from error
+            place = _find_last_user_frame(traceback.extract_tb(error.__traceback__))
+            raise SwinQuantError(f"{what}: cannot be captured{place}: {_reason(error)}") from error
     graph = _on_attributes(program, module, what, outputs, named)
     for value in (node.meta["val"] for node in graph.nodes if node.op == "placeholder"):
         if is_concrete_int(value.shape[0]):
             remedy = "take the batch from `x.shape[0]`, as a whole number, and loop over no batch"
-            fixed = f"its forward pass fits batches of {len(value)} alone{fixed_at(value)}"
+            # The line of the user's code that fixed the size, if torch kept it
+            places = getattr(getattr(value, "fake_mode", None), "shape_env", None)
+            kept = [one.framework_loc for one in getattr(places, "replacements_slocs", {}).values()]
+            line = _find_last_user_frame([one for one in kept if isinstance(one, traceback.FrameSummary)])
+            fixed = f"its forward pass fits batches of {len(value)} alone{line}"
             raise SwinQuantError(f"{what}: {fixed}: {remedy}")
     _drop_checks(graph)
     graph.owning_module = module  # type: ignore[assignment] # it expects modules only
@@ -206,15 +212,11 @@ def _same_type(node: fx.Node, source: fx.Node) -> bool:
 def _mark_dependence(graph: fx.Graph) -> None:
     """Mark each node by whether it depends on the values of the pictures, not only on their sizes."""
     for node in graph.nodes:
-        inputs = [one.meta["depends"] for one in node.all_input_nodes]
-        depends = any(inputs)
-        if node.op == "placeholder":
-            depends = True
-        elif packet(node).startswith("sym_") or _FILLED.fullmatch(packet(node)):
+        depends = any([one.meta["depends"] for one in node.all_input_nodes])
+        is_size = packet(node).startswith("sym_") or _FILLED.fullmatch(packet(node))
+        if is_size or not _holds_tensor(node.meta.get("val")):
             depends = False
-        elif not _holds_tensor(node.meta.get("val")):
-            depends = False
-        node.meta["depends"] = depends
+        node.meta["depends"] = depends or node.op == "placeholder"
 
 
 def _holds_tensor(value: Any) -> bool:
@@ -231,16 +233,16 @@ def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
             values[node] = getattr(module, str(node.target)).clone()
         elif node.op != "call_function" or _RANDOM.search(packet(node)) or not _is_small(node.meta.get("val")):
             continue
-        elif _FILLED.fullmatch(packet(node)) and node.all_input_nodes:
-            values[node] = _filled(node)
+        elif _FILLED.fullmatch(packet(node)) and node.all_input_nodes:  # in the size or type of another tensor
+            like, value = packet(node), node.meta["val"]
+            fill: Any = node.args[2 if "new" in like else 1] if "full" in like else float("ones" in like)
+            values[node] = torch.full(tuple(value.shape), fill, dtype=value.dtype)
         elif all(one in values for one in node.all_input_nodes):
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = node.target(*args, **kwargs)
     for number, (node, value) in enumerate(values.items()):
         outside = [user for user in node.users if user not in values]
-        if node.op == "get_attr" or not outside:
-            continue
-        if not isinstance(value, Tensor):
+        if node.op == "get_attr" or not outside or not isinstance(value, Tensor):
             continue
         name = f"{CONSTANT}_folded_{number}"
         module.register_buffer(name, value.detach().clone(), persistent=False)
@@ -252,13 +254,6 @@ def _fold_constants(graph: fx.Graph, module: nn.Module) -> None:
     for node in reversed(values):
         if not node.users and node.op == "call_function":
             graph.erase_node(node)
-
-
-def _filled(node: fx.Node) -> Tensor:
-    """The tensor that an operation makes in the size or type of another."""
-    like, value = packet(node), node.meta["val"]
-    fill = node.args[2 if "new" in like else 1] if "full" in like else float("ones" in like)
-    return torch.full(tuple(value.shape), fill, dtype=value.dtype)  # type: ignore[arg-type]
 
 
 def _is_small(value: Any) -> bool:
@@ -286,22 +281,17 @@ def _call_modules(graph: fx.Graph, root: nn.Module) -> None:
             if one not in nodes and not (one.op == "get_attr" and str(one.target).startswith((prefix, CONSTANT)))
         )
         gives = [node for node in nodes if any(user not in nodes for user in node.users)]
-        last = nodes[-1]
-        if len(inputs) == 1 and gives == [last] and _gives_its_size(own, last):
+        last, its_size = nodes[-1], True
+        if isinstance(own, nn.modules.conv._ConvTransposeNd):  # it may be told another size of its output
+            told: Any = last.args[5] if len(last.args) > 5 else [0] * len(own.output_padding)
+            its_size = tuple(told) == own.output_padding
+        if len(inputs) == 1 and gives == [last] and its_size:
             with graph.inserting_before(last):
                 call = graph.call_module(path, (*inputs,))
             call.meta = dict(last.meta)
             last.replace_all_uses_with(call)
             for node in reversed(nodes):
                 graph.erase_node(node)
-
-
-def _gives_its_size(module: Any, node: fx.Node) -> bool:
-    """Whether a module alone gives the size of its output: a transposed convolution may be told another one."""
-    if not isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return True
-    told: Any = node.args[5] if len(node.args) > 5 else [0] * len(module.output_padding)
-    return tuple(told) == module.output_padding
 
 
 def is_whole(module: nn.Module) -> bool:
@@ -324,7 +314,9 @@ def _replace_in_place_calls(graph: fx.Graph) -> bool:
         written, name = node.args[0] if node.args else None, packet(node)
         plain = getattr(torch.ops.aten, name.removesuffix("_"), None)
         overload = getattr(plain, str(node.target).rpartition(".")[2], None)
-        if not isinstance(written, fx.Node) or overload is None or not name.endswith("_") or _is_shared(written):
+        if not isinstance(written, fx.Node) or overload is None or not name.endswith("_"):
+            return False
+        if written.op in ("get_attr", "placeholder") or _is_view(written) or any(map(_is_view, written.users)):
             return False
         order = {one: place for place, one in enumerate(graph.nodes)}
         node.target = overload
@@ -333,11 +325,52 @@ def _replace_in_place_calls(graph: fx.Graph) -> bool:
     return True
 
 
-def _is_shared(node: fx.Node) -> bool:
-    """Whether a node's output may share memory with another tensor."""
-    return node.op in ("get_attr", "placeholder") or _is_view(node) or any(map(_is_view, node.users))
-
-
 def _is_view(node: fx.Node) -> bool:
+    """Whether a node's output may share the memory of its input."""
     given = [one.alias_info for one in getattr(getattr(node.target, "_schema", None), "returns", ())]
     return node.target is operator.getitem or any(one is not None and not one.is_write for one in given)
+
+
+def _find_last_user_frame(frames: Sequence[traceback.FrameSummary]) -> str:
+    """The last frame of the user's code, as ` at FILE:LINE `CODE``; "" if there is none."""
+    others = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    own = [frame for frame in frames if not frame.filename.startswith(others)]
+    return f" at {Path(own[-1].filename).name}:{own[-1].lineno} `{own[-1].line}`" if own else ""
+
+
+def _reason(error: BaseException) -> str:
+    """The reason in an exception of torch.export, in our words where torch's mislead."""
+    if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
+        known = "what it computes depends on values in tensors, which are not known here"
+        return f"{known}: write it by torch.where, or wrap the part before it"
+    if "UnsupportedOperator" in type(error).__name__:
+        return f"operator {first_line(error)} has no form without data: write one, torch.library.register_fake"
+    if "fake tensor in the exported program" in str(error):
+        return "it sets or reads `.data` of a parameter, or keeps a tensor for its next call: use the parameter itself"
+    return first_line(error)
+
+
+class _Selections(TorchDispatchMode):
+    """Notes the operations that give as many parts as the values of their inputs say, such as NMS."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        tensors = [one for one in _pytree.tree_leaves(args[1:]) if isinstance(one, Tensor)]
+        by_place = name == "aten::index" and not any(one.dtype in (torch.bool, torch.uint8) for one in tensors)
+        if name.endswith("nms") or (torch.Tag.dynamic_output_shape in func.tags and not by_place):
+            self.found.append(name.replace("::", "."))
+        return func(*args, **(kwargs or {}))
+
+
+def find_selection(module: nn.Module, call: Callable[[], object]) -> str:
+    """The remedy where `call`, which runs `module`, gives as many parts as its values say: the first operation that
+    does, and the largest part of the module, which may stand before it; "" if there is no such operation."""
+    with _Selections() as noted:
+        call()
+    sizes = {name: sum(one.numel() for one in part.parameters()) for name, part in module.named_children()}
+    part = f", such as `.{max(sizes, key=lambda name: sizes[name])}`" if sizes else ""
+    return f"{noted.found[0]} gives as many as its values say: wrap the part before it{part}" if noted.found else ""

@@ -22,7 +22,7 @@ from swin_quant.models.capture import CONSTANT, capture, is_whole, packet
 from swin_quant.models.captured_layers import batch_dim, call_instead, mark_shared, quantized_layers
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
-from swin_quant.models.placement import SIZES, Place, foldable, name_operation, output_role, places, products
+from swin_quant.models.placement import SIZES, foldable, name_operation, output_role, places, products
 from swin_quant.models.plain_operations import spell_out, take_from_nearby
 from swin_quant.quant.layer import Borrowed, QuantConv, QuantizedLayer, Reading
 from swin_quant.quant.passes.places import Exchange, Part, make_norm_exchange
@@ -60,7 +60,15 @@ class CapturedNetwork(Classifier):
         self._used |= {key for part in root.modules() if isinstance(part, Borrowed) for key in part.lenders}
         mark_shared(graph, root)
         self.own_exchanges = tuple(exchanges(graph, root, foldable))
-        self.own_units = _taken_apart(graph, root)
+        regions = chain(graph, root)
+        for region in regions:  # the graph now calls its units; the whole network is one unit if it has none
+            own = root.get_submodule(region.name)
+            if len(region.nodes) > 1 or str(region.nodes[0].target) != region.name:
+                inner = taken_out(graph, region)
+                part = CapturedPart(own, inner)
+                _give_constants(part, inner, root)
+                root.set_submodule(region.name, part)
+        self.own_units = tuple(region.name for region in regions) or WHOLE
         _take_over(self, root)
         _give_constants(self, graph, root)
         self._run = _compiled(graph, root)
@@ -114,19 +122,6 @@ class CapturedPart(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self._run(self, x)
-
-
-def _taken_apart(graph: fx.Graph, root: nn.Module) -> tuple[str, ...]:
-    """The names of a graph's units, in order, which it now calls; the whole network is one unit if it has none."""
-    found = chain(graph, root)
-    for region in found:
-        own = root.get_submodule(region.name)
-        if len(region.nodes) > 1 or str(region.nodes[0].target) != region.name:
-            inner = taken_out(graph, region)
-            part = CapturedPart(own, inner)
-            _give_constants(part, inner, root)
-            root.set_submodule(region.name, part)
-    return tuple(region.name for region in found) or WHOLE
 
 
 def _take_over(module: nn.Module, root: nn.Module) -> None:
@@ -207,7 +202,8 @@ def captured(
     for node in list(graph.nodes):
         if name_operation(node, module) == "scaleddotproductattention":
             _spell_out(graph, node, module, what)
-        if packet(node).startswith("conv") and any(isinstance(_size(one), torch.SymInt) for one in node.args[6:]):
+        sizes = [one.meta.get("val") if isinstance(one, fx.Node) else one for one in node.args[6:]]
+        if packet(node).startswith("conv") and any(isinstance(size, torch.SymInt) for size in sizes):
             remedy = "multiply patches (torch.nn.functional.unfold) by the kernels with torch.matmul"
             raise SwinQuantError(f"{what}: {node.name} has kernels for each picture, which no engine takes: {remedy}")
     take_from_nearby(graph)
@@ -221,16 +217,19 @@ def captured(
         if str(node.target) in layers and isinstance(layers[str(node.target)], QuantConv):
             layers[str(node.target)]._aftergemm_quantizer.role = output_role(node, module, norms)
     for place in list(places(graph, module)):
-        _add(graph, module, place)
+        owner, _, own = place.name.rpartition(".")
+        source = cast(fx.Node, place.at.args[place.argument])
+        quantizer = Quantizer(place.role)
+        quantizer.batch_dim = batch_dim(source)
+        module.get_submodule(owner).add_module(own, quantizer)
+        with graph.inserting_before(place.at):
+            call = graph.call_module(place.name, (source,))
+        call.meta = dict(source.meta)
+        place.at.update_arg(place.argument, call)
     graph.lint()
     network = CapturedNetwork(module, graph, input_shape, classes, norms)
     network.inputs = inputs
     return network
-
-
-def _size(argument: Any) -> Any:
-    """The value of a node without data; any other argument itself."""
-    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
 
 def _value(argument: Any, root: nn.Module) -> Any:
@@ -292,8 +291,13 @@ def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> No
             mask.meta.update({"depends": False, "val": table})
         scale = query.meta["val"].shape[-1] ** -0.5 if arguments.get("scale") is None else arguments["scale"]
         scores = call(aten.matmul.default, call(aten.mul.Tensor, query, scale), call(aten.transpose.int, key, -2, -1))
-        if mask is not None and _selects_all(mask, root):
-            mask = None
+        if mask is not None:
+            kept = mask
+            while packet(kept) in _REPEATS:
+                kept = kept.args[0]
+            held = _value(kept, root) if str(kept.target).startswith(CONSTANT) else None
+            if isinstance(held, Tensor) and held.dtype is torch.bool and held.all():
+                mask = None  # a constant that keeps every score: transformers gives one where nothing is masked
         if mask is not None and mask.meta["val"].dtype is torch.bool:  # it selects
             scores = call(aten.masked_fill.Scalar, scores, call(aten.logical_not.default, mask), -torch.inf)
         elif mask is not None:
@@ -304,26 +308,6 @@ def _spell_out(graph: fx.Graph, node: fx.Node, root: nn.Module, what: str) -> No
     graph.erase_node(node)
 
 
-def _selects_all(mask: fx.Node, root: nn.Module) -> bool:
-    """Whether a mask is a constant that keeps every score: transformers gives one where nothing is masked."""
-    while packet(mask) in _REPEATS:
-        mask = cast(fx.Node, mask.args[0])
-    value = _value(mask, root) if str(mask.target).startswith(CONSTANT) else None
-    return isinstance(value, Tensor) and value.dtype is torch.bool and bool(value.all())
-
-
-def _add(graph: fx.Graph, root: nn.Module, place: Place) -> None:
-    owner, _, own = place.name.rpartition(".")
-    source = cast(fx.Node, place.at.args[place.argument])
-    quantizer = Quantizer(place.role)
-    quantizer.batch_dim = batch_dim(source)
-    root.get_submodule(owner).add_module(own, quantizer)
-    with graph.inserting_before(place.at):
-        node = graph.call_module(place.name, (source,))
-    node.meta = dict(source.meta)
-    place.at.update_arg(place.argument, node)
-
-
 def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:
     """The exchanges of a graph whose layers are ours. `norms`: batch norms that are folded into layers (`foldable`).
 
@@ -332,12 +316,6 @@ def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Ite
     owners = Counter(id(one) for part in root.modules() for one in part._parameters.values())
     fixed = {key for key, one in root.named_parameters(remove_duplicate=False) if owners[id(one)] > 1}
     fixed |= {str(node.target) for node in graph.nodes if node.op == "get_attr"}
-    for one in _exchanges(graph, root, norms):
-        if fixed.isdisjoint(part.name for part in one.before + one.after):
-            yield one
-
-
-def _exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Iterator[Exchange]:
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     for node in graph.nodes:
         name = str(node.target)
@@ -346,17 +324,18 @@ def _exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> It
         module = root.get_submodule(name)
         if isinstance(module, QuantizedLayer):
             readers = _readers(node, root, HOMOGENEOUS, norms, len(module.weight))
-            if readers:
-                parts = tuple(Part(f"{name}.{kind}") for kind in ("weight", "bias"))
-                yield Exchange(_seen_by(readers[0]), parts, tuple(_columns(root, reader) for reader in readers))
+            found = Exchange(Part(name), tuple(Part(f"{name}.{kind}") for kind in ("weight", "bias")))
         elif isinstance(module, nn.LayerNorm):  # a norm without weights is no place, but can be named
             readers = _readers(node, root, STILL, {}, module.normalized_shape[0])
-            if readers:
-                found = make_norm_exchange(name, tuple(readers))
-                if not all(isinstance(root.get_submodule(reader), nn.Linear) for reader in readers):
-                    found = replace(found, offset=None, into=())  # padding is zero, whatever the offset
-                after = tuple(_columns(root, reader) for reader in readers)
-                yield replace(found, scaled=_seen_by(readers[0]), after=after)
+            found = make_norm_exchange(name, tuple(readers))
+            if not all(isinstance(root.get_submodule(reader), nn.Linear) for reader in readers):
+                found = replace(found, offset=None, into=())  # padding is zero, whatever the offset
+        else:
+            continue
+        depthwise = [getattr(root.get_submodule(reader), "groups", 1) > 1 for reader in readers]  # rows are channels
+        after = tuple(Part(f"{one}.weight", dim=0 if rows else 1) for one, rows in zip(readers, depthwise, strict=True))
+        if readers and fixed.isdisjoint(part.name for part in found.before + after):
+            yield replace(found, scaled=Part(f"{readers[0]}._input_quantizer"), after=after)
 
 
 def _readers(
@@ -369,7 +348,10 @@ def _readers(
             continue
         layer = root.get_submodule(str(user.target)) if user.op == "call_module" else None
         if isinstance(layer, QuantizedLayer):
-            more = [str(user.target)] if _channels_in(layer) == channels else []
+            taken = layer.weight.shape[1]  # the channels with weights of their own; none where groups mix them
+            if (groups := getattr(layer, "groups", 1)) > 1:
+                taken = len(layer.weight) if groups == len(layer.weight) and taken == 1 else 0
+            more = [str(user.target)] if taken == channels else []
         elif str(user.target) in norms or name_operation(user, root) in through:
             more = _readers(user, root, through, norms, channels)
         else:
@@ -378,19 +360,3 @@ def _readers(
             return []
         found += more
     return found
-
-
-def _channels_in(layer: QuantizedLayer) -> int:
-    """The number of channels with weights of their own; 0 where groups mix them."""
-    if getattr(layer, "groups", 1) == 1:
-        return layer.weight.shape[1]
-    return len(layer.weight) if layer.groups == len(layer.weight) and layer.weight.shape[1] == 1 else 0
-
-
-def _columns(root: nn.Module, reader: str) -> Part:
-    """The weights that multiply channels: the rows, for a depthwise convolution."""
-    return Part(f"{reader}.weight", dim=0 if getattr(root.get_submodule(reader), "groups", 1) > 1 else 1)
-
-
-def _seen_by(reader: str) -> Part:
-    return Part(f"{reader}._input_quantizer")

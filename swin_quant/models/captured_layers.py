@@ -38,25 +38,32 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
     include the layers that read the pictures.
     """
     found: dict[str, QuantizedLayer] = {}
+    layer: Any
+    how: tuple[Any, ...]
     for node in list(graph.nodes):
         kind = _kind(node, root, found)
         source = node.args[0] if node.args else None
         if not kind or not isinstance(source, fx.Node) or not source.meta["depends"]:
             continue
-        if (
-            not has_batch(source)
-            or not is_real(source)
-            or not stem
-            and find_range_source(source, root).op == "placeholder"
-        ):
+        if not has_batch(source) or not is_real(source):
+            continue
+        if not stem and find_range_source(source, root).op == "placeholder":
             continue
         name = f"{node.target}.{_TRANSPOSED}" if kind == _TRANSPOSED else _own_name(node, root)
-        if kind == _TRANSPOSED and name not in found:
-            found[name] = _borrow_transposed(str(node.target), root)
+        if kind == _TRANSPOSED and name not in found:  # with copies, since a norm may be folded into it
+            layer = root.get_submodule(str(node.target))
+            how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation
+            with torch.device("meta"):
+                transposed = BorrowedConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
+            found[name] = _with_copies(transposed, str(node.target), layer, weight=_outputs_first)
         elif name and name not in found:
             found[name] = _owner(node, root.get_submodule(name), kind)
         elif name and kind in _BORROWED:
-            name, again = _again(name, found[name], kind, root)
+            layer, (parent, _, own) = found[name], name.rpartition(".")
+            how = () if kind == "linear" else (layer.stride, layer.padding, layer.dilation, layer.groups)
+            mode = getattr(layer, "padding_mode", "zeros")
+            again = _made(_BORROWED[kind], layer.weight, layer.bias is not None, how, mode)
+            again, name = _with_copies(again, name, layer), _free_name(root, parent, f"{own}_", 2)
             found[name] = again
         elif not name and (borrowed := _borrowing(node, root, kind)):
             name, found[borrowed[0]] = borrowed
@@ -80,7 +87,7 @@ def mark_shared(graph: fx.Graph, root: nn.Module) -> None:
         if node.op == "call_module":
             reads.update(map(id, root.get_submodule(str(node.target))._parameters.values()))
         elif node.op == "get_attr":
-            reads[id(_attribute(root, str(node.target)))] += 1
+            reads[id(operator.attrgetter(str(node.target))(root))] += 1
     for module in root.modules():
         own = {name: one for name, one in module._parameters.items() if one is not None}
         if shared := frozenset(name for name, one in own.items() if reads[id(one)] > 1):
@@ -140,7 +147,10 @@ def _own_name(node: fx.Node, root: nn.Module) -> str:
     if any(_kind(one, root, {}) != packet(node) for one in calls):  # another product: an embedding, a decoder
         return ""
     alone = not list(module.children()) and {*module._parameters} <= {"weight", "bias"}
-    return name if alone and all(_same_product(node, user) for user in weight.users) else ""
+    same = all(
+        (one.target, one.args[1:], one.kwargs) == (node.target, node.args[1:], node.kwargs) for one in weight.users
+    )
+    return name if alone and same else ""
 
 
 def _multiplies_as(module: Any, node: fx.Node) -> bool:
@@ -154,10 +164,6 @@ def _multiplies_as(module: Any, node: fx.Node) -> bool:
         return [tuple(one) if isinstance(one, list | tuple) else (one,) * dims for one in how]
 
     return module.padding_mode == "zeros" and tuples(own) == tuples(_how(node))
-
-
-def _same_product(node: fx.Node, other: fx.Node) -> bool:
-    return other.target is node.target and other.args[1:] == node.args[1:] and other.kwargs == node.kwargs
 
 
 def _owner(node: fx.Node, layer: Any, kind: str) -> QuantizedLayer:
@@ -184,23 +190,6 @@ def _made(kind: type, weight: Tensor, biased: bool, how: tuple[Any, ...], mode: 
             return kind(weight.shape[1], weight.shape[0], biased)
         channels = weight.shape[1] * how[-1]
         return kind(channels, weight.shape[0], tuple(weight.shape[2:]), *how, biased, mode)
-
-
-def _borrow_transposed(name: str, root: nn.Module) -> Borrowed:
-    """A layer with the weight and bias of a transposed convolution, as its own: a norm may be folded into it."""
-    layer: Any = root.get_submodule(name)
-    how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation
-    with torch.device("meta"):
-        ours = BorrowedConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
-    return _with_copies(ours, name, layer, weight=_outputs_first)
-
-
-def _again(name: str, layer: Any, kind: str, root: nn.Module) -> tuple[str, Borrowed]:
-    """A layer for a further call of `layer`, and its name."""
-    how = () if kind == "linear" else (layer.stride, layer.padding, layer.dilation, layer.groups)
-    ours = _made(_BORROWED[kind], layer.weight, layer.bias is not None, how, getattr(layer, "padding_mode", "zeros"))
-    parent, _, own = name.rpartition(".")
-    return _free_name(root, parent, f"{own}_", 2), _with_copies(ours, name, layer)
 
 
 def _with_copies(ours: Any, name: str, layer: Any, weight: Callable[..., Tensor] = torch.clone) -> Borrowed:
@@ -233,7 +222,7 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
     if not all(sources.values()):
         return None
     keys = {key for source in sources.values() if source for key in source.keys}
-    values = {key: _attribute(root, key) for key in keys}
+    values = {key: operator.attrgetter(key)(root) for key in keys}
     owned = [values[source.keys[0]] for source in sources.values() if source and source.function is None]
     if not all(isinstance(one, nn.Parameter) for one in owned):
         return None  # a fixed filter, such as a blur's
@@ -242,11 +231,6 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
     base = str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]
     named = base.removesuffix("_weight") if base.endswith("_weight") else kind
     return _free_name(root, stack(node)[1], named, 0), ours.train(False)
-
-
-def _attribute(root: nn.Module, key: str) -> Any:
-    owner, _, own = key.rpartition(".")
-    return getattr(root.get_submodule(owner), own)
 
 
 def _source(node: fx.Node, root: nn.Module) -> Lender | None:
@@ -275,6 +259,6 @@ def _source(node: fx.Node, root: nn.Module) -> Lender | None:
     constants = nn.Module()
     for one in inner.nodes:
         if one.op == "get_attr":
-            constants.register_buffer(str(one.target), _attribute(root, str(one.target)), persistent=False)
+            constants.register_buffer(str(one.target), getattr(root, str(one.target)), persistent=False)
     function: Callable[..., Tensor] = fx.GraphModule(constants, inner)
     return Lender(tuple(keys), function)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
-from swin_quant.models.capture import CONSTANT
-from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, find_owner, name_operation
+from swin_quant.models.capture import CONSTANT, stack
+from swin_quant.models.placement import ADDS, CONVOLUTIONS, LAYERS, NORMS, name_operation
 
 WHOLE = ("",)
 MERGES = ADDS | {"cat", "concat"}
@@ -95,14 +95,16 @@ def _flowing(graph: fx.Graph, nodes: list[fx.Node]) -> dict[int, fx.Node]:
             alive[place].append(node)
     result = output.args[0]
     alive[len(nodes)].append(result if isinstance(result, fx.Node) else nodes[-1])
-    return {place: those[0] for place, those in alive.items() if len(those) == 1}
+    return {place: values[0] for place, values in alive.items() if len(values) == 1}
 
 
 def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Region]:
     """Every module with all its operations between two places where one tensor flows."""
     inside: dict[str, list[int]] = {}
     for number, node in enumerate(nodes):
-        words = home(node).split(".") if home(node) else []
+        # The called module, or the one whose forward pass contains the operation
+        home = str(node.target) if node.op in ("call_module", "get_attr") else stack(node)[1]
+        words = home.split(".") if home else []
         for depth in range(1, len(words) + 1):
             inside.setdefault(".".join(words[:depth]), []).append(number)
     for name, places in inside.items():
@@ -114,18 +116,10 @@ def _closed(nodes: list[fx.Node], flowing: Mapping[int, fx.Node]) -> Iterator[Re
         reads = {one for node in region for one in node.all_input_nodes} - within
         leaks = any(user not in within for node in region[:-1] for user in node.users)
         itself = len(region) > 1 and any(str(node.target) == name for node in region)  # a norm that holds an activation
-        if not leaks and not itself and all(_is_own(one, name) for one in reads):
+        # Values of the module itself, and constants from capturing
+        own = all(one.op == "get_attr" and str(one.target).startswith((f"{name}.", CONSTANT)) for one in reads)
+        if own and not leaks and not itself:
             yield Region(name, start, tuple(region))
-
-
-def _is_own(node: fx.Node, name: str) -> bool:
-    """Whether a value belongs to the module `name`, or is a constant from capturing."""
-    return node.op == "get_attr" and str(node.target).startswith((f"{name}.", CONSTANT))
-
-
-def home(node: fx.Node) -> str:
-    """The module of an operation: the called one, or the one whose forward pass contains it."""
-    return str(node.target) if node.op in ("call_module", "get_attr") else find_owner(node)
 
 
 def taken_out(graph: fx.Graph, region: Region) -> fx.Graph:

@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.geometry import Geometry
-from swin_quant.models.maps import mask
-from swin_quant.models.windows import window_partition, window_reverse
+from swin_quant.models.maps import mask, window_partition, window_reverse
 from swin_quant.quant.layer import ChannelFactors, QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
 
@@ -187,22 +186,18 @@ class Stage(nn.Module):
     def through_blocks(self, x: Tensor) -> Tensor:
         """The output of the stage before its map is halved."""
         for block in self.blocks:
-            x = _recomputed(block, x) if self.checkpointing and self.training else block(x)
+            if not (self.checkpointing and self.training):
+                x = block(x)
+            elif all(weight.dtype == torch.float32 for weight in block.parameters()):
+                x = checkpoint(block, x, use_reentrant=False)
+            else:  # with the tensors of now: half copies are gone in the backward pass
+                tensors = {**dict(block.named_parameters()), **dict(block.named_buffers())}
+                x = checkpoint(functional_call, block, tensors, (x,), use_reentrant=False)
         return x
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.through_blocks(x)
         return x if self.downsample is None else self.downsample(x)
-
-
-def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
-    """block(x); the backward pass computes it again, with the tensors of now: half copies are gone by then."""
-    if all(weight.dtype == torch.float32 for weight in block.parameters()):
-        result: Tensor = checkpoint(block, x, use_reentrant=False)
-    else:
-        tensors = {**dict(block.named_parameters()), **dict(block.named_buffers())}
-        result = checkpoint(functional_call, block, tensors, (x,), use_reentrant=False)
-    return result
 
 
 def initialise(module: nn.Module) -> None:
@@ -233,10 +228,7 @@ class Swin(Classifier):
         rates = iter(np.linspace(0.0, g.drop_path, sum(g.depths)).tolist())
         last = len(g.depths) - 1
         stages = [
-            Stage(
-                [block(g, i, j, next(rates)) for j in range(depth)],
-                merging(g, i) if i < last else None,
-            )
+            Stage([block(g, i, j, next(rates)) for j in range(depth)], merging(g, i) if i < last else None)
             for i, depth in enumerate(g.depths)
         ]
         self.layers = cast("list[Stage]", nn.ModuleList(stages))

@@ -1,10 +1,11 @@
 """Maps of tokens of any height and width: pad them, cut them into (shifted) windows, and put them together again.
 
-A window is (h, w) tokens, L = h * w; for squares all is as in `windows`, and timm has the same for other windows. Zeros
-are added at the bottom and at the right, as in timm, Microsoft's detection code and mmdetection. Where windows are
-shifted, these roll and pad in a different order: see `Cut`.
+A window is (h, w) tokens, L = h * w, nW windows a map; those of squares are as in docs/reference, section 1.2, and timm
+has the same for others. Zeros are added at the bottom and at the right, as in timm, Microsoft's detection code and
+mmdetection. Where windows are shifted, these roll and pad in a different order: see `Cut`.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -12,18 +13,38 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError
-from swin_quant.models.windows import MASKED, relative_coords_table
 
 Window = tuple[int, int]
+MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
 
 
-def offsets_in(window: Window) -> int:
-    """How many offsets, (2h - 1) * (2w - 1), two tokens of a window may have."""
-    return (2 * window[0] - 1) * (2 * window[1] - 1)
+def window_partition(x: Tensor, window: int) -> Tensor:
+    """[B, H, W, C] -> [B * nW, L, C], the windows of a picture row by row."""
+    _, height, width, channels = x.shape
+    x = x.view(-1, height // window, window, width // window, window, channels)
+    return x.transpose(2, 3).reshape(-1, window * window, channels)
+
+
+def window_reverse(windows: Tensor, window: int, height: int, width: int) -> Tensor:
+    """[B * nW, L, C] -> [B, H, W, C]: the inverse of `window_partition`."""
+    x = windows.view(-1, height // window, width // window, window, window, windows.shape[-1])
+    return x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])
+
+
+def relative_coords_table(window: int, pretrained_window: int = 0) -> Tensor:
+    """float32 [1, 2w - 1, 2w - 1, 2]: log-spaced relative coordinates, the input of Swin V2's position MLP.
+
+    Coordinates are normalised by the window of the pre-training, if there was one, so that a model with a larger window
+    gets the values that it was trained on, and larger ones. (Liu et al., Swin Transformer V2, 2022.)
+    """
+    offsets = torch.arange(1 - window, window, dtype=torch.float32)
+    offsets = 8 * offsets / ((pretrained_window or window) - 1)
+    offsets = torch.sign(offsets) * torch.log2(offsets.abs() + 1) / math.log2(8)
+    return torch.stack(torch.meshgrid(offsets, offsets, indexing="ij"), dim=-1)[None]
 
 
 def offset_index(window: Window) -> Tensor:
-    """int64 [L, L]: the row of the bias table, which has one for each offset, for two tokens of a window."""
+    """int64 [L, L]: the row of the bias table, which has (2h - 1) * (2w - 1), for two tokens of a window."""
     high, wide = window
     y, x = torch.meshgrid(torch.arange(high), torch.arange(wide), indexing="ij")
     y, x = y.flatten(), x.flatten()
@@ -54,15 +75,12 @@ def joined(windows: Tensor, window: Window, height: int, width: int) -> Tensor:
 
 def mask(height: int, width: int, window: Window, shift: Window) -> Tensor:
     """float32 [nW, L, L]: 0 where two tokens of a shifted window were neighbours before the shift, else -100."""
-    rows, columns = (_parts(*side) for side in zip((height, width), window, shift, strict=True))
-    region = cut((3 * rows[:, None] + columns)[None, :, :, None], window).squeeze(-1).squeeze(0)
+    parts = []  # the part of a shifted axis that each place belongs to, one of three
+    for length, side, by in zip((height, width), window, shift, strict=True):
+        places = torch.arange(length)
+        parts.append((places >= length - side).long() + (places >= length - by))
+    region = cut((3 * parts[0][:, None] + parts[1])[None, :, :, None], window).squeeze(-1).squeeze(0)
     return torch.where(region[:, :, None] == region[:, None, :], 0.0, MASKED)
-
-
-def _parts(length: int, window: int, shift: int) -> Tensor:
-    """int64 [length]: which of the three parts of a shifted axis each place belongs to."""
-    places = torch.arange(length)
-    return (places >= length - window).long() + (places >= length - shift)
 
 
 def pad_up(x: Tensor, multiple: Window) -> Tensor:

@@ -94,13 +94,6 @@ def input_role(node: fx.Node, root: nn.Module) -> Role:
     return Role.ONE_SIDED_INPUT if _is_one_sided(node, root) else Role.GEMM_INPUT
 
 
-def matmul_role(node: fx.Node, root: nn.Module) -> Role:
-    """The role of the input of a product of two activations that reads `node`."""
-    return (
-        Role.SOFTMAX_OUTPUT if name_operation(find_range_source(node, root), root) == "softmax" else Role.MATMUL_INPUT
-    )
-
-
 def _is_one_sided(node: fx.Node, root: nn.Module) -> bool:
     source = find_range_source(node, root)
     if name_operation(source, root) == "mul":  # a gate, as in squeeze and excite
@@ -144,35 +137,30 @@ def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
 def places(graph: fx.Graph, root: nn.Module) -> Iterator[Place]:
     """The nodes outside layers: at products and additions of two activations, and at the average of a fused addition's
     output, which would otherwise be computed in float."""
-    counts: dict[tuple[str, str], int] = {}
+    counts: Counter[tuple[str, str]] = Counter()
     for node in graph.nodes:
-        kind, roles = _requested_roles(node, root)
+        word, inputs, roles = name_operation(node, root), _inputs(node), list[Role]()
+        if word in AVERAGES and _averages_fused(node, root):
+            kind, roles = "average", [input_role(inputs[0], root)]
+        elif node.op == "call_function" and word in MATMULS | ADDS and len(inputs) == 2:
+            # Both are computed from the values of the pictures, for each one, and are not the pictures themselves.
+            active = all(one.meta["depends"] and one.op != "placeholder" for one in inputs)
+            sources = [name_operation(find_range_source(one, root), root) for one in inputs]
+            if not active or not all(has_batch(one) and is_real(one) for one in inputs):
+                continue
+            if word in MATMULS:
+                kind = "matmul"
+                roles = [Role.SOFTMAX_OUTPUT if source == "softmax" else Role.MATMUL_INPUT for source in sources]
+            elif MASKS.isdisjoint(sources):
+                fused = _is_fused(inputs, root)
+                kind, roles = "add", [input_role(one, root) if fused else Role.RESIDUAL for one in inputs]
         if not roles:
             continue
-        owner = find_owner(node)
-        number = counts[owner, kind] = counts.get((owner, kind), 0) + 1
-        for argument, (side, role) in enumerate(roles.items()):
-            name = f"{kind}{number}{side}_input_quantizer"
+        owner = stack(node)[1]
+        counts[owner, kind] += 1
+        for argument, (side, role) in enumerate(zip(SIDES if len(roles) == 2 else ("",), roles, strict=True)):
+            name = f"{kind}{counts[owner, kind]}{side}_input_quantizer"
             yield Place(node, argument, role, f"{owner}.{name}" if owner else name)
-
-
-def _requested_roles(node: fx.Node, root: nn.Module) -> tuple[str, dict[str, Role]]:
-    """The kind of an operation and the roles of its inputs, in order; no roles for most operations."""
-    word = name_operation(node, root)
-    inputs = _inputs(node)
-    if word in AVERAGES and _averages_fused(node, root):
-        return "average", {"": input_role(inputs[0], root)}
-    if node.op != "call_function" or word not in MATMULS | ADDS:
-        return "", {}
-    if len(inputs) < 2 or not all(_is_activation(one) for one in inputs):
-        return "", {}
-    if word in MATMULS:
-        return "matmul", {side: matmul_role(one, root) for side, one in zip(SIDES, inputs, strict=True)}
-    if any(name_operation(find_range_source(one, root), root) in MASKS for one in inputs):
-        return "", {}
-    fused = _is_fused(inputs, root)
-    roles = [input_role(one, root) if fused else Role.RESIDUAL for one in inputs]
-    return "add", dict(zip(SIDES, roles, strict=True))
 
 
 def _inputs(node: fx.Node) -> list[fx.Node]:
@@ -208,11 +196,6 @@ def _averages_fused(node: fx.Node, root: nn.Module) -> bool:
     return False
 
 
-def _is_activation(node: fx.Node) -> bool:
-    """Whether a node is computed from the values of the pictures, for each one, and is not the pictures themselves."""
-    return bool(node.meta["depends"]) and node.op != "placeholder" and has_batch(node) and is_real(node)
-
-
 def is_real(node: fx.Node) -> bool:
     """Whether a node's output holds real numbers, which have a range: neither complex nor whole ones."""
     value = node.meta.get("val")
@@ -223,11 +206,6 @@ def has_batch(node: fx.Node) -> bool:
     """Whether a dimension of a node's output, one tensor, depends on the number of pictures."""
     value = node.meta.get("val")
     return not isinstance(value, Tensor) or any(isinstance(extent, torch.SymInt) for extent in value.shape)
-
-
-def find_owner(node: fx.Node) -> str:
-    """The module whose forward contains an operation."""
-    return stack(node)[1]
 
 
 @dataclass(frozen=True)
@@ -290,71 +268,48 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
         if not node.meta.get("depends"):
             continue
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        kind = _word(module) if module is not None else packet(node).replace("_", "")
+        kind = packet(node).replace("_", "")
+        if module is not None:
+            kind = type(module).__name__.removeprefix("Quant").removeprefix("Borrowed").lower()
         if isinstance(module, QuantizedLayer):
             nodes = tuple(f"{node.target}.{part}" for part in ("_input_quantizer", "_weight_quantizer"))
-            yield Multiplication(kind, _count_layer_macs(kind, node, module.weight, pictures), nodes)
+            yield Multiplication(kind, _count_macs(kind, node, module.weight) // pictures, nodes)
         elif isinstance(module, _MODULES):
             reason = _reason(node, kind, reads_pictures=True)
-            yield Multiplication(
-                kind, _count_layer_macs(kind, node, next(module.parameters()), pictures), reason=reason
-            )
+            yield Multiplication(kind, _count_macs(kind, node, next(module.parameters())) // pictures, reason=reason)
         elif kind in _LAYERS:
             weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
             reads = find_range_source(cast(fx.Node, node.args[0]), root).op == "placeholder"
             reason = _reason(node, kind, reads, bool(weight.get("depends")))
-            count = _count_layer_macs(kind, node, weight.get("val"), pictures)
-            yield Multiplication(
-                kind, _count_recurrent_macs(node, pictures) if kind in _RECURRENT else count, reason=reason
-            )
+            yield Multiplication(kind, _count_macs(kind, node, weight.get("val")) // pictures, reason=reason)
         elif kind in _MATMULS:
-            nodes = tuple(str(one.target) for one in _inputs(node) if _is_quantizer(one, root))
-            whole = len(nodes) == 2
-            reason = "" if whole else _reason(node, kind)
-            count = _count_einsum_macs(node, pictures) if kind == "einsum" else _count_matmul_macs(node, pictures)
-            yield Multiplication(kind, count, nodes if whole else (), reason)
+            given = [one for one in _inputs(node) if one.op == "call_module"]
+            given = [one for one in given if isinstance(root.get_submodule(str(one.target)), Quantizer)]
+            nodes = tuple(str(one.target) for one in given) if len(given) == 2 else ()
+            reason = "" if nodes else _reason(node, kind)
+            yield Multiplication(kind, _count_macs(kind, node) // pictures, nodes, reason)
 
 
-def _word(module: nn.Module) -> str:
-    return type(module).__name__.removeprefix("Quant").removeprefix("Borrowed").lower()
+def _count_macs(kind: str, node: fx.Node, weight: Any = None) -> int:
+    """The multiplications of a product for the pictures of the capture; 0 where its sizes are not known."""
 
+    def count(*extents: Any) -> int:
+        sizes = (one.node.hint if isinstance(one, torch.SymInt) else one for one in extents)
+        return math.prod(map(int, sizes))
 
-def _is_quantizer(node: fx.Node, root: nn.Module) -> bool:
-    return node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), Quantizer)
-
-
-def _count_layer_macs(kind: str, node: fx.Node, weight: Any, pictures: int) -> int:
-    out, given = node.meta.get("val"), cast(fx.Node, node.args[0]).meta.get("val")
-    if not isinstance(out, Tensor) or not isinstance(weight, Tensor):
+    if kind == "einsum":  # all factors at once
+        return math.prod(max(map(count, extents)) for extents in einsum_extents(node).values())
+    given: Any = node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
+    out = node.meta.get("val")
+    if kind in _RECURRENT and node.op == "call_function":  # each step of the input with every matrix
+        weights = [one.meta["val"] for one in cast(Sequence[fx.Node], node.args[2])]
+        return count(*given.shape[:-1]) * sum(one.numel() for one in weights if one.dim() == 2)
+    if not isinstance(out, Tensor) or not isinstance(given, Tensor):
         return 0
-    if isinstance(given, Tensor) and _TRANSPOSED in kind:  # each input multiplies the weights of its channel
-        return _elements(given) * (weight.numel() // _hint(given.shape[1])) // pictures
-    return _elements(out) * (weight.numel() // weight.shape[0]) // pictures
-
-
-def _count_matmul_macs(node: fx.Node, pictures: int) -> int:
-    out, left = node.meta.get("val"), node.args[0].meta.get("val") if isinstance(node.args[0], fx.Node) else None
-    if not isinstance(out, Tensor) or not isinstance(left, Tensor):
+    if kind in _MATMULS:
+        return count(*out.shape, given.shape[-1])
+    if not isinstance(weight, Tensor):
         return 0
-    return _elements(out) * _hint(left.shape[-1]) // pictures
-
-
-def _count_recurrent_macs(node: fx.Node, pictures: int) -> int:
-    """Those of an LSTM, GRU or RNN in ATen's arguments: each step of its input with every matrix."""
-    given, weights = cast(fx.Node, node.args[0]).meta["val"], cast(Sequence[fx.Node], node.args[2])
-    matrices = [one.meta["val"].numel() for one in weights if one.meta["val"].dim() == 2]
-    return _elements(given) // _hint(given.shape[-1]) * sum(matrices) // pictures
-
-
-def _count_einsum_macs(node: fx.Node, pictures: int) -> int:
-    """Those of an einsum that multiplies all factors at once."""
-    return math.prod(max(map(_hint, extents)) for extents in einsum_extents(node).values()) // pictures
-
-
-def _elements(tensor: Tensor) -> int:
-    return math.prod(map(_hint, tensor.shape))
-
-
-def _hint(extent: Any) -> int:
-    """An extent's value for the pictures of the capture."""
-    return int(extent.node.hint) if isinstance(extent, torch.SymInt) else int(extent)
+    if _TRANSPOSED in kind:  # each input multiplies the weights of its channel
+        return count(*given.shape) * (weight.numel() // count(given.shape[1]))
+    return count(*out.shape) * (weight.numel() // weight.shape[0])

@@ -5,7 +5,6 @@ blocks of every stage of Swin.
 """
 
 import importlib
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -62,16 +61,22 @@ def list_stages(model: nn.Module) -> dict[str, nn.Module]:
 
 def list_exchanges(model: nn.Module) -> list[Exchange]:
     """The places in a model where factors and offsets can move: found by tracing, or its architecture's."""
-    every = found(_exchanges(model), model)
-    if own := own_units(model):
-        return [one for one in every if _within_one(one, own)]
-    return [_fit_for_padding(one, list_padded_modules(model)) for one in every] if _gives_maps(model) else list(every)
+    every = list(found(_exchanges(model), model))
+    if own_units(model) or not _gives_maps(model):
+        return every
+    padded = list_padded_modules(model)
+
+    def crosses(one: Exchange) -> bool:
+        """Whether a layer that sees padding, which has no offset, would have to add an offset back."""
+        outside = [part for part in padded if not inside(one.scaled.name, part)]
+        return any(inside(layer, part) for part in outside for layer in one.into)
+
+    return [replace(one, offset=None, into=()) if crosses(one) else one for one in every]
 
 
 def norms_without_weights(model: nn.Module) -> list[str]:
     """The norms of a model where factors could move if the norms had weights."""
-    own = own_units(model)
-    return without_weights(tuple(one for one in _exchanges(model) if not own or _within_one(one, own)), model)
+    return without_weights(_exchanges(model), model)
 
 
 def list_padded_modules(model: nn.Module) -> list[str]:
@@ -102,9 +107,11 @@ def own_units(model: nn.Module) -> tuple[str, ...]:
 
 
 def _exchanges(model: nn.Module) -> tuple[Exchange, ...]:
-    """The exchanges that a model may have, by patterns."""
-    if own_units(model):
-        return getattr(model, "own_exchanges", ())
+    """The exchanges that a model may have, by patterns; those of a captured network each within one unit."""
+    if units := own_units(model):
+        own: tuple[Exchange, ...] = getattr(model, "own_exchanges", ())
+        names = {one: [part.name for part in (one.scaled, *one.before, *one.after)] for one in own}
+        return tuple(one for one in own if any(all(inside(name, unit) for name in names[one]) for unit in units))
     architecture = get_architecture(model)
     pairs = tuple(make_norm_exchange(norm, linears) for norm, linears in architecture.pairs)
     streams = None if _gives_maps(model) else architecture.streams  # maps are the stream itself
@@ -113,20 +120,6 @@ def _exchanges(model: nn.Module) -> tuple[Exchange, ...]:
 
 def _gives_maps(model: nn.Module) -> bool:
     return bool(getattr(model, "output_kind", LOGITS) == FEATURES)
-
-
-def _fit_for_padding(exchange: Exchange, padded: Sequence[str]) -> Exchange:
-    """The exchange without its offset, if a layer that sees padding would have to add it back."""
-    for part in padded:
-        into = any(inside(layer, part) for layer in exchange.into)
-        if into and not inside(exchange.scaled.name, part):
-            return replace(exchange, offset=None, into=())
-    return exchange
-
-
-def _within_one(exchange: Exchange, units: tuple[str, ...]) -> bool:
-    names = [part.name for part in (exchange.scaled, *exchange.before, *exchange.after)]
-    return any(all(inside(name, unit) for name in names) for unit in units)
 
 
 def matching(model: nn.Module, *patterns: str | None) -> dict[str, nn.Module]:

@@ -4,6 +4,7 @@ Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Win
 docs/reference, sections 1.3 and 1.4.
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -14,7 +15,7 @@ from swin_quant.config.swin import SWIN
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, read_geometry
 from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
-from swin_quant.models.maps import offset_index, offsets_in
+from swin_quant.models.maps import offset_index
 from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -41,7 +42,8 @@ class WindowAttention(nn.Module):
         self.qkv = QuantLinear(dim, 3 * dim, bias=qkv_bias)
         self.proj = QuantLinear(dim, dim)
         self.proj_drop = nn.Dropout(drop)
-        self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets_in(windows), heads))
+        offsets = math.prod(2 * side - 1 for side in windows)  # that two tokens of a window may have
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.relative_position_index: Tensor
         self.register_buffer("relative_position_index", offset_index(windows))

@@ -41,14 +41,11 @@ class CosineQkv(QuantLinear):
         return None if q is None or v is None else torch.cat([q, torch.zeros_like(q), v])
 
     @torch.no_grad()
-    def shift_bias(self, shift: Tensor) -> Tensor:
+    def shift_bias(self, shift: Tensor) -> None:
         """k has no offset: no key of a checkpoint could hold it."""
-        taken = torch.zeros_like(shift).view(3, -1)
         for place, bias in ((0, self._attention[0].q_bias), (2, self._attention[0].v_bias)):
             if bias is not None:
-                taken[place] = shift.view(3, -1)[place]
-                bias.add_(taken[place])
-        return taken.flatten()
+                bias.add_(shift.view(3, -1)[place])
 
     def shiftable(self) -> Tensor:
         q, v = self._attention[0].q_bias, self._attention[0].v_bias

@@ -10,7 +10,6 @@ import builtins
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -75,7 +74,7 @@ def _len(given: Any) -> Any:
 
 def _exact(number: torch.SymFloat) -> Any:
     """The integer that `number` is for all values of its symbols; None where that cannot be told."""
-    node, found = number.node, _polynomial(_without_quotients(number.node.expr))
+    node, found = number.node, _find_polynomial(_without_quotients(number.node.expr))
     return None if found is None else node.shape_env.create_symintnode(found, hint=builtins.int(node.hint))
 
 
@@ -86,13 +85,13 @@ def remove_roundings(number: torch.SymInt) -> Any:
         return found
     found = _without_quotients(found)
     for rounding in _ROUNDINGS:
-        found = found.replace(rounding, partial(_inner, rounding))
+
+        def exact(given: Any, rounding: Any = rounding) -> Any:
+            polynomial = _find_polynomial(given)
+            return rounding(given) if polynomial is None else polynomial
+
+        found = found.replace(rounding, exact)
     return found
-
-
-def _inner(rounding: Any, given: Any) -> Any:
-    found = _polynomial(given)
-    return rounding(given) if found is None else found
 
 
 def _without_quotients(expression: Any) -> Any:
@@ -102,7 +101,7 @@ def _without_quotients(expression: Any) -> Any:
     return expression
 
 
-def _polynomial(expression: Any) -> Any:
+def _find_polynomial(expression: Any) -> Any:
     """An expression as a polynomial of whole coefficients; None if it is none."""
     found = sympy.nsimplify(sympy.simplify(expression), rational=True)
     symbols = sorted(found.free_symbols, key=str)

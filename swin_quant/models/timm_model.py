@@ -6,8 +6,7 @@ Attention is built from its products (timm's fused attention is off), so that it
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,11 +36,17 @@ def timm_backbone(cfg: CfgNode) -> CapturedNetwork:
     stages: list[int] = []
 
     def giving(name: str, module: nn.Module) -> nn.Module:
-        stages.extend(_stages(cfg, name, module))
-        return _running(
-            module,
-            lambda self, x: self.forward_intermediates(x, indices=stages, intermediates_only=True, stop_early=True),
-        )
+        if not hasattr(module, "forward_intermediates"):
+            raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: timm gives no maps of {name}: choose another")
+        known = getattr(module, "feature_info", [])
+        wanted: Sequence[int] = cfg.MODEL.FEATURES.STAGES or range(len(known))
+        if list(wanted) != sorted({*wanted} & {*range(len(known))}) or not wanted:
+            there = f"timm's {name} has {len(known)} of them, from 0"
+            raise UsageError(f"MODEL.FEATURES.STAGES is {list(wanted)}, and {there}: name some of them, ascending")
+        stages.extend(wanted)
+        forward: Any = module.forward_intermediates
+        module.forward = lambda x: forward(x, indices=stages, intermediates_only=True, stop_early=True)
+        return module
 
     model = _without_logits(_captured(cfg, giving, any_size=True), FEATURES)
     model.output_stages = tuple(stages)
@@ -54,15 +59,12 @@ def timm_embedding(cfg: CfgNode) -> CapturedNetwork:
     def giving(name: str, module: nn.Module) -> nn.Module:
         if not hasattr(module, "forward_head") or not hasattr(module, "forward_features"):
             raise UsageError(f"MODEL.OUTPUT_KIND {EMBEDDING}: timm gives no embedding of {name}: choose another")
-        return _running(module, lambda self, x: self.forward_head(self.forward_features(x), pre_logits=True))
+        features: Any = module.forward_features
+        head: Any = module.forward_head
+        module.forward = lambda x: head(features(x), pre_logits=True)
+        return module
 
     return _without_logits(_captured(cfg, giving), EMBEDDING)
-
-
-def _running(module: nn.Module, forward: Callable[[Any, Any], Any]) -> nn.Module:
-    """`module` with another forward pass."""
-    module.forward = partial(forward, module)
-    return module
 
 
 def _without_logits(model: CapturedNetwork, kind: str) -> CapturedNetwork:
@@ -73,18 +75,6 @@ def _without_logits(model: CapturedNetwork, kind: str) -> CapturedNetwork:
     return model
 
 
-def _stages(cfg: CfgNode, name: str, module: Any) -> list[int]:
-    """The wanted stages, by default all that timm names."""
-    if not hasattr(module, "forward_intermediates"):
-        raise UsageError(f"MODEL.OUTPUT_KIND {FEATURES}: timm gives no maps of {name}: choose another")
-    known = getattr(module, "feature_info", [])
-    wanted: Sequence[int] = cfg.MODEL.FEATURES.STAGES or range(len(known))
-    if list(wanted) != sorted({*wanted} & {*range(len(known))}) or not wanted:
-        there = f"timm's {name} has {len(known)} of them, from 0"
-        raise UsageError(f"MODEL.FEATURES.STAGES is {list(wanted)}, and {there}: name some of them, ascending")
-    return list(wanted)
-
-
 def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_size: bool = False) -> CapturedNetwork:
     """timm's model of a config, wrapped by `giving` and captured."""
     timm = import_timm()
@@ -92,13 +82,18 @@ def _captured(cfg: CfgNode, giving: Callable[[str, nn.Module], nn.Module], any_s
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
         raise UsageError(f"MODEL.TIMM.ARCHITECTURE {name}: timm has no such model; it has {listed(close) or 'others'}")
-    height, width = sides(cfg.DATA.IMG_SIZE)
-    with _products_apart(timm):
-        size = height if height == width else (height, width)
-        module = giving(name, _made(timm, name, size, {**options, "num_classes": cfg.MODEL.NUM_CLASSES}, cfg))
-    stages = _stages_with_weights(module)
-    stem = cfg.MODEL.TIMM.QUANTIZE_STEM
-    model = captured(module, (3, height, width), cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
+    fused = timm.layers.use_fused_attn()
+    timm.layers.set_fused_attn(False)  # attention is two products and a softmax
+    try:
+        module = giving(name, _made(timm, options, cfg))
+    finally:
+        timm.layers.set_fused_attn(bool(fused))
+    # The modules whose maps timm gives, without those that have no parameters, such as an activation
+    modules = dict(module.named_modules())
+    places = [str(info.get("module")) for info in getattr(module, "feature_info", None) or ()]
+    stages = tuple(name for name in places if name in modules and any(True for _ in modules[name].parameters()))
+    size, stem = sides(cfg.DATA.IMG_SIZE), cfg.MODEL.TIMM.QUANTIZE_STEM
+    model = captured(module, (3, *size), cfg.MODEL.NUM_CLASSES, what=name, stem=stem, any_size=any_size)
     model.own_stages = stages
     model.convert_names = partial(_convert_names, cfg)
     return model
@@ -116,11 +111,8 @@ def _convert_names(cfg: CfgNode, state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _without_values(cfg: CfgNode) -> nn.Module:
     """timm's model of a config, of which names and shapes are read."""
-    options = {**read_builder_options(cfg, "the configuration"), "num_classes": cfg.MODEL.NUM_CLASSES}
-    height, width = sides(cfg.DATA.IMG_SIZE)
-    size = height if height == width else (height, width)
     with torch.device("meta"):
-        return _made(import_timm(), cfg.MODEL.TIMM.ARCHITECTURE, size, options, cfg)
+        return _made(import_timm(), read_builder_options(cfg, "the configuration"), cfg)
 
 
 def _one_window(cfg: CfgNode) -> tuple[int, int] | None:
@@ -135,26 +127,11 @@ def _one_window(cfg: CfgNode) -> tuple[int, int] | None:
     return parts[0].head_dim, module.patch_embed.num_patches + module.num_prefix_tokens
 
 
-def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:
-    """The modules whose maps timm gives, without those that have no parameters, such as an activation."""
-    places = [str(info.get("module")) for info in getattr(module, "feature_info", None) or ()]
-    modules = dict(module.named_modules())
-    return tuple(name for name in places if name in modules and any(True for _ in modules[name].parameters()))
-
-
-@contextmanager
-def _products_apart(timm: Any) -> Iterator[None]:
-    """Inside the context, timm builds attention from two products and a softmax."""
-    fused = timm.layers.use_fused_attn()
-    timm.layers.set_fused_attn(False)
-    try:
-        yield
-    finally:
-        timm.layers.set_fused_attn(bool(fused))
-
-
-def _made(timm: Any, name: str, size: int | tuple[int, int], options: dict[str, Any], cfg: CfgNode) -> nn.Module:
-    """timm's model, for this size of pictures if its builder takes one. UsageError if timm refuses."""
+def _made(timm: Any, options: Mapping[str, Any], cfg: CfgNode) -> nn.Module:
+    """timm's model, for the config's size of pictures if its builder takes one. UsageError if timm refuses."""
+    name, (height, width) = cfg.MODEL.TIMM.ARCHITECTURE, sides(cfg.DATA.IMG_SIZE)
+    options = {**options, "num_classes": cfg.MODEL.NUM_CLASSES}
+    size = height if height == width else (height, width)
     rates = {"drop_rate": cfg.MODEL.DROP_RATE, "drop_path_rate": cfg.MODEL.DROP_PATH_RATE}
     problem: Exception | None = None
     for more in ({"img_size": size, **rates}, rates, {"drop_rate": cfg.MODEL.DROP_RATE}, {}):

@@ -26,8 +26,12 @@ class Operator:
 
     @property
     def shapes(self) -> str:
-        """The shapes of the example's inputs and outputs."""
-        return f"{_shown(self.example.inputs)} -> {_shown(self.example.outputs)}"
+        """The shapes of the example's inputs and outputs, three of each."""
+        sides = []
+        for shapes in (self.example.inputs, self.example.outputs):
+            more = f" and {len(shapes) - 3} more" if len(shapes) > 3 else ""
+            sides.append(", ".join("x".join(map(str, shape)) or "scalar" for shape in shapes[:3]) + more)
+        return " -> ".join(sides)
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,14 @@ def analyze_module(
     calls = trace(model, images, partial(Replacing, chosen(replace)))
     known = getattr(model, "architecture", None)
     network = known.name if isinstance(known, Architecture) else None
+    checked: list[Checked] = []
+    if check:
+        if pictures is None:
+            pictures = torch.randn(tuple(images), generator=torch.Generator().manual_seed(0))
+        device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        with eval_mode(model):
+            found = compare(model, pictures.to(device), REPLACEMENTS)
+        checked = [Checked(name, one.what, *found[name]) for name, one in REPLACEMENTS.items()]
     return Analysis(
         name,
         tuple(images),
@@ -150,21 +162,6 @@ def analyze_module(
         {call.name: {key: get_status(table, call.name, network) for key, table in tables.items()} for call in calls},
         variations(model, images, trace(model, images) if replace else calls),
         training_only(model),
-        _checked(model, images, pictures) if check else (),
+        checked,
         list(replace),
     )
-
-
-def _checked(model: nn.Module, images: Sequence[int], pictures: Tensor | None) -> list[Checked]:
-    if pictures is None:
-        pictures = torch.randn(tuple(images), generator=torch.Generator().manual_seed(0))
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with eval_mode(model):
-        found = compare(model, pictures.to(device), REPLACEMENTS)
-    return [Checked(name, REPLACEMENTS[name].what, *found[name]) for name in REPLACEMENTS]
-
-
-def _shown(shapes: Sequence[Shape]) -> str:
-    most = 3
-    texts = ["x".join(map(str, shape)) or "scalar" for shape in shapes[:most]]
-    return ", ".join(texts) + (f" and {len(shapes) - most} more" if len(shapes) > most else "")

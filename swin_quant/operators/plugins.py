@@ -143,16 +143,6 @@ def parse_plugins(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[st
     return found
 
 
-def _is_in_place(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the call changes x itself: `relu_`, or `relu(x, inplace=True)`."""
-    name = getattr(func, "__name__", "")
-    return (
-        name.endswith("_")
-        and not name.startswith("_")
-        or bool(kwargs.get("inplace", name == "relu" and any(args[1:2])))
-    )
-
-
 Made = Callable[[Plugin, Node], Tensor]
 
 
@@ -185,8 +175,11 @@ class Plugging(TorchFunctionMode):
         kwargs = kwargs or {}
         op = operator_name(func, args)
         if op in self.plugins and op in CALLS and (node := CALLS[op](*args, **kwargs)):
-            made = self._made(op, node)
-            return args[0].copy_(made) if _is_in_place(func, args, kwargs) else made
+            made, name = self._made(op, node), getattr(func, "__name__", "")
+            # `relu_`, or `relu(x, inplace=True)`, changes x itself.
+            in_place = name.endswith("_") and not name.startswith("_")
+            in_place = in_place or kwargs.get("inplace", name == "relu" and any(args[1:2]))
+            return args[0].copy_(made) if in_place else made
         partitions = "window_partition" in self.plugins
         if partitions and op == "reshape" and args[0] in self.windows and self.windows[args[0]][2]:
             x, window, _ = self.windows[args[0]]
@@ -196,29 +189,24 @@ class Plugging(TorchFunctionMode):
                 made = self._made("window_partition", Node((x,), {"window": window}, shape))
                 return func(made, *args[1:], **kwargs)
         out = func(*args, **kwargs)
-        if partitions:
-            self._follow(op, func, args, out)
+        # Window partition is [B, H, W, C] as [B, H / w, w, W / w, w, C], then the two middle dimensions exchanged.
+        if partitions and op == "reshape" and args[0].dim() == 4 and isinstance(out, Tensor) and out.dim() == 6:
+            (_, height, width, _), (_, rows, window, columns, across, _) = args[0].shape, out.shape
+            if window == across and rows * window == height and columns * window == width:
+                self.windows[out] = (args[0], int(window), False)
+        elif partitions and op in ("transpose", "permute") and args[0] in self.windows:
+            dims = _sizes(args)
+            if dims in ([2, 3], [3, 2]) if op == "transpose" else dims == [0, 1, 3, 2, 4, 5]:
+                x, window, _ = self.windows[args[0]]
+                self.windows[out] = (x, window, True)
+        elif partitions and getattr(func, "__name__", "") == "contiguous" and args[0] in self.windows:
+            self.windows[out] = self.windows[args[0]]
         return out
 
     def _made(self, op: str, node: Node) -> Tensor:
         self.done[op] += 1
         self.nodes.append((self.plugins[op], node))
         return self.make(self.plugins[op], node)
-
-    def _follow(self, op: str, func: Any, args: Sequence[Any], out: Any) -> None:
-        """Follow window partition: [B, H, W, C] as [B, H / w, w, W / w, w, C], then the two middle dimensions
-        exchanged."""
-        if op == "reshape" and args[0].dim() == 4 and isinstance(out, Tensor) and out.dim() == 6:
-            (_, height, width, _), (_, rows, window, columns, across, _) = args[0].shape, out.shape
-            if window == across and rows * window == height and columns * window == width:
-                self.windows[out] = (args[0], int(window), False)
-        elif op in ("transpose", "permute") and args[0] in self.windows:
-            dims = _sizes(args)
-            if dims in ([2, 3], [3, 2]) if op == "transpose" else dims == [0, 1, 3, 2, 4, 5]:
-                x, window, _ = self.windows[args[0]]
-                self.windows[out] = (x, window, True)
-        elif getattr(func, "__name__", "") == "contiguous" and args[0] in self.windows:
-            self.windows[out] = self.windows[args[0]]
 
 
 def _sizes(args: Sequence[Any]) -> list[Any]:
@@ -326,7 +314,7 @@ def _build(sources: Path, library: Path, what: str, built_for: Mapping[str, str]
         if failure := _failure(["sh", str(sources / "build.sh"), str(made)], environment):
             raise SwinQuantError(f"{command} fails: {failure}")
         (built,) = made.glob("*.so")
-        if failure := self_test(sources, built):
+        if failure := _failure([sys.executable, str(sources / "selftest.py"), str(built)], dict(os.environ)):
             library.with_suffix(".failed").write_text(f"{failure}\n")
             raise SwinQuantError(f"its self-test failed: {failure}")
         built.chmod(0o700)
@@ -339,11 +327,6 @@ def _build(sources: Path, library: Path, what: str, built_for: Mapping[str, str]
     finally:
         shutil.rmtree(made, ignore_errors=True)
     log.info("%s: compiled for this CPU in %.0f s, once: %s", what, time.monotonic() - start, library)
-
-
-def self_test(sources: Path, library: Path) -> str | None:
-    """The failure that `selftest.py` finds in a library; None if it passes."""
-    return _failure([sys.executable, str(sources / "selftest.py"), str(library)], dict(os.environ))
 
 
 def _failure(command: Sequence[str], environment: dict[str, str]) -> str | None:

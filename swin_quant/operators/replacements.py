@@ -1,14 +1,15 @@
 """Replacements: the same values by other operators, for a compiler that lacks one, without changing code or weights.
 
 Each is a pure function with the arguments of the torch function that it replaces; NotImplemented leaves a call as it
-is. Replacements that only move data, and products with ones and zeros, are bit-exact; the rest agree up to float32
-rounding (`exact`).
+is. Replacements that only move data, and products with ones and zeros, are bit-exact; the rest (means, and a linear for
+each of q, k and v) agree up to float32 rounding.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,28 +28,18 @@ _ORDERS = {  # the four neighbours of a patch, in the order of concatenation -> 
 }
 
 
-def pool1d_by_mean(x: Tensor, output_size: int | Sequence[int]) -> Any:
-    """adaptive_avg_pool1d, x [..., C, L], if all outputs are means of equally many inputs."""
-    (size,) = _sizes(output_size, 1)
-    if size == 1:
-        return x.mean(-1, keepdim=True)
-    length = x.shape[-1]
-    if size is None or length % size:
+def pool_by_mean(x: Tensor, output_size: int | Sequence[int | None], dims: int) -> Any:
+    """adaptive_avg_pool of the last `dims` dimensions, if all outputs are means of equally many inputs."""
+    sizes: list[Any] = list(output_size) if isinstance(output_size, (list, tuple)) else [output_size]
+    sizes = sizes if len(sizes) == dims else sizes * dims
+    if all(size == 1 for size in sizes):
+        return x.mean(tuple(range(-dims, 0)), keepdim=True)
+    lengths = x.shape[-dims:]
+    sizes = [size or length for size, length in zip(sizes, lengths, strict=True)]
+    if any(length % size for size, length in zip(sizes, lengths, strict=True)):
         return NotImplemented
-    return x.reshape(*x.shape[:-1], size, length // size).mean(-1)
-
-
-def pool2d_by_mean(x: Tensor, output_size: int | Sequence[int | None]) -> Any:
-    """adaptive_avg_pool2d, x [..., C, H, W], if all outputs are means of equally many inputs."""
-    rows, columns = _sizes(output_size, 2)
-    if rows == columns == 1:
-        return x.mean((-2, -1), keepdim=True)
-    height, width = x.shape[-2:]
-    rows, columns = rows or height, columns or width
-    if height % rows or width % columns:
-        return NotImplemented
-    parts = x.reshape(*x.shape[:-2], rows, height // rows, columns, width // columns)
-    return parts.mean((-3, -1))
+    parts = [part for size, length in zip(sizes, lengths, strict=True) for part in (size, length // size)]
+    return x.reshape(*x.shape[:-dims], *parts).mean(tuple(range(1 - 2 * dims, 0, 2)))
 
 
 def roll_by_slices(x: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Any:
@@ -127,23 +118,21 @@ def unsqueeze_by_reshape(x: Tensor, dim: int) -> Any:
 
 @dataclass(frozen=True)
 class Replacement:
-    """`by`: replacing function by operator name; `what`: the change, in words; `exact`: whether values are equal to the
-    bit."""
+    """`by`: replacing function by operator name; `what`: the change, in words."""
 
     by: dict[str, Callable[..., Any]]
     what: str
-    exact: bool = True
 
 
 REPLACEMENTS: dict[str, Replacement] = {
-    "pool1d": Replacement({"adaptive_avg_pool1d": pool1d_by_mean}, "AdaptiveAvgPool1d -> mean", exact=False),
-    "pool2d": Replacement({"adaptive_avg_pool2d": pool2d_by_mean}, "AdaptiveAvgPool2d -> mean", exact=False),
+    "pool1d": Replacement({"adaptive_avg_pool1d": partial(pool_by_mean, dims=1)}, "AdaptiveAvgPool1d -> mean"),
+    "pool2d": Replacement({"adaptive_avg_pool2d": partial(pool_by_mean, dims=2)}, "AdaptiveAvgPool2d -> mean"),
     "roll": Replacement({"roll": roll_by_slices}, "roll -> slice + concat"),
     "qkv_split": Replacement(
         {"unbind": unbind_by_split, "select": select_by_narrow}, "q, k, v by split + reshape, without an index"
     ),
     "qkv_linears": Replacement(
-        {"linear": linear_in_three, "matmul": matmul_in_three}, "qkv linear -> a linear each for q, k, v", exact=False
+        {"linear": linear_in_three, "matmul": matmul_in_three}, "qkv linear -> a linear each for q, k, v"
     ),
     "patch_merging": Replacement({}, "strided slices + concat -> reshape + transpose"),
     "gather": Replacement({"index": index_by_one_hot}, "table[index] -> one-hot product"),
@@ -162,11 +151,6 @@ def chosen(names: Sequence[str]) -> dict[str, Replacement]:
         if list(names).count(name) > 1:
             raise UsageError(f"‹replace› {name}: is named twice")
     return {name: REPLACEMENTS[name] for name in names}
-
-
-def _sizes(size: Any, dims: int) -> tuple[Any, ...]:
-    sizes = tuple(size) if isinstance(size, (list, tuple)) else (size,) * dims
-    return sizes if len(sizes) == dims else sizes * dims
 
 
 class Replacing(TorchFunctionMode):

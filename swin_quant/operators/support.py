@@ -87,35 +87,23 @@ def get_status(target: Target, operator: str, network: str | None, is_onnx: bool
     """How `target` takes an operator of torch, or of ONNX with `is_onnx`, in the architecture `network`."""
     if target.networks is not None and network not in target.networks:
         return Status(UNSUPPORTED, target.whole, "; ".join(target.sources.values()))
-    if target.reads == "torch":
-        return Status(NOT_KNOWN) if is_onnx else _by_name(target, operator)
-    parts = (operator,) if is_onnx else exporter().writes.get(operator, ())
-    kinds = [_get_part_status(target, part) for part in parts]
     source = "; ".join(target.sources.values())
+    tables = ((SUPPORTED, target.supported), (REPLACED, target.expanded), (UNSUPPORTED, target.unsupported))
+    if target.reads == "torch":
+        if is_onnx:
+            return Status(NOT_KNOWN)
+        if instead := target.replaced.get(operator):
+            return Status(REPLACED, instead.by, target.sources.get(instead.source, instead.source))
+        kind = next((kind for kind, names in tables if operator in names and kind != REPLACED), NOT_KNOWN)
+        return Status(kind, "", source if kind != NOT_KNOWN else "")
+    parts = (operator,) if is_onnx else exporter().writes.get(operator, ())
+    kinds = [next((kind for kind, names in tables if part in names), NOT_KNOWN) for part in parts]
     if UNSUPPORTED in kinds:
         return Status(UNSUPPORTED, " + ".join(parts), source)
     if not kinds or NOT_KNOWN in kinds:
         return Status(NOT_KNOWN, " + ".join(part for part, kind in zip(parts, kinds, strict=True) if kind == NOT_KNOWN))
     whole = len(parts) == 1 and kinds == [SUPPORTED]
     return Status(SUPPORTED if whole else REPLACED, " + ".join(parts), source)
-
-
-def _by_name(target: Target, operator: str) -> Status:
-    if operator in target.replaced:
-        instead = target.replaced[operator]
-        return Status(REPLACED, instead.by, target.sources.get(instead.source, instead.source))
-    for kind, names in ((SUPPORTED, target.supported), (UNSUPPORTED, target.unsupported)):
-        if operator in names:
-            return Status(kind, "", "; ".join(target.sources.values()))
-    return Status(NOT_KNOWN)
-
-
-def _get_part_status(target: Target, part: str) -> str:
-    if part in target.supported:
-        return SUPPORTED
-    if part in target.expanded:
-        return REPLACED
-    return UNSUPPORTED if part in target.unsupported else NOT_KNOWN
 
 
 def unknown_everywhere(statuses: Mapping[str, Mapping[str, Status]]) -> list[str]:

@@ -8,8 +8,8 @@ data, and is named. An operator that torch offers in several ways has one name: 
 import copy
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,35 +17,25 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from swin_quant.base.errors import SwinQuantError, listed
 
-_SAME = {
-    "truediv": "div",
-    "true_divide": "div",
-    "divide": "div",
-    "multiply": "mul",
-    "subtract": "sub",
-    "concat": "cat",
-    "concatenate": "cat",
-    "swapaxes": "transpose",
-    "t": "transpose",
-    "T": "transpose",
-    "mT": "transpose",
-    "view": "reshape",
-    "view_as": "reshape",
-    "reshape_as": "reshape",
-    "movedim": "permute",
-    "split_with_sizes": "split",
-    "mm": "matmul",
-    "bmm": "matmul",
-    "max_pool2d_with_indices": "max_pool2d",
-    "sum_to_size": "sum",
-    "float": "to",
-    "half": "to",
-    "bfloat16": "to",
-    "type": "to",
+_OTHERS = {  # names of the same operator
+    "div": "truediv true_divide divide",
+    "mul": "multiply",
+    "sub": "subtract",
+    "cat": "concat concatenate",
+    "transpose": "swapaxes t T mT",
+    "reshape": "view view_as reshape_as",
+    "permute": "movedim",
+    "split": "split_with_sizes",
+    "matmul": "mm bmm",
+    "max_pool2d": "max_pool2d_with_indices",
+    "sum": "sum_to_size",
+    "to": "float half bfloat16 type",
 }
+_SAME = {other: name for name, others in _OTHERS.items() for other in others.split()}
 # Types, devices and memory: an engine has nothing to compute for these.
 HOUSEKEEPING = frozenset({
     "contiguous", "detach", "clone", "requires_grad", "data", "cpu", "cuda", "size", "numel", "device", "type_as",
@@ -55,50 +45,20 @@ HOUSEKEEPING = frozenset({
 _MORE = 16  # pixels: whole patches, and no map twice as large, which could pass for a batch of two
 
 
-def _product(a: Tensor, b: Tensor) -> int:
-    """[..., n, k] times [..., k, m]."""
-    return math.prod(a.shape) * (b.shape[-1] if b.dim() > 1 else 1)
-
-
-def _convolution(args: Sequence[Any], out: Tensor) -> int:
-    weight, transposed = args[1], args[6]
-    side = args[0] if transposed else out  # each position takes one whole kernel
-    return math.prod(side.shape[2:]) * side.shape[0] * weight.numel()
-
-
-def _attention(args: Sequence[Any], out: Tensor) -> int:
-    q, k, v = args[:3]
-    return math.prod(q.shape) * k.shape[-2] + math.prod(q.shape[:-1]) * math.prod(v.shape[-2:])
-
-
-_MACS: Mapping[str, Callable[[Sequence[Any], Tensor], int]] = {
-    "mm": lambda args, out: _product(args[0], args[1]),
-    "bmm": lambda args, out: _product(args[0], args[1]),
-    "mv": lambda args, out: _product(args[0], args[1]),
-    "matmul": lambda args, out: _product(args[0], args[1]),
-    "addmm": lambda args, out: _product(args[1], args[2]),
-    "addmv": lambda args, out: _product(args[1], args[2]),
-    "baddbmm": lambda args, out: _product(args[1], args[2]),
-    "linear": lambda args, out: math.prod(args[0].shape) * args[1].shape[0],
-    "convolution": _convolution,
-}
-
-
-def count_macs(name: str, args: Sequence[Any], out: Any) -> int:
-    """MACs of an ATen operator by its name without overload; 0 if it multiplies no matrices."""
-    if name.startswith("_scaled_dot_product"):
-        return _attention(args, out)
-    return _MACS[name](args, out) if name in _MACS else 0
-
-
 class MacCounter(TorchDispatchMode):
-    """Adds up the `macs` of the operators inside the context."""
+    """Adds up the `macs` of the operators inside the context, by torch's own formulas where it has one."""
 
     macs = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.macs += count_macs(func.overloadpacket.__name__, args, out)
+        out, packet = func(*args, **(kwargs or {})), func.overloadpacket
+        if packet.__name__.startswith("_scaled_dot_product"):
+            q, k, v = args[:3]
+            self.macs += q.numel() * k.shape[-2] + math.prod(q.shape[:-1]) * math.prod(v.shape[-2:])
+        elif packet.__name__ in ("mv", "addmv"):
+            self.macs += args[-2].numel()
+        elif packet in flop_registry:
+            self.macs += flop_registry[packet](*args, **(kwargs or {}), out_val=out) // 2
         return out
 
 
@@ -163,9 +123,16 @@ def trace(
     `inside` makes a context for the run. NotTraceable names the module that cannot be traced, and why.
     """
     model = on_meta(model).eval()
-    stack: list[str] = []
+    stack: list[str] = []  # of the running modules, outermost first; after an error, where it happened
+
+    def leave(*_: Any) -> None:
+        stack.pop()
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda _, __, name=name: stack.append(name))
+        module.register_forward_hook(leave)
     recorder = Recorder(stack)
-    with _naming(model, stack), torch.no_grad(), torch.device("meta"), recorder, inside():
+    with torch.no_grad(), torch.device("meta"), recorder, inside():
         pictures = torch.empty(tuple(images), dtype=torch.float32, device="meta")
         recorder.calls.clear()
         try:
@@ -190,50 +157,25 @@ def on_meta(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-@contextmanager
-def _naming(model: nn.Module, stack: list[str]) -> Iterator[None]:
-    """Inside the context, `stack` holds the names of the running modules, outermost first; after an error, where it
-    happened."""
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(lambda _, __, name=name: stack.append(name)))
-        handles.append(module.register_forward_hook(lambda *_: _pop(stack)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _pop(stack: list[str]) -> None:
-    stack.pop()
-
-
 def operator_name(function: Callable[..., Any], args: Sequence[Any] = ()) -> str:
     """The name of a torch function or method; indexing is `slice`, `select` or, by a tensor, `index`."""
     name = getattr(function, "__name__", "").partition(".")[0]  # ATen's names include the overload
     if name == "__get__":  # a property, `x.T`
         name = getattr(getattr(function, "__self__", None), "__name__", name)
     elif name == "__getitem__":
-        return _indexing(args[1] if len(args) > 1 else None)
+        parts = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(not (part is None or part is Ellipsis or isinstance(part, (int, slice))) for part in parts):
+            return "index"
+        return "select" if any(isinstance(part, int) for part in parts) else "slice"
     if name.startswith("__"):
         name = re.sub(r"^(r|i)(?=(add|sub|mul|truediv|div|matmul|pow)$)", "", name.strip("_"))
     name = name.removesuffix("_") if not name.startswith("_") else name.strip("_")
     return _SAME.get(name, name)
 
 
-def _indexing(index: Any) -> str:
-    parts = index if isinstance(index, tuple) else (index,)
-    if any(not (part is None or part is Ellipsis or isinstance(part, (int, slice))) for part in parts):
-        return "index"
-    return "select" if any(isinstance(part, int) for part in parts) else "slice"
-
-
 def tensors_in(value: Any) -> list[Any]:
     """Every tensor in nested lists, tuples and dicts, in order."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Mapping):
         value = list(value.values())
@@ -261,18 +203,20 @@ def variations(model: nn.Module, images: Sequence[int], calls: Sequence[Call]) -
         "size": (batch, channels, height + _MORE, width + _MORE),
         "height alone": (batch, channels, height + _MORE, width),
     }
-    return [_variation(name, model, other, calls) for name, other in others.items()]
-
-
-def _variation(name: str, model: nn.Module, images: Sequence[int], calls: Sequence[Call]) -> Variation:
-    try:
-        found = trace(model, images)
-    except NotTraceable as error:
-        return Variation(name, False, 0, f"{error.module or 'the model itself'}: {error.reason}")
-    if [call.name for call in found] != [call.name for call in calls]:
-        return Variation(name, True, len(found), "other operators are called: control flow depends on it")
-    changed = sum(a.inputs != b.inputs or a.outputs != b.outputs for a, b in zip(found, calls, strict=True))
-    return Variation(name, True, changed)
+    variations = []
+    for name, other in others.items():
+        try:
+            found = trace(model, other)
+        except NotTraceable as error:
+            variations.append(Variation(name, False, 0, f"{error.module or 'the model itself'}: {error.reason}"))
+            continue
+        if [call.name for call in found] != [call.name for call in calls]:
+            why = "other operators are called: control flow depends on it"
+            variations.append(Variation(name, True, len(found), why))
+            continue
+        changed = sum(a.inputs != b.inputs or a.outputs != b.outputs for a, b in zip(found, calls, strict=True))
+        variations.append(Variation(name, True, changed))
+    return variations
 
 
 def training_only(model: nn.Module) -> dict[str, list[str]]:

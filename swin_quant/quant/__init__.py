@@ -1,7 +1,7 @@
 """Quantization: nodes, the fake-quant op, observers, range searches, policies and passes. It knows no architecture."""
 
 CALIBRATORS = ("max", "percentile", "mse", "entropy")  # each a file in `range_methods`
-AUTO = "auto"  # each node gets the calibrator with the least error at its unit's output (`auto_calibrator`)
+AUTO = "auto"  # a policy that a search finds
 # Each a file in `passes`.
 PASSES = ("equalize", "bias_correction", "gptq", "range_search", "reconstruct", "distill")
 DEFAULT_PERCENTILE = 99.99

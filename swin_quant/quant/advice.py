@@ -4,6 +4,7 @@ No rule runs the model. A rule's limit was measured, or its comment gives the re
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,8 @@ from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outlier_channels import LOST_DB, OutlierChannels
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.ranges import MOST, Range, get_range, methods_for, pictures_for, sample_uncertainty, search
-from swin_quant.quant.statistics import Statistics, sqnr_db
+from swin_quant.quant.ranges import MOST, get_range, methods_for, sample_uncertainty, search
+from swin_quant.quant.statistics import Statistics
 
 CLIPPED = 0.001  # share of a node's values on equal steps: ten times what the percentile calibrator clips
 CLIPPED_DB = 3.0  # how much more SQNR of the node's own values another method must keep: half of the error
@@ -55,13 +56,6 @@ class Findings:
     def enabled(self) -> dict[str, Quantizer]:
         return {name: node for name, node in self.nodes.items() if node.setting.enabled}
 
-    @property
-    def methods(self) -> str:
-        """The range methods of the enabled nodes, or of all nodes if none is enabled."""
-        nodes = {name: node for name, node in self.nodes.items() if node.role is not Role.GEMM_WEIGHT}
-        on = {name: node for name, node in nodes.items() if node.setting.enabled} or nodes
-        return "+".join(sorted({self.method.for_node(name, node.setting.bits) for name, node in on.items()}))
-
 
 def advise(findings: Findings) -> list[Advice]:
     """All advice, in the order of RULES."""
@@ -100,7 +94,9 @@ def _signal(f: Findings) -> Iterator[Advice]:
         yield Advice("signal", f"{f.policy} loses the signal by any calibrator: {figures}; give it {remedy}", (), True)
         return
     where = f"at fault: {listed(check.at_fault, 3)}" if check.at_fault else "all nodes have a part in it"
-    text = f"calibrator {f.methods} loses the signal under {f.policy}: {figures}; {where}"
+    on = [node for node in f.enabled.values() if node.role is not Role.GEMM_WEIGHT]
+    methods = "+".join(sorted({f.method.for_bits(node.setting.bits) for node in on}))
+    text = f"calibrator {methods} loses the signal under {f.policy}: {figures}; {where}"
     yield Advice("signal", text, tuple(check.at_fault), True)
     others = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in check.others.items() if name != check.better)
     also = f" ({others})" if others else ""
@@ -113,15 +109,6 @@ def format_figures(check: Check) -> str:
     """A check's figures in words."""
     agreement = f", top-1 agreement {check.agreement:.0f} %" if check.of == LOGITS else ""
     return f"SQNR of the {check.of} {check.sqnr_db:.1f} dB{agreement} with float on {check.pictures} of the pictures"
-
-
-def _clipped_by(own: Range, node: Quantizer, statistics: Statistics) -> float:
-    """The share of a node's values outside its range."""
-    if node.setting.symmetric:
-        return clipped_share(statistics, own.amax)
-    sides, ends = statistics.both_sides(), map(abs, own.bounds or (0.0, 0.0))
-    beyond = sum(clipped_share(side, end) * side.counts.sum() for side, end in zip(sides, ends, strict=True))
-    return float(beyond / max(statistics.counts.sum(), 1))
 
 
 def clipped_share(statistics: Statistics, amax: float) -> float:
@@ -138,78 +125,71 @@ def clipped_share(statistics: Statistics, amax: float) -> float:
 def _clipped(f: Findings) -> Iterator[Advice]:
     """Ranges that clip more than another method's, at a loss for the node's own values.
 
-    Not after calibrator auto, nor after passes that measured units' outputs, which count for more. Equal steps gain by
-    clipping a few values; float8's steps get no finer, so any clipped share may be the whole loss.
+    Not after passes that measured units' outputs, which count for more. Equal steps gain by clipping a few values;
+    float8's steps get no finer, so any clipped share may be the whole loss.
     """
-    if f.method.by_node is not None or _BY_OUTPUT & set(f.passes):
+    if _BY_OUTPUT & set(f.passes):
         return
     no_better = {name for name, sqnr in f.check.others.items() if sqnr <= f.check.sqnr_db} if f.check else set()
     methods = [method for method in methods_for(f.enabled.values()) if method not in no_better]
     shares: dict[str, float] = {}
-    better: dict[str, int] = {}
+    better: Counter[str] = Counter()
     for name, node in f.enabled.items():
         statistics = f.calibration.statistics.get(name)
         if statistics is None or not (node.setting.symmetric or statistics.sides):
             continue
-        own = get_range(node)
-        share = _clipped_by(own, node, statistics)
+        own, bounded = get_range(node), not node.setting.symmetric
+        low, high = own.ends_on(node)
+        sides = zip(statistics.both_sides(), (-low, high), strict=True) if bounded else [(statistics, own.amax)]
+        beyond = sum(clipped_share(side, end) * side.counts.sum() for side, end in sides)
+        share = float(beyond / max(statistics.counts.sum(), 1))
         if share <= (0.0 if node.setting.format == FP8 else CLIPPED):
             continue
-        bounded = not node.setting.symmetric
-        found = {method: search(method, statistics, node, f.method.percentile, bounded) for method in methods}
-        kept = {
-            method: sqnr_db(statistics, *other.get_grid_arguments(node))
-            for method, other in found.items()
-            if other.width_on(node) > own.width_on(node)
-        }
+        kept: dict[str, float] = {}
+        for method in methods:
+            other = search(method, statistics, node, f.method.percentile, bounded)
+            ends = other.ends_on(node)
+            if ends[1] - ends[0] > high - low:
+                kept[method] = other.sqnr_db(statistics, node)
         best = max(kept, key=kept.__getitem__, default=None)
-        if best and kept[best] > sqnr_db(statistics, *own.get_grid_arguments(node)) + CLIPPED_DB:
+        if best and kept[best] > own.sqnr_db(statistics, node) + CLIPPED_DB:
             shares[name] = share
-            better[best] = better.get(best, 0) + 1
+            better[best] += 1
     if shares:
         worst = sorted(shares, key=shares.__getitem__, reverse=True)
-        which = max(better, key=better.__getitem__)
+        which = better.most_common(1)[0][0]
         percent = 100 * shares[worst[0]]
         most = f"{percent:.1f} %" if percent >= 0.1 else f"{percent:.2g} %"  # one decimal would round it to 0
-        yield Advice(
-            "clipped",
+        text = (
             f"clipping in {_counted(worst, 'range')}: up to {most} of their nodes' values: {listed(worst, 2)}; "
-            f"‹calibrator› {which} clips less and is nearer to float",
-            tuple(worst),
+            f"‹calibrator› {which} clips less and is nearer to float"
         )
+        yield Advice("clipped", text, tuple(worst))
 
 
 def _outliers(f: Findings) -> Iterator[Advice]:
+    keep_float = "`swin-quant sensitivity` says what they cost, ‹off› keeps them float"
     curable = sorted((one for one in f.outlier_channels if one.cure), key=lambda one: -one.times)
     if curable:
         first = curable[0]
         # A residual stream has dozens.
         few = " and ".join(first.cure) if len(first.cure) <= 3 else listed(first.cure, 2)
         where = f"between {few}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
+        cure = f"the pass equalize, which did not run, could even them out {where}: ‹passes› equalize"
         if first.tried:
-            cure = (
-                f"the pass equalize tried {where}, and nothing was better for it: `swin-quant sensitivity` says "
-                "what they cost, ‹off› keeps them float"
-            )
-        else:
-            cure = f"the pass equalize, which did not run, could even them out {where}: ‹passes› equalize"
-        yield Advice(
-            "outliers",
-            f"channels stand out in {_counted(curable, 'place')}, in {first.place} by {first.times:.0f} times: {cure}",
-            tuple(one.place for one in curable),
-        )
+            cure = f"the pass equalize tried {where}, and nothing was better for it: {keep_float}"
+        most = f"in {first.place} by {first.times:.0f} times"
+        text = f"channels stand out in {_counted(curable, 'place')}, {most}: {cure}"
+        yield Advice("outliers", text, tuple(one.place for one in curable))
+    # No exchange can rescale these; first those that cost the rest of their tensor most.
     rest = sorted((one for one in f.outlier_channels if not one.cure), key=lambda one: (one.rest_db, -one.times))
-    if rest:
-        yield _uncured(f, rest)
-
-
-def _uncured(f: Findings, rest: Sequence[OutlierChannels]) -> Advice:
-    """Advice on outlier channels that no exchange can rescale, first those that cost the rest of their tensor most."""
+    if not rest:
+        return
     first, lost = rest[0], [one for one in rest if one.rest_db < LOST_DB]
     which = f"channel {first.channels[0]}" if len(first.channels) == 1 else f"{len(first.channels)} channels"
     kept = f", where the others keep {first.rest_db:.1f} dB of SQNR" if first.rest_db < math.inf else ""
     more = f" (next: {listed([one.place for one in rest[1:]], 2)})" if len(rest) > 1 else ""
-    remedy = "`swin-quant sensitivity` says what they cost, ‹off› keeps them float"
+    remedy = keep_float
     roles = {f.nodes[one.place].role for one in lost or rest if one.place in f.nodes}
     if Role.GEMM_WEIGHT in roles or any(node.role is Role.GEMM_OUTPUT for node in f.enabled.values()):
         finer = (
@@ -217,13 +197,11 @@ def _uncured(f: Findings, rest: Sequence[OutlierChannels]) -> Advice:
         )
         less = "; ft-mode2 rounds fewer results" if f.policy == "ft-mode1" and Role.GEMM_OUTPUT in roles else ""
         remedy = f"{finer}{less}; `swin-quant search` finds what to keep float"
-    return Advice(
-        "outliers-uncured",
+    text = (
         f"channels stand out in {_counted(rest, 'tensor')} that equalization does not reach or help, most "
-        f"{which} of {first.place} by {first.times:.0f} times{kept}{more}: {remedy}",
-        tuple(one.place for one in rest),
-        warns=bool(lost),
+        f"{which} of {first.place} by {first.times:.0f} times{kept}{more}: {remedy}"
     )
+    yield Advice("outliers-uncured", text, tuple(one.place for one in rest), warns=bool(lost))
 
 
 def _sample(f: Findings) -> Iterator[Advice]:
@@ -237,7 +215,7 @@ def _sample(f: Findings) -> Iterator[Advice]:
         return
     uncertainty, power = sample_uncertainty(peaks, {name: get_range(f.nodes[name]).amax for name in peaks})
     if uncertainty > UNCERTAINTY:
-        wanted = pictures_for(uncertainty, power, pictures, UNCERTAINTY)
+        wanted = 2 ** math.ceil(math.log2(pictures * (uncertainty / UNCERTAINTY) ** (1 / power)))
         yield Advice(
             "sample",
             f"{pictures} pictures are few: drawn anew, one range in ten would differ by {100 * uncertainty:.0f} % or "

@@ -7,7 +7,7 @@ ranges are the float model's. On a CPU they are bit-identical for any batch size
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log, track
-from swin_quant.quant import AUTO, CALIBRATORS, DEFAULT_PERCENTILE
+from swin_quant.quant import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
@@ -24,7 +24,7 @@ from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import dequantize
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import Range, method_for, search
+from swin_quant.quant.ranges import Range, search
 from swin_quant.quant.statistics import Statistics
 from swin_quant.quant.watch import eval_mode, watching
 
@@ -35,39 +35,25 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Method:
-    """The range method `name`. None, and AUTO before `auto_calibrator` runs: the default for a node's bits.
+    """The range method `name`; None: the default for a node's bits.
 
-    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. `by_node`: methods of single nodes
-    by name; None unless they were chosen one by one. UsageError for an unknown name or an impossible percentile.
+    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. UsageError for an unknown name or an
+    impossible percentile.
     """
 
     name: str | None = None
     percentile: float = DEFAULT_PERCENTILE
     exact: bool = False
-    by_node: Mapping[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        if self.name not in (None, *CALIBRATORS, AUTO):
-            raise UsageError(f"‹calibrator› {self.name}: must be one of {', '.join((*CALIBRATORS, AUTO))}")
+        if self.name not in (None, *CALIBRATORS):
+            raise UsageError(f"‹calibrator› {self.name}: must be one of {', '.join(CALIBRATORS)}")
         if not 0 < self.percentile <= 100:
             raise UsageError(f"‹percentile› {self.percentile}: must be above 0 and at most 100")
 
-    @property
-    def is_auto(self) -> bool:
-        """Whether the methods of nodes are still to be chosen."""
-        return self.name == AUTO
-
     def for_bits(self, bits: int) -> str:
         """The method for nodes with this many bits."""
-        return method_for(bits) if self.name in (None, AUTO) else str(self.name)
-
-    def for_node(self, name: str, bits: int) -> str:
-        """The method for the node `name` with this many bits."""
-        return (self.by_node or {}).get(name) or self.for_bits(bits)
-
-    def alone(self, name: str | None) -> "Method":
-        """The method `name` for every node."""
-        return replace(self, name=name, by_node=None)
+        return self.name or BY_BITS[max(least for least in BY_BITS if bits >= least)]
 
 
 @dataclass
@@ -89,11 +75,12 @@ class Calibration:
     def beyond_half(self) -> list[str]:
         """Nodes with values that overflow float16, and a residual add's stream if its sum may: not every sum passes a
         node."""
-        branch = {name: name.replace("_residual_input", "_local_input") for name in self.largest}
-        sums = {
-            name: self.largest[name] + self.largest.get(other, 0.0) for name, other in branch.items() if other != name
-        }
-        return [name for name, largest in self.largest.items() if max(largest, sums.get(name, 0.0)) > LARGEST_HALF]
+        found = []
+        for name, largest in self.largest.items():
+            branch = name.replace("_residual_input", "_local_input")
+            if largest + (self.largest.get(branch, 0.0) if branch != name else 0.0) > LARGEST_HALF:
+                found.append(name)
+        return found
 
 
 def calibrate(model: nn.Module, batches: Iterable[Tensor], method: Method = Method()) -> Calibration:
@@ -142,16 +129,16 @@ class Observation:
 
     def calibration(self) -> Calibration:
         """The result. SwinQuantError if there was no picture."""
-        observers, pictures = self.observers, self.pictures
-        if pictures == 0:
+        if self.pictures == 0:
             raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
-        statistics = {name: o.statistics() for name, o in observers.items() if o.histograms}
-        largest = {name: observer.largest for name, observer in observers.items()}
-        ends = {name: (observer.lowest, observer.highest) for name, observer in observers.items()}
-        peaks = {
-            name: sorted(observer.peaks) for name, observer in observers.items() if len(observer.peaks) == pictures
-        }
-        return Calibration(pictures, statistics, largest, ends=ends, peaks=peaks)
+        seen = self.observers.items()
+        return Calibration(
+            self.pictures,
+            statistics={name: one.statistics() for name, one in seen if one.histograms},
+            largest={name: one.largest for name, one in seen},
+            ends={name: (one.lowest, one.highest) for name, one in seen},
+            peaks={name: sorted(one.peaks) for name, one in seen if len(one.peaks) == self.pictures},
+        )
 
 
 @contextmanager
@@ -178,12 +165,10 @@ def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observati
 
 
 def _check_method(model: nn.Module, method: Method) -> None:
-    """UsageError for a method that does not take float8, unless nodes' methods were chosen by their errors."""
-    if method.by_node is None and method.name in RANGE_METHODS and RANGE_METHODS[method.name].even_steps:
-        float8 = [
-            name for name, node in named_nodes(model).items() if node.setting.enabled and node.setting.format == FP8
-        ]
-        if float8:
+    """UsageError for a method that does not take float8."""
+    if method.name and RANGE_METHODS[method.name].even_steps:
+        nodes = named_nodes(model).items()
+        if float8 := [name for name, node in nodes if node.setting.enabled and node.setting.format == FP8]:
             raise UsageError(
                 f"‹calibrator› {method.name}: is for grids of equal steps, and {listed(float8, 2)} are in float8: "
                 "choose max or mse"
@@ -214,7 +199,7 @@ def search_ranges(
     wanted = calibration.largest if names is None else names
     nodes, found = named_nodes(model), {}
     for name in track(wanted, "searching ranges", len(wanted), "nodes"):
-        chosen = method.for_node(name, nodes[name].setting.bits)
+        chosen = method.for_bits(nodes[name].setting.bits)
         if chosen == "max":
             found[name] = Range(calibration.largest[name], calibration.ends.get(name))
         else:
@@ -268,14 +253,18 @@ class BatchInvariance:
         if not self.is_tried or not len(images):
             return self.forward(images)
         threads = torch.get_num_threads()
-        with _one_thread(), ThreadPoolExecutor(threads) as pool:  # its threads have one of torch's each
-            parts = images.tensor_split(min(threads, len(images)))
-            pieces = [one for part in parts for one in ((part,) if self._is_alone(part) else part.split(1))]
-            return torch.cat(list(pool.map(self._inferred, pieces)))
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads) as pool:  # its threads have one of torch's each
+                parts = images.tensor_split(min(threads, len(images)))
+                pieces = [one for part in parts for one in ((part,) if self._is_alone(part) else part.split(1))]
+                return torch.cat(list(pool.map(self._inferred, pieces)))
+        finally:
+            torch.set_num_threads(threads)
 
+    @torch.inference_mode()  # which is a thread's own
     def _inferred(self, images: Tensor) -> Tensor:
-        with torch.inference_mode():  # which is a thread's own
-            return self.forward(images)
+        return self.forward(images)
 
     def _is_alone(self, images: Tensor) -> bool:
         """Whether the nodes see the first and the last picture as when these run alone."""
@@ -308,13 +297,3 @@ class BatchInvariance:
             for node, observer in zip(self.nodes, observers, strict=True):
                 node.observer = observer
         return torch.stack(hashes)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

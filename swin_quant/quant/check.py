@@ -15,9 +15,8 @@ from swin_quant.quant.calibration import Calibration, Method, observe, search_ra
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.outputs import rows
 from swin_quant.quant.policy import enabled_nodes, quantizing
-from swin_quant.quant.quantizer import Quantizer, Role
+from swin_quant.quant.quantizer import Role
 from swin_quant.quant.ranges import Range, get_range, keeping_ranges, methods_for
-from swin_quant.quant.statistics import sqnr_db
 from swin_quant.quant.watch import eval_mode
 
 PICTURES = 32  # their SQNR is within 1 dB of the value on ten times as many
@@ -25,10 +24,7 @@ PICTURES = 32  # their SQNR is within 1 dB of the value on ten times as many
 # showed at most one point of accuracy lost; at 17 dB one to two, at 10 dB five. Methods with equal accuracy differ by
 # less than 1.5 dB. 6 dB less of a node's own SQNR is twice the error.
 LOSS_DB, RUIN_DB, BETTER_DB, FAULT_DB = 20.0, 10.0, 1.5, 6.0
-
-
-# Images [B, 3, H, W], and the float logits [B, classes] or other `rows` for them.
-Shown = tuple[Tensor, Tensor]
+Shown = tuple[Tensor, Tensor]  # images [B, 3, H, W], and the float logits [B, classes] or other `rows` for them
 
 
 @dataclass(frozen=True)
@@ -63,56 +59,48 @@ def check_ranges(model: nn.Module, calibration: Calibration, method: Method, bat
     if not enabled_nodes(model) or not pictures:
         return None
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}
-    agreement, sqnr = _compared(model, batches)
+
+    def compared() -> tuple[float, float]:
+        with quantizing(model), torch.inference_mode(), eval_mode(model):
+            return agreement_and_sqnr([(rows(model(images)), logits) for images, logits in batches])
+
+    agreement, sqnr = compared()
     check = Check(pictures, agreement, sqnr, of=getattr(model, "output_kind", LOGITS))
     if sqnr >= LOSS_DB or not nodes:
         return check
     if len(calibration.statistics) < len(calibration.largest):  # `max` keeps no histograms
-        calibration = observe(model, [images for images, _ in batches], method.alone("mse"))
+        calibration = observe(model, [images for images, _ in batches], replace(method, name="mse"))
 
     def sqnr_with(ranges: Mapping[str, Range]) -> float:
         with keeping_ranges(nodes.values()):
             for name, found in ranges.items():
                 found.give(nodes[name])
-            return _compared(model, batches)[1]
+            return compared()[1]
 
     ranges: dict[str, dict[str, Range]] = {}
     others: dict[str, float] = {}
     for name in methods_for(enabled_nodes(model).values()):
-        if any(method.for_node(place, node.setting.bits) != name for place, node in nodes.items()):
-            ranges[name] = search_ranges(model, calibration, method.alone(name), nodes)
+        if any(method.for_bits(node.setting.bits) != name for node in nodes.values()):
+            ranges[name] = search_ranges(model, calibration, replace(method, name=name), nodes)
             others[name] = sqnr_with(ranges[name])
     check = replace(check, others=others)
     if check.better:
-        suspects = _suspects(nodes, calibration, ranges[check.better])
-        better = {name: ranges[check.better][name] for name in suspects}
-        mended = sqnr_with(better) if suspects else sqnr
+        gains: dict[str, float] = {}
+        for name, node in nodes.items():
+            found, counted = ranges[check.better][name], calibration.statistics[name]
+            if not found.is_dead:
+                gains[name] = found.sqnr_db(counted, node) - get_range(node).sqnr_db(counted, node)
+        suspects = sorted((name for name in gains if gains[name] >= FAULT_DB), key=gains.__getitem__, reverse=True)
+        mended = sqnr_with({name: ranges[check.better][name] for name in suspects}) if suspects else sqnr
         if mended - sqnr >= (others[check.better] - sqnr) / 2:
             check = replace(check, at_fault=suspects)
     return check
 
 
-def _suspects(nodes: Mapping[str, Quantizer], calibration: Calibration, ranges: Mapping[str, Range]) -> list[str]:
-    """The nodes whose own values `ranges` keep clearly better, the worst first."""
-    gains = {
-        name: sqnr_db(calibration.statistics[name], *ranges[name].get_grid_arguments(node))
-        - sqnr_db(calibration.statistics[name], *get_range(node).get_grid_arguments(node))
-        for name, node in nodes.items()
-        if not ranges[name].is_dead
-    }
-    return sorted((name for name in gains if gains[name] >= FAULT_DB), key=gains.__getitem__, reverse=True)
-
-
-def _compared(model: nn.Module, batches: Sequence[Shown]) -> tuple[float, float]:
-    """Top-1 agreement in percent and SQNR in dB of the quantized model; batches may be of several sizes."""
-    with quantizing(model), torch.inference_mode(), eval_mode(model):
-        return _figures([(rows(model(images)), logits) for images, logits in batches])
-
-
 def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tuple[float, float]:
     """Top-1 agreement in percent and SQNR in dB of the quantized model's logits against `expected`."""
     with quantizing(model):
-        return agreement_and_sqnr(compute_logits(model, batches), expected)
+        return agreement_and_sqnr([(compute_logits(model, batches), expected)])
 
 
 @torch.inference_mode()
@@ -122,12 +110,8 @@ def compute_logits(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
     return torch.cat([rows(model(batch)) for batch in batches]).float()
 
 
-def agreement_and_sqnr(logits: Tensor, expected: Tensor) -> tuple[float, float]:
-    """Top-1 agreement in percent and SQNR in dB of logits [N, classes] against the `expected` ones."""
-    return _figures([(logits, expected)])
-
-
-def _figures(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+def agreement_and_sqnr(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """Top-1 agreement in percent and SQNR in dB of logits [N, classes] against the expected ones, in pairs."""
     agree = sum(int((logits.argmax(1) == expected.argmax(1)).sum()) for logits, expected in pairs)
     sums = [noise(logits.double(), expected.double()) for logits, expected in pairs]
     share = 100 * agree / sum(len(logits) for logits, _ in pairs)

@@ -73,11 +73,6 @@ def round_to_grid_(levels: Tensor, qmin: int, qmax: int) -> Tensor:
     return levels.div_(steps).round_().mul_(steps)
 
 
-def coarsest(qmin: int, qmax: int) -> int:
-    """The largest distance between two levels of a grid."""
-    return 32 if (qmin, qmax) == E4M3 else 1
-
-
 def to_levels(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> tuple[Tensor, Tensor]:
     """The levels of `x` on the grid of `fake_quant` and their scale, float32 in the shapes of x and amax.
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.layer import Borrowed, Lender, computed
+from swin_quant.quant.layer import Borrowed, computed
 from swin_quant.quant.outputs import rows
 
 COUNTERS = ".num_batches_tracked"
@@ -54,35 +54,26 @@ def fold(model: nn.Module) -> None:
         layer.weight = nn.Parameter(weight)
         layer.bias = nn.Parameter(bias)
         model.set_submodule(name, Folded(norm))
-    for layer in model.modules():
-        if isinstance(layer, Borrowed):  # what it shared with a folded layer is now its own, and lies in files
-            layer.sources = {own: _own_now(model, layer, own, source) for own, source in layer.sources.items()}
-
-
-def _own_now(model: nn.Module, layer: Borrowed, own: str, source: Lender) -> Lender:
-    if source.function is not None or getattr(layer, own) is _parameter(model, source.keys[0]):
-        return source
-    return replace(source, function=torch.clone)
-
-
-def _parameter(model: nn.Module, key: str) -> Any:
-    owner, _, own = key.rpartition(".")
-    return getattr(model.get_submodule(owner), own, None)  # a folded norm has none
+    for layer in (one for one in model.modules() if isinstance(one, Borrowed)):
+        for own, source in layer.sources.items():
+            owner, _, key = source.keys[0].rpartition(".")
+            lent = getattr(model.get_submodule(owner), key, None)  # a folded norm has none
+            if source.function is None and getattr(layer, own) is not lent:
+                # What it shared with a folded layer is now its own, and lies in files.
+                layer.sources = {**layer.sources, own: replace(source, function=torch.clone)}
 
 
 @torch.no_grad()
-def is_fold_exact(model: nn.Module, images: Tensor, tolerance: float = 1e-3) -> bool:
-    """Whether `model`, in evaluation mode, gives the same outputs when its norms are folded; it is left as it was.
-
-    `tolerance`: the allowed difference, as a share of an output's largest magnitude.
-    """
+def is_fold_exact(model: nn.Module, images: Tensor) -> bool:
+    """Whether `model`, in evaluation mode, gives the same outputs when its norms are folded, to a thousandth of the
+    largest magnitude; it is left as it was."""
     wanted, undo = rows(model(images)), unfolding(model)
     try:
         fold(model)
         found = rows(model(images))
     finally:
         undo()
-    return bool((found - wanted).abs().max() <= tolerance * wanted.abs().max())
+    return bool((found - wanted).abs().max() <= 1e-3 * wanted.abs().max())
 
 
 def unfolding(model: nn.Module) -> Callable[[], None]:
@@ -120,7 +111,10 @@ def fitted(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for norm, layer in norms.items():
         parts: dict[str, Any] = {key: state.pop(f"{norm}.{key}", None) for key in _KEYS}
         weight, bias = state.get(f"{layer}.weight"), state.get(f"{layer}.bias")
-        if weight is not None and weight.is_floating_point() and _fits(weight, parts):
+        if weight is None or not weight.is_floating_point():
+            continue
+        # Parts of another length are refused later, by their shapes.
+        if all(part is None or part.shape == weight.shape[:1] for part in parts.values()):
             eps = cast(Folded, model.get_submodule(norm)).eps
             state[f"{layer}.weight"], state[f"{layer}.bias"] = _product(weight, bias, parts, eps)
     return state
@@ -135,8 +129,3 @@ def _product(weight: Tensor, bias: Tensor | None, parts: Mapping[str, Any], eps:
     moved = ((zeros if bias is None else bias.double()) - mean) * factor + shift
     scaled = weight.double() * factor.view(-1, *[1] * (weight.dim() - 1))
     return scaled.to(weight.dtype), moved.to(weight.dtype)
-
-
-def _fits(weight: Tensor, parts: Mapping[str, Any]) -> bool:
-    """Whether a norm's parts have the layer's number of outputs; a wrong state is refused later, by its shapes."""
-    return all(part is None or part.shape == weight.shape[:1] for part in parts.values())

@@ -64,25 +64,18 @@ class QuantizedLayer(nn.Module):
         return self.bias
 
     @torch.no_grad()
-    def shift_bias(self, shift: Tensor) -> Tensor:
-        """Add `shift` [out] to the bias in place, and return the part that was added: 0 for outputs without a bias of
-        their own."""
-        if not self._has_own_bias:
-            return torch.zeros_like(shift)
-        self.bias.add_(shift)
-        return shift
+    def shift_bias(self, shift: Tensor) -> None:
+        """Add `shift` [out] to the bias in place, at the outputs that are `shiftable`."""
+        if self.shiftable().any():
+            self.bias.add_(shift)
 
     def shiftable(self) -> Tensor:
-        """Whether `shift_bias` reaches each output, bool [out]."""
-        return torch.full((len(self.weight),), self._has_own_bias, device=self.weight.device)
-
-    @property
-    def _has_own_bias(self) -> bool:
-        return self.bias is not None and "bias" not in self.shared_parameters
+        """Whether `shift_bias` reaches each output, bool [out]: those with a bias of their own."""
+        has_own = self.bias is not None and "bias" not in self.shared_parameters
+        return torch.full((len(self.weight),), has_own, device=self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = self.effective_bias()
-        x, weight = self._input_quantizer(x), self._weight_quantizer(self.weight)
+        bias, x, weight = self.effective_bias(), self._input_quantizer(x), self._weight_quantizer(self.weight)
         if self.output_has_bias or bias is None or self._aftergemm_quantizer.state is State.OFF:
             return self._aftergemm_quantizer(self.product(x, weight, bias))
         product = self._aftergemm_quantizer(self.product(x, weight))
@@ -259,12 +252,6 @@ class ChannelFactors(nn.Module):
         elif self.weight is None:
             self.give(torch.empty_like(found))
         super()._load_from_state_dict(state_dict, prefix, *others)
-
-
-def give_factors(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Set each `ChannelFactors` to the weight with its name in `weights`, or to None."""
-    for name, factors in all_factors(model):
-        factors.give(weights.get(name))
 
 
 def made_factors(model: nn.Module) -> list[str]:

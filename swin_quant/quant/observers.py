@@ -91,7 +91,7 @@ class ActivationObserver:
         name: str,
         device: torch.device,
         histogram: bool,
-        values_per_picture: int | None,
+        values_per_picture: int | None,  # None: all are counted
         count: PictureCount | None = None,
     ) -> None:
         self.name, self.count, self._lock = name, count or PictureCount(), threading.Lock()
@@ -109,13 +109,18 @@ class ActivationObserver:
         least, most = torch.stack([by_picture.amin(1), by_picture.amax(1)]).tolist()
         if not math.isfinite(sum(least) + sum(most)):
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
-        low, high = min(least), max(most)
+        low, high, n = min(least), max(most), by_picture.shape[1]
+        spacing = -(-n // (self.values_per_picture or n))
+        while (
+            math.gcd(spacing, n) != 1
+        ):  # coprime to n, and so to all its factors: no channel, head or token is left out
+            spacing += 1
         with self._lock:
             self.peaks += map(max, (-end for end in least), most)
             self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
             if self.histograms:
                 below, above = self.histograms
-                add_sides(below, above, _subset(by_picture, self.values_per_picture), low, high)
+                add_sides(below, above, by_picture[:, ::spacing], low, high)
 
     @property
     def largest(self) -> float:
@@ -128,17 +133,3 @@ class ActivationObserver:
             raise ValueError("this observer kept no histogram")
         sides = zip(self.histograms, (abs(self.lowest), self.highest), strict=True)
         return join_sides(*(Statistics(side.counts.cpu().numpy(), side.width, end) for side, end in sides))
-
-
-def _subset(by_picture: Tensor, limit: int | None) -> Tensor:
-    """At most `limit` evenly spaced values of each row of [pictures, n]; None takes all.
-
-    The spacing is coprime to n, and so to every factor of n: no channel, head or token is left out.
-    """
-    n = by_picture.shape[1]
-    if limit is None or n <= limit:
-        return by_picture
-    spacing = -(-n // limit)
-    while math.gcd(spacing, n) != 1:
-        spacing += 1
-    return by_picture[:, ::spacing]

@@ -46,32 +46,28 @@ def outlier_channels(context: PassContext, exchanged: bool, tried: bool = False)
 
     `tried`: exchanges were tried and nothing got better; then only channels beside enabled nodes.
     """
-    found: list[OutlierChannels] = []
+    enabled, found = enabled_nodes(context.model), list[OutlierChannels]()
     if not exchanged:
         cures: dict[str, tuple[str, ...]] = {}
         for exchange in context.exchanges:
             parts = (*exchange.before, *exchange.after, *([exchange.offset] if exchange.offset else []))
             cures.setdefault(exchange.scaled.name, tuple(dict.fromkeys(_owner(part.name) for part in parts)))
-        on = {name for node in enabled_nodes(context.model) for name in (node, _owner(node))} if tried else set()
+        on = {name for node in enabled for name in (node, _owner(node))}
         found += [
             OutlierChannels(name, times, cures[name], tried)
             for name, times in outliers(context, PICTURES).items()
             if not tried or on & {name, *cures[name]}
         ]
-    return found + _left(context, exchanged or tried)
-
-
-def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
-    """Outliers in enabled nodes that no exchange can rescale. If they ruin other channels, also outliers in weights
-    with one range for all rows, and in nodes whose channels were already `exchanged` as well as possible."""
+    # No exchange rescales these. Those in weights with one range for all rows, and in nodes whose channels were already
+    # exchanged as well as possible, count if they ruin other channels.
     reached = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.after}
     moved = {_owner(part.name) for exchange in open_exchanges(context) for part in exchange.before}
     nodes: dict[str, Quantizer] = {}
     unreached: set[str] = set()
-    for name, node in enabled_nodes(context.model).items():
+    for name, node in enabled.items():
         if isinstance(context.model.get_submodule(_owner(name)), nn.Linear):
             fixed = _owner(name) not in (moved if node.role in _BY_ROW else reached)
-            if fixed or exchanged:
+            if fixed or exchanged or tried:
                 nodes[name] = node
             if fixed and node.role is not Role.GEMM_WEIGHT:
                 unreached.add(name)
@@ -82,7 +78,10 @@ def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
         sizes[name] = torch.maximum(sizes[name], size) if name in sizes else size
 
     _see(context, nodes, measure)
-    times = {name: _times(size) for name, size in sizes.items()}
+    times = dict.fromkeys(sizes, 1.0)
+    for name, size in sizes.items():
+        if len(alive := size[size > 0]):
+            times[name] = (size.max() / torch.quantile(alive, 0.9)).item()
     wide = {name: nodes[name] for name in sizes if times[name] > UNREACHED}
     large = {name: sizes[name] > UNREACHED * sizes[name].max() / times[name] for name in wide}
     rest = dict.fromkeys(wide, (0.0, 0.0))
@@ -94,11 +93,11 @@ def _left(context: PassContext, exchanged: bool) -> list[OutlierChannels]:
         rest[name] = rest[name][0] + signal, rest[name][1] + wrong
 
     _see(context, wide, lose)
-    found = [
-        OutlierChannels(name, times[name], channels=_largest(sizes[name], large[name]), rest_db=decibels(*rest[name]))
-        for name in wide
-    ]
-    return [one for one in found if one.place in unreached or one.rest_db < LOST_DB]
+    for name in wide:
+        if (rest_db := decibels(*rest[name])) < LOST_DB or name in unreached:
+            channels = tuple(one for one in sizes[name].argsort(descending=True).tolist() if large[name][one])
+            found.append(OutlierChannels(name, times[name], channels=channels, rest_db=rest_db))
+    return found
 
 
 def _see(context: PassContext, nodes: Mapping[str, Quantizer], visit: Visit) -> None:
@@ -110,15 +109,6 @@ def _see(context: PassContext, nodes: Mapping[str, Quantizer], visit: Visit) -> 
     for name, node in nodes.items():
         if node.role is Role.GEMM_WEIGHT and not (node.setting.per_channel or node.setting.block):
             visit(name, node, (), context.model.get_parameter(f"{_owner(name)}.weight").T)
-
-
-def _times(size: Tensor) -> float:
-    alive = size[size > 0]
-    return (size.max() / torch.quantile(alive, 0.9)).item() if len(alive) else 1.0
-
-
-def _largest(size: Tensor, large: Tensor) -> tuple[int, ...]:
-    return tuple(channel for channel in size.argsort(descending=True).tolist() if large[channel])
 
 
 def _owner(name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 from torch import nn
 
@@ -22,8 +22,7 @@ from swin_quant.base.files import compute_data_sha256, shipped_files
 from swin_quant.base.schema import Must, checked, one_of, plain, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
-from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.quantizer import Quantizer, Role, Setting, State, named_nodes
 
 _SELECTING = ("enable", "disable", "nodes")
 _SETTING = ("format", "bits", "granularity", "block", "narrow_range", "symmetric", "amax")
@@ -69,13 +68,10 @@ class Rule:
         return all(one.endswith((Role.GEMM_WEIGHT.value, "._weight_quantizer")) for one in self.enable + self.nodes)
 
 
-class _Named(TypedDict):
+class _Content(TypedDict):
     name: Annotated[str, Must(bool, "a text")]
     rules: Annotated[list[Any], Must(bool, "a list with at least one rule")]
-
-
-class _Content(_Named, total=False):
-    description: str
+    description: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -160,19 +156,18 @@ class Policy:
 def policy_from_dict(data: Any, source: str) -> Policy:
     """Check plain data and make a Policy. UsageError names `source` and the key."""
     content: _Content = checked(_Content, data, source, error=UsageError)
-    rules = tuple(_rule(rule, f"{source}: rule {number}") for number, rule in enumerate(content["rules"], 1))
-    return Policy(content["name"], rules, content.get("description", "").strip())
-
-
-def _rule(data: Any, where: str) -> Rule:
-    if isinstance(data, Mapping):  # a single selector stands for a list
-        data = {key: [value] if key in _SELECTING and isinstance(value, str) else value for key, value in data.items()}
-    rule: Rule = checked(Rule, data, where, error=UsageError)
-    if not (rule.enable or rule.disable or rule.nodes):
-        raise UsageError(f"{where} names no node: give it {', '.join(_SELECTING)}")
-    if not rule.enable and not rule.nodes and any(getattr(rule, key) is not None for key in _SETTING):
-        raise UsageError(f"{where}: {', '.join(_SETTING)} are for enable and nodes")
-    return rule
+    rules: list[Rule] = []
+    for number, given in enumerate(content["rules"], 1):
+        where = f"{source}: rule {number}"
+        if isinstance(given, Mapping):  # a single selector stands for a list
+            given = {key: [v] if key in _SELECTING and isinstance(v, str) else v for key, v in given.items()}
+        rule: Rule = checked(Rule, given, where, error=UsageError)
+        if not (rule.enable or rule.disable or rule.nodes):
+            raise UsageError(f"{where} names no node: give it {', '.join(_SELECTING)}")
+        if not rule.enable and not rule.nodes and any(getattr(rule, key) is not None for key in _SETTING):
+            raise UsageError(f"{where}: {', '.join(_SETTING)} are for enable and nodes")
+        rules.append(rule)
+    return Policy(content["name"], tuple(rules), content.get("description", "").strip())
 
 
 def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
@@ -190,14 +185,14 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
         named = _matches(rule.nodes, roles, where, may_lack=True)
         if both := [name for name in on if name in off]:
             raise UsageError(f"{where} both enables and disables {listed(both, 3)}: make it two rules or narrow one")
+        weights = [name for name in on | named if roles[name] is Role.GEMM_WEIGHT]
+        others = [name for name in on | named if roles[name] is not Role.GEMM_WEIGHT]
+        if rule.granularity == "per-channel" and others:
+            raise UsageError(f"{where}: per-channel is for weights, not for {listed(others, 3)}")
+        if rule.symmetric is False and weights:
+            raise UsageError(f"{where}: zero points are for activations, not for {listed(weights, 3)}")
         fields = {key: getattr(rule, key) for key in _SETTING}
         changes: dict[str, Any] = {key: value for key, value in fields.items() if value is not None}
-        if rule.granularity == "per-channel":
-            if others := [name for name in on | named if roles[name] is not Role.GEMM_WEIGHT]:
-                raise UsageError(f"{where}: per-channel is for weights, not for {listed(others, 3)}")
-        if rule.symmetric is False:
-            if weights := [name for name in on | named if roles[name] is Role.GEMM_WEIGHT]:
-                raise UsageError(f"{where}: zero points are for activations, not for {listed(weights, 3)}")
         settings |= {name: replace(settings[name], **changes) for name in on | named}
         settings |= {name: replace(settings[name], enabled=True) for name in on}
         settings |= {name: replace(settings[name], enabled=False) for name in off}

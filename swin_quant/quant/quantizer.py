@@ -8,6 +8,7 @@ point.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.fake_quant import FP8, TINY_AMAX, grid_between
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX, grid, grid_between
 from swin_quant.quant.straight_through import simulate
 
 Observer = Callable[[Tensor], None]
@@ -48,6 +48,39 @@ class Role(str, Enum):
     CONV_OUTPUT = "conv_output"  # with its bias, if a reader has no own node: some engines need a pair
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A policy's decision for one node.
+
+    `block`: the number of values in a row of a weight [out, in] that share a range; None: the whole row. `amax`: a
+    fixed range instead of the calibrated one.
+    """
+
+    enabled: bool = False
+    bits: int = 8
+    granularity: str = "per-tensor"
+    block: int | None = None
+    narrow_range: bool = False
+    symmetric: bool = True
+    format: str = FORMATS[0]
+    amax: float | None = None
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether each channel of a weight has a range."""
+        return self.granularity == "per-channel"
+
+    @property
+    def levels(self) -> tuple[int, int]:
+        """Smallest and largest level of the format and bits, without a zero point."""
+        return grid(self.bits, self.narrow_range, self.format)
+
+    @property
+    def kind(self) -> str:
+        """The type of the levels: `int8`, `int4`, `fp8`."""
+        return FP8 if self.format == FP8 else f"int{self.bits}"
+
+
 class Quantizer(nn.Module):
     """A node. `setting` is the policy's decision, `state` its present action: calibration observes every node, and only
     then a policy chooses.
@@ -69,7 +102,7 @@ class Quantizer(nn.Module):
         self._bounds: Tensor | None
         self.register_buffer("_amax", None)
         self.register_buffer("_bounds", None)
-        self._ends: tuple[float, float] | None = None  # bounds as numbers, so that a grid does not wait for a device
+        self._ends: tuple[float, ...] | None = None  # bounds as numbers, so that a grid does not wait for a device
 
     @property
     def amax(self) -> Tensor | None:
@@ -88,13 +121,7 @@ class Quantizer(nn.Module):
     @bounds.setter
     def bounds(self, value: Tensor | Sequence[float] | None) -> None:
         self._set("_bounds", value)
-        self._read_ends()
-
-    def _read_ends(self) -> None:
-        self._ends = None
-        if self._bounds is not None:
-            low, high = self._bounds.tolist()
-            self._ends = low, high
+        self._ends = None if self._bounds is None else tuple(self._bounds.tolist())
 
     def _set(self, key: str, value: Any) -> None:
         if value is not None:
@@ -143,18 +170,15 @@ class Quantizer(nn.Module):
         amax = self.range
         if x is None:
             return amax.max()
-        if self.setting.block:
-            return self._block_ranges(x, self.setting.block)
+        if block := self.setting.block:
+            if x.dim() != 2 or x.shape[1] % block:
+                shape = " x ".join(map(str, x.shape))
+                raise SwinQuantError(f"node {self.name}: blocks of {block} do not fill the rows of a weight of {shape}")
+            largest = x.detach().unflatten(1, (-1, block)).abs().amax(-1)
+            return _parts(largest, amax).repeat_interleave(block, 1)
         if self.setting.per_channel == (amax.dim() > 0):
             return amax
         return row_ranges(x, amax) if self.setting.per_channel else amax.max()
-
-    def _block_ranges(self, x: Tensor, block: int) -> Tensor:
-        if x.dim() != 2 or x.shape[1] % block:
-            shape = " x ".join(map(str, x.shape))
-            raise SwinQuantError(f"node {self.name}: blocks of {block} do not fill the rows of a weight of {shape}")
-        largest = x.detach().unflatten(1, (-1, block)).abs().amax(-1)
-        return _parts(largest, self.range).repeat_interleave(block, 1)
 
     def learn_range(self) -> None:
         """Make the range a parameter for an optimizer, with the same key and value in a state_dict.
@@ -181,8 +205,8 @@ class Quantizer(nn.Module):
             held = getattr(self, key)
             if isinstance(held, nn.Parameter):
                 delattr(self, key)
-                self.register_buffer(key, held.detach().clone())
-                self._read_ends()
+                self.register_buffer(key, None)
+                setattr(self, key.removeprefix("_"), held.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """Pass, observe or fake-quantize `x` (any shape), by `state`; shape and type stay."""

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant import BY_BITS, DEFAULT_PERCENTILE
+from swin_quant.quant import DEFAULT_PERCENTILE
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX, UNUSED_AMAX, grid, grid_between
 from swin_quant.quant.quantizer import NO_RANGE, Quantizer
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.statistics import Statistics
+from swin_quant.quant.statistics import Statistics, sqnr_db
 
 _LEAST = 1e-3  # relative to a range's start
 MOST = 1024  # pictures; with more, uncertainty is no concern
@@ -57,10 +57,9 @@ class Range:
         """Lower and upper end on the grid of `node`."""
         return (-self.amax, self.amax) if node.setting.symmetric or self.bounds is None else self.bounds
 
-    def width_on(self, node: Quantizer) -> float:
-        """The distance of both ends on the grid of `node`."""
-        low, high = self.ends_on(node)
-        return high - low
+    def sqnr_db(self, statistics: Statistics, node: Quantizer) -> float:
+        """Signal to quantization noise of a node's values in this range, in dB, from their histogram."""
+        return sqnr_db(statistics, *self.get_grid_arguments(node))
 
     def get_grid_arguments(self, node: Quantizer) -> tuple[float, int, int]:
         """The arguments amax, qmin and qmax of `fake_quant` for this range on the grid of `node`."""
@@ -143,11 +142,6 @@ def methods_for(nodes: Iterable[Quantizer]) -> list[str]:
     return [name for name, method in RANGE_METHODS.items() if not (float8 and method.even_steps)]
 
 
-def method_for(bits: int) -> str:
-    """The method in BY_BITS for a node with `bits` bits."""
-    return BY_BITS[max(least for least in BY_BITS if bits >= least)]
-
-
 def weight_range(method: str, weight: Tensor, node: Quantizer) -> Tensor | None:
     """The range that `method` gives a weight [out, ...] on its node's grid: 0-dim, or [out, 1, ...] per channel.
 
@@ -204,8 +198,3 @@ def sample_uncertainty(peaks: Mapping[str, Sequence[float]], amax: Mapping[str, 
     halving = math.log(pictures / max(pictures // 2, 1))
     power = math.log(before / uncertainty) / halving if uncertainty > 0 and before > 0 else _FASTEST
     return uncertainty, min(max(power, _SLOWEST), _FASTEST)
-
-
-def pictures_for(uncertainty: float, power: float, pictures: int, limit: float) -> int:
-    """About how many pictures reduce the uncertainty to `limit`, as a power of two."""
-    return int(2 ** math.ceil(math.log2(pictures * max(uncertainty / limit, 1.0) ** (1 / power))))

@@ -48,10 +48,6 @@ Group = tuple[str, str, tuple[str, ...]]  # kind, name, nodes
 Tell = Callable[[Iterable[int], int], Iterable[int]]  # iterates over numbers of groups, for a progress bar
 
 
-def _silently(numbers: Iterable[int], total: int) -> Iterable[int]:
-    return numbers
-
-
 @dataclass(frozen=True)
 class GroupLoss:
     """The loss with only these nodes quantized, and with all others; `kind` and `name` of the group."""
@@ -102,7 +98,7 @@ def sensitivity(
     batches: Iterable[Tensor],
     blocks: Mapping[str, nn.Module],
     stages: Iterable[str] = (),
-    tell: Tell = _silently,
+    tell: Tell = lambda numbers, total: numbers,
     reference: nn.Module | None = None,
 ) -> Sensitivity:
     """Measure the enabled nodes of a model, and the groups that they form.
@@ -120,16 +116,17 @@ def sensitivity(
     Raises:
         SwinQuantError: no node is on, or there is no picture.
     """
-    nodes, parts = _enabled(model), list(blocks.values())
-    groups = list_groups(nodes, blocks, stages)
+    parts = list(blocks.values())
     rows: list[list[list[float]]] = []
     computed = 0
-    with _measuring(model):
+    with _measuring(model) as nodes:
+        groups = list_groups(nodes, blocks, stages)
         for images in batches:
             batch = _Batch(model, nodes, parts, images)
             if reference is not None:
                 batch.expected = reference(images)
-            row = [batch.overall(), *batch.profile()]
+            row = [distance(batch.logits, batch.expected)]
+            row += [list(noise(y.double(), x.double())) for y, x in zip(batch.quantized, batch.floats, strict=True)]
             for index in tell(range(len(groups)), len(groups)):
                 row += [batch.alone(groups[index][2]), batch.without(groups[index][2])]
             rows.append(row)
@@ -152,30 +149,27 @@ def sensitivity(
 
 
 def layer_losses(
-    model: nn.Module, images: Tensor, blocks: Mapping[str, nn.Module], tell: Tell = _silently
+    model: nn.Module, images: Tensor, blocks: Mapping[str, nn.Module], tell: Tell = lambda numbers, total: numbers
 ) -> dict[str, Loss]:
     """The loss with only the enabled nodes of one layer quantized, by layer; arguments as in `sensitivity`."""
-    nodes = _enabled(model)
-    layers = list(group_by_layer(nodes).items())
-    with _measuring(model):
+    with _measuring(model) as nodes:
+        layers = list(group_by_layer(nodes).items())
         batch = _Batch(model, nodes, list(blocks.values()), images)
-        return {
-            layers[index][0]: make_loss([batch.alone(layers[index][1])])
-            for index in tell(range(len(layers)), len(layers))
-        }
-
-
-def _enabled(model: nn.Module) -> dict[str, Quantizer]:
-    if not (nodes := enabled_nodes(model)):
-        raise SwinQuantError("no node is on: choose a ‹policy› that quantizes something")
-    return nodes
+        found = {}
+        for index in tell(range(len(layers)), len(layers)):
+            layer, names = layers[index]
+            found[layer] = make_loss([batch.alone(names)])
+        return found
 
 
 @contextmanager
-def _measuring(model: nn.Module) -> Iterator[None]:
+def _measuring(model: nn.Module) -> Iterator[dict[str, Quantizer]]:
+    """Inside the context, a model whose enabled nodes, which it gives, may be switched; afterwards all are off."""
+    if not (nodes := enabled_nodes(model)):
+        raise SwinQuantError("no node is on: choose a ‹policy› that quantizes something")
     try:
         with torch.inference_mode(), eval_mode(model):
-            yield
+            yield nodes
     finally:
         dequantize(model)
 
@@ -196,13 +190,6 @@ class _Batch:
         quantize(model)
         with recorded(parts) as self.quantized:
             self.logits = self._forward(0)
-
-    def overall(self) -> list[float]:
-        return distance(self.logits, self.expected)
-
-    def profile(self) -> list[list[float]]:
-        pairs = zip(self.quantized, self.floats, strict=True)
-        return [list(noise(one.double(), other.double())) for one, other in pairs]
 
     def alone(self, names: Sequence[str]) -> list[float]:
         """The sums of `distance` with only these nodes quantized."""

@@ -39,14 +39,12 @@ class Statistics:
 
 def join_sides(below: Statistics, above: Statistics) -> Statistics:
     """Statistics of all values; both sides have as many bins, with powers of two as widths."""
-    width = max(below.width, above.width)
-    counts = sum(_wider(side.counts, round(width / side.width)) for side in (below, above))
-    return Statistics(np.asarray(counts), width, max(below.largest, above.largest), (below, above))
-
-
-def _wider(counts: NDArray[np.int64], times: int) -> NDArray[np.int64]:
-    merged = min(times, len(counts))
-    return np.pad(counts.reshape(-1, merged).sum(1), (0, len(counts) - len(counts) // merged))
+    width, bins = max(below.width, above.width), len(below.counts)
+    counts = np.zeros(bins, np.int64)
+    for side in (below, above):
+        merged = min(round(width / side.width), bins)  # bins in the place of one
+        counts[: bins // merged] += side.counts.reshape(-1, merged).sum(1)
+    return Statistics(counts, width, max(below.largest, above.largest), (below, above))
 
 
 def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
@@ -75,11 +73,6 @@ def slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     differences."""
     # Summation by parts: sum of counts[j] * (F[j + 1] - F[j]) is the sum of F[j] * (counts[j - 1] - counts[j]).
     return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
-
-
-def grid_error(edges: NDArray[np.floating[Any]], amax: NDArray[np.float64], qmax: int) -> NDArray[np.float64]:
-    """`error_integral` for each `amax` on the grid with the largest level `qmax`, E4M3 too: [candidates, edges]."""
-    return e4m3_error(edges, amax) if qmax == E4M3[1] else error_integral(edges, amax, amax / qmax)
 
 
 def error_integral(

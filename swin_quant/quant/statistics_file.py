@@ -1,17 +1,16 @@
-"""A calibration's statistics in a small file, for searching ranges with other bits or methods without pictures.
+"""A calibration's statistics in a small file, for the report, and for ranges at other bits without pictures.
 
 A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, 2, BINS], `width` and `largest` float64
 [nodes, 2], for values below zero and all others; `peaks` float32 [nodes, pictures], the sorted largest magnitudes of
-the pictures, -1 if unknown. Files from before zero points have one row a node, of magnitudes. The file is not trusted:
-shape, type and size of every part are checked before it is unpacked.
+the pictures, -1 if unknown. The file is not trusted: shape, type and size of every part are checked before it is
+unpacked.
 """
 
 import io
 import json
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
 from swin_quant.base.reading import opened, reads, unpacked
-from swin_quant.quant.calibration import Calibration
 from swin_quant.quant.observers import BINS
 from swin_quant.quant.statistics import Statistics, join_sides
 
@@ -35,17 +33,10 @@ _LARGEST_COUNT = 2**62  # of a node's values: sums of counts stay within int64
 
 def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, Sequence[float]] | None = None) -> bytes:
     """The file's content: the same bytes for the same statistics. `peaks` by node, equally many pictures each."""
-    signed = all(each.sides for each in statistics.values())
-
-    def rows(of: Callable[[Statistics], Any]) -> list[Any]:
-        return [[of(side) for side in each.both_sides()] if signed else of(each) for each in statistics.values()]
-
-    parts: dict[str, Any] = {
-        "names": np.frombuffer(json.dumps(list(statistics)).encode(), np.uint8),
-        "counts": np.array(rows(lambda side: side.counts)),
-        "width": np.array(rows(lambda side: side.width)),
-        "largest": np.array(rows(lambda side: side.largest)),
-    }
+    sides = [each.both_sides() for each in statistics.values()]
+    parts: dict[str, Any] = {"names": np.frombuffer(json.dumps(list(statistics)).encode(), np.uint8)}
+    for key in ("counts", "width", "largest"):
+        parts[key] = np.array([[getattr(side, key) for side in both] for both in sides])
     if peaks:
         unknown = [-1.0] * len(next(iter(peaks.values())))
         parts["peaks"] = np.array([peaks.get(name, unknown) for name in statistics], np.float32)
@@ -54,67 +45,33 @@ def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, S
     return buffer.getvalue()
 
 
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[zipfile.ZipFile]:
-    """The archive. SwinQuantError if it is damaged, and for a ValueError inside, which means another model."""
+@reads("statistics file")
+def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Statistics]:
+    """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or has other nodes."""
+    shape, listed = (len(names), 2), json.dumps(list(names)).encode()
     data = read_bounded(path, "statistics file", MAX_BYTES)
     try:
         if data.count(_ENTRY) > _MAX_ENTRIES:
             raise ValueError("it has too many parts")
         with opened(io.BytesIO(data)) as archive:
-            yield archive
-    except ValueError as error:
-        raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
-
-
-@reads("statistics file")
-def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[str, Statistics]:
-    """The statistics of the nodes `names`, in their order. SwinQuantError if the file is damaged or has other nodes."""
-    n, listed = len(names), json.dumps(list(names)).encode()
-    with _opened(path) as archive:
-        found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
-        shape = _shape(archive, n)
-        counts = _part(archive, "counts", np.int64, (*shape, BINS))
-        width, largest = (_part(archive, name, np.float64, shape) for name in ("width", "largest"))
+            found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
+            counts = _part(archive, "counts", np.int64, (*shape, BINS))
+            width, largest = (_part(archive, name, np.float64, shape) for name in ("width", "largest"))
         if found != listed:
             raise ValueError("it is of the nodes of another model")
-        _check(counts, width, largest)
-    if len(shape) == 1:
-        return {name: Statistics(counts[i], float(width[i]), float(largest[i])) for i, name in enumerate(names)}
-    sides = [[Statistics(counts[i, k], float(width[i, k]), float(largest[i, k])) for k in (0, 1)] for i in range(n)]
-    return {name: join_sides(*both) for name, both in zip(names, sides, strict=True)}
-
-
-@reads("statistics file")
-def read_peaks(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> dict[str, list[float]]:
-    """The pictures' sorted largest magnitudes, for the nodes that have them in the file.
-
-    SwinQuantError if it is damaged.
-    """
-    with _opened(path) as archive:
-        if "peaks.npy" not in archive.namelist():
-            return {}
-        found = _part(archive, "peaks", np.float32, (len(names), pictures))
-        if not np.isfinite(found).all() or (np.diff(found) < 0).any():
-            raise ValueError("largest values of pictures are not numbers in order")
-    return {name: row.tolist() for name, row in zip(names, found, strict=True) if pictures and row[0] >= 0}
-
-
-def read_calibration(path: str | os.PathLike[str], names: Sequence[str], pictures: int) -> Calibration:
-    """The calibration in the file, on this many pictures. SwinQuantError as in `read_statistics`."""
-    counted = read_statistics(path, names)
-    largest = {name: each.largest for name, each in counted.items()}
-    ends = {name: (-each.sides[0].largest, each.sides[1].largest) for name, each in counted.items() if each.sides}
-    return Calibration(pictures, counted, largest, ends=ends, peaks=read_peaks(path, names, pictures))
-
-
-def _shape(archive: zipfile.ZipFile, nodes: int) -> tuple[int, ...]:
-    """Rows of a part: one for each side of every node; in files from before zero points one for each node."""
-    try:
-        _part(archive, "width", np.float64, (nodes, 2))
-    except ValueError:
-        return (nodes,)
-    return nodes, 2
+        total = counts.astype(np.float64).reshape(len(counts), -1).sum(axis=1)
+        if (counts < 0).any() or not ((total > 0) & (total < _LARGEST_COUNT)).all():
+            raise ValueError("counts are negative, missing or too many")
+        if not ((np.frexp(width)[0] == 0.5) & (width >= _WIDTHS[0]) & (width <= _WIDTHS[1])).all():
+            raise ValueError("widths are none of a histogram")
+        if not ((largest >= 0) & (largest <= width * BINS)).all():
+            raise ValueError("widths and largest values contradict each other")
+    except ValueError as error:
+        raise SwinQuantError(f"{path}: is not a statistics file of this model: {error}; calibrate again") from error
+    return {
+        name: join_sides(*(Statistics(counts[i, k], float(width[i, k]), float(largest[i, k])) for k in (0, 1)))
+        for i, name in enumerate(names)
+    }
 
 
 def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -128,13 +85,3 @@ def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: t
     if header[len(_MAGIC) + 2 :].rstrip() != wanted.encode():
         raise ValueError(f"{name} has another shape or type")
     return np.frombuffer(values, dtype).reshape(shape)
-
-
-def _check(counts: NDArray[np.int64], width: NDArray[np.float64], largest: NDArray[np.float64]) -> None:
-    total = counts.astype(np.float64).reshape(len(counts), -1).sum(axis=1)
-    if (counts < 0).any() or not ((total > 0) & (total < _LARGEST_COUNT)).all():
-        raise ValueError("counts are negative, missing or too many")
-    if not ((np.frexp(width)[0] == 0.5) & (width >= _WIDTHS[0]) & (width <= _WIDTHS[1])).all():
-        raise ValueError("widths are none of a histogram")
-    if not ((largest >= 0) & (largest <= width * BINS)).all():
-        raise ValueError("widths and largest values contradict each other")

@@ -23,11 +23,11 @@ from swin_quant.checkpoint import Source, load_calibrated, load_float
 from swin_quant.checkpoint.ranges import check_bits, origins
 from swin_quant.models import build_model
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.calibration import Method, search_ranges
+from swin_quant.quant.calibration import Calibration, Method, search_ranges
 from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.policy import Policy, apply_policy
 from swin_quant.quant.quantizer import Role, named_nodes
-from swin_quant.quant.statistics_file import read_calibration
+from swin_quant.quant.statistics_file import read_statistics
 from swin_quant.score.engine import Engine, torch_engines
 
 
@@ -124,7 +124,11 @@ def _load_ptq(
             wrong = [name for name, setting in on.items() if made[name].bits not in (None, setting.bits)]
         if record and wrong and (file := find_recorded_file(record.get("statistics"), [start.file.parent])):
             names = [name for name, node in nodes.items() if node.role is not Role.GEMM_WEIGHT]
-            calibration, method = read_calibration(file, names, record["pictures"]), Method()
+            counted, method = read_statistics(file, names), Method()
+            sides = {name: each.both_sides() for name, each in counted.items()}
+            largest = {name: each.largest for name, each in counted.items()}
+            ends = {name: (-below.largest, above.largest) for name, (below, above) in sides.items()}
+            calibration = Calibration(record["pictures"], counted, largest, ends=ends)
             for name, found in search_ranges(model, calibration, method, wrong).items():
                 found.give(nodes[name], next(model.parameters()).device)
             log.info("PTQ beside QAT: %d of its ranges are found again, for the bits in use, in %s", len(wrong), file)

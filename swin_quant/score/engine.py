@@ -13,8 +13,7 @@ from swin_quant.data.prepared import Prepared
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import joined
 from swin_quant.quant.policy import Policy, apply_settings, enabled_nodes, quantizing, settings_for, told_apart
-from swin_quant.quant.quantizer import Role
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.quantizer import Role, Setting
 from swin_quant.quant.watch import eval_mode
 
 FAKE_QUANT = "torch fake-quant"

@@ -65,7 +65,7 @@ def calibrate(
         model: A model, a module of our layers, or a checkpoint of any publisher.
         pictures: A place on disk, of which 80 training pictures are drawn, or batches.
         policy: Default: ft-mode1 for a Swin, qdq-unsigned for a wrapped module, qdq for any other network.
-        method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
+        method: how ranges are found: max, percentile, mse or entropy (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
         passes: what recovers accuracy afterwards: a recipe (fast, best, ...) or its file; none (default: channels that

@@ -1,7 +1,6 @@
 """Passes behind a calibration: on its own pictures, and recorded in its card."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from operator import itemgetter
 
 import torch
@@ -13,8 +12,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.records import PassRecord
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units, norms_without_weights
-from swin_quant.quant.auto_calibrator import choose_methods
-from swin_quant.quant.calibration import Calibration, Method, calibrate, set_ranges
+from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.fold import list_foldable_norms
 from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import PassContext
@@ -89,22 +87,6 @@ def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
         steps += EVENED
     is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
     return steps + CORRECTED if is_wrapped and list_foldable_norms(model) else steps
-
-
-def choose(model: nn.Module, calibration: Calibration, images: Sequence[tuple[int, Tensor]], method: Method) -> Method:
-    """Calibrator auto: give every node the range of the method that suits it, and return which that is."""
-    units = list_units(model) if _is_known(model) else {}
-    found = choose_methods(PassContext(model, _chunked(images), method, units), calibration)
-    if found is None:  # nothing is on that could tell methods apart
-        chosen = replace(method.alone(None), by_node={})
-    else:
-        name, own = found.method.name, dict(found.method.by_node or {})
-        chosen = replace(found.method, by_node=own)
-        each = ", ".join(f"{name} {sqnr:.1f}" for name, sqnr in found.singles.items())
-        told = "calibrator auto: %s, another at %d nodes; SQNR of the logits %.1f dB on %d pictures (%s)"
-        log.info(told, name or "by bits", len(own), found.sqnr_db, found.pictures, each)
-    set_ranges(model, calibration, chosen)
-    return chosen
 
 
 def outliers_left(

@@ -22,9 +22,9 @@ from swin_quant.quant.outlier_channels import OutlierChannels
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy
-from swin_quant.quant.quantizer import Quantizer, named_nodes
+from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.watch import eval_mode
-from swin_quant.verbs.calibration_passes import choose, improve, outliers_left
+from swin_quant.verbs.calibration_passes import improve, outliers_left
 from swin_quant.verbs.calibration_pictures import CalibrationBatches
 
 _CHECKED = 100  # forward passes of pictures behind the observation: outlier channels, and the check of ranges
@@ -63,11 +63,13 @@ def calibrated_on(model: nn.Module, shown: CalibrationBatches, method: Method) -
 
 
 def search_record(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
-    """How ranges were found in the observed values: by the methods of the activation nodes that are on."""
-    methods = Findings(named_nodes(model), calibration, method, "").methods
+    """How ranges were found in the observed values of the activation nodes that are on, or of all where none is."""
+    nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
+    on = [node for node in nodes if node.setting.enabled] or nodes
+    methods = sorted({method.for_bits(node.setting.bits) for node in on})
     return {
-        "method": methods,
-        "percentile": method.percentile if "percentile" in methods.split("+") else None,
+        "method": "+".join(methods),
+        "percentile": method.percentile if "percentile" in methods else None,
         "dead_nodes": calibration.dead,
         **bits_record(model, method),
     }
@@ -90,31 +92,23 @@ class CalibrationResult:
     def improved(
         self, model: nn.Module, plan: PassPlan, before: RunCard | None = None, scratch: Scratch = Scratch()
     ) -> "CalibrationResult":
-        """The result behind the passes of `plan`, recorded with the passes that the weights have seen `before`.
-
-        Calibrator auto chooses methods between passes: behind the last one after which ranges are observed anew.
-        """
+        """The result behind the passes of `plan`, recorded with the passes that the weights have seen `before`."""
         earlier = passes_in_weights(before)
         if len({batch.shape[1:] for _, batch in self.images if len(batch)}) > 1:  # an empty batch may be of any size
-            if plan.steps or self.method.is_auto:
-                what = "‹passes›" if plan.steps else "‹calibrator› auto"
+            if plan.steps:
                 raise UsageError(
-                    f"{what}: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE "
+                    "‹passes›: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE "
                     "square"
                 )
             return replace(self, record={**self.record, "passes": earlier}) if earlier else self
-        method, record, (first, then) = self.method, self.record, plan.around_ranges()
+        record = self.record
         with eval_mode(model):
-            calibration, done = improve(model, self.calibration, self.images, method, first, scratch)
-            if method.is_auto:
-                method = choose(model, calibration, self.images, method)
-                record = {**record, **search_record(method, model, calibration)}
-            calibration, more = improve(model, calibration, self.images, method, then, scratch)
-            if passes := [*earlier, *done, *more]:
-                again = search_record(method, model, calibration)
+            calibration, done = improve(model, self.calibration, self.images, self.method, plan, scratch)
+            if passes := [*earlier, *done]:
+                again = search_record(self.method, model, calibration)
                 record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
             outlier_channels = outliers_left(model, self.images, passes)
-        return replace(self, calibration=calibration, record=record, method=method, outlier_channels=outlier_channels)
+        return replace(self, calibration=calibration, record=record, outlier_channels=outlier_channels)
 
     def checked(self, model: nn.Module, policy: Policy) -> CalibrationRecord:
         """The record, with the cost of the ranges under `policy`, which is applied, and advice, which is also said:

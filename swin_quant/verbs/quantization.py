@@ -159,7 +159,6 @@ def changed(job: Quantization, file: Path | None = None) -> list[str] | None:
         has_weights = source == before.source["sha256"] and without_paths(card)["training"] == trained
     model, now = card.config["MODEL"], plain(portable_config(job.cfg)["MODEL"])
     known = model.keys() & now.keys() - {"RESUME", "PRETRAINED"}  # a newer version may have more
-    by_node = "node_methods" in record  # chosen by calibrator auto
     methods = {bits: job.method.for_bits(int(bits)) for bits in record.get("methods", {})}
     same = {
         "the checkpoint": has_weights,
@@ -167,9 +166,8 @@ def changed(job: Quantization, file: Path | None = None) -> list[str] | None:
         "the policy": (card.policy or {}).get("rules") == job.policy.to_dict()["rules"],
         "the model": all(model[key] == now[key] for key in known),
         "the preprocessing": card.preprocess == Preprocess.from_config(job.cfg).to_dict(),
-        "the calibrator": (record["exact"], by_node) == (job.method.exact, job.method.is_auto)
-        and (by_node or record.get("methods") == methods),
-        "the percentile": record.get("tried_percentile", record["percentile"]) in (None, job.method.percentile),
+        "the calibrator": record["exact"] == job.method.exact and record.get("methods") == methods,
+        "the percentile": record["percentile"] in (None, job.method.percentile),
         "the passes": passes_in_weights(card)[: len(earlier)] == earlier
         and plan_passes(job.passes).made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
     }

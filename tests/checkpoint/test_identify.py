@@ -18,7 +18,7 @@ from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import architecture, from_dict, load_config, to_dict
 from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
-from swin_quant.models.windows import relative_coords_table
+from swin_quant.models.maps import relative_coords_table
 from swin_quant.quant.quantizer import named_nodes
 from tests.checkpoint.published import opened as as_read
 from tests.helpers.settings import small_config as config

@@ -301,12 +301,6 @@ def test_an_operation_without_a_form_in_onnx_is_named(tmp_path):
     assert "\n" not in str(caught.value) and not list(tmp_path.glob("*.onnx"))
 
 
-def test_a_weight_that_a_list_holds_is_the_file_s_after_loading(tmp_path):
-    model, x = sq.wrap(_listed().eval(), 8), torch.randn(4, 3, 8, 8)
-    sq.calibrate(model, [x], "qdq", passes=[])
-    assert torch.equal(sq.load(model.save(tmp_path / "mine.pth"), _listed().eval())(x), model(x))
-
-
 @pytest.mark.parametrize("kept", ["attribute", "buffer"])
 def test_a_file_is_not_loaded_into_a_module_with_other_constants_than_it_was_calibrated_with(kept, tmp_path):
     def made():

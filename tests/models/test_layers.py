@@ -121,7 +121,7 @@ def test_compile_makes_one_graph(kind, quantized):
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("policy", ["float", "ft-mode1", "qdq"])
+@pytest.mark.parametrize("policy", ["float", "qdq"])
 @KINDS
 def test_no_picture_gives_no_logits_and_zero_gradients(tiny_model, use_policy, kind, policy, checkpointing):
     model = tiny_model(kind, DROP_PATH_RATE=0.2)

@@ -18,7 +18,7 @@ from swin_quant.config import from_dict
 from swin_quant.config.sides import holds_squares
 from swin_quant.models import build_model, maps
 from swin_quant.models.geometry import read_geometry
-from swin_quant.models.windows import relative_coords_table
+from swin_quant.models.maps import relative_coords_table
 
 CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
 NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
@@ -80,8 +80,9 @@ def test_tables_of_a_window(window):
     """Each pair of tokens finds the coordinates of its offset, as squares of each side have them."""
     places = [(y, x) for y in range(window[0]) for x in range(window[1])]
     index = maps.offset_index(window)
+    assert index.dtype == torch.int64
     table = maps.offset_coordinates(window, 8)[0].flatten(0, 1)
-    assert len(table) == maps.offsets_in(window)
+    assert len(table) == index.max() + 1 == (2 * window[0] - 1) * (2 * window[1] - 1)
     for i, one in enumerate(places):
         for j, other in enumerate(places):
             for axis, side in enumerate(window):

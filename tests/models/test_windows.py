@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.models import maps
-from swin_quant.models.windows import relative_coords_table, window_partition, window_reverse
+from swin_quant.models.maps import relative_coords_table, window_partition, window_reverse
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
@@ -33,18 +33,6 @@ def test_windows_are_squares_of_the_map_row_by_row(batch, rows, columns, window)
     assert torch.equal(window_partition(x, window), torch.stack(cut))
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 7, 8])
-def test_relative_position_index_is_that_of_the_definition(window):
-    length = window * window
-    expected = torch.empty(length, length, dtype=torch.int64)
-    for a in range(length):
-        for b in range(length):
-            down, right = a // window - b // window, a % window - b % window
-            expected[a, b] = (down + window - 1) * (2 * window - 1) + right + window - 1
-    index = maps.offset_index((window, window))
-    assert index.dtype == torch.int64 and torch.equal(index, expected)
-
-
 def region(row, column, resolution, window, shift):
     """The region, of 9, on the shifted map: slices [0, -w), [-w, -s), [-s, end) of rows and columns."""
 
@@ -66,16 +54,6 @@ def test_mask_forbids_tokens_of_different_regions(resolution, window, shift):
                 expected[w, a, b] = 0.0 if len(regions) == 1 else -100.0
     mask = maps.mask(resolution, resolution, (window, window), (shift, shift))
     assert mask.dtype == torch.float32 and torch.equal(mask, expected)
-
-
-@pytest.mark.parametrize(("resolution", "window", "shift"), [(8, 4, 2), (14, 7, 3)])
-def test_mask_allows_exactly_what_was_adjacent_before_the_shift(resolution, window, shift):
-    """Independent of the regions: after the roll, tokens of one window may attend if no edge was wrapped between."""
-    rows = torch.arange(resolution).roll(-shift)
-    y, x = torch.meshgrid(rows, rows, indexing="ij")
-    places = window_partition(torch.stack([y, x], dim=-1)[None], window)
-    distance = (places[:, :, None] - places[:, None]).abs().amax(dim=-1)
-    assert torch.equal(maps.mask(resolution, resolution, (window, window), (shift, shift)) == 0, distance < window)
 
 
 @pytest.mark.parametrize(("window", "pretrained"), [(4, 0), (7, 0), (8, 8), (16, 12), (24, 12), (8, 6)])

@@ -1,22 +1,12 @@
-"""Operators and costs against torch's own counter, the Swin paper's formula, and sums by hand."""
+"""Operators and costs against the Swin paper's formula, and sums by hand."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from swin_quant.models.geometry import read_geometry
 from swin_quant.operators.trace import NotTraceable, trace
-
-
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_macs_are_half_of_what_torch_counts(tiny_model, kind):
-    model = tiny_model(kind)
-    images = torch.zeros(2, *model.input_shape)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(images)
-    assert 2 * sum(call.macs for call in trace(model, images.shape)) == counter.get_total_flops()
 
 
 def test_macs_are_those_of_the_papers_formula(tiny_config, tiny_model):
@@ -42,15 +32,17 @@ class Small(nn.Module):
         self.conv = nn.Conv2d(4, 8, 3, groups=2, padding=1)
         self.drop = nn.Dropout(0.5)
         self.fc = nn.Linear(8, 5)
+        self.up, self.line = nn.ConvTranspose1d(8, 2, 3), nn.Parameter(torch.ones(8))
 
     def forward(self, x):
         x = self.drop(self.conv(x)).flatten(2).transpose(1, 2)
         x = F.scaled_dot_product_attention(x, x, x)
-        return self.fc(x[:, 0] + 1)
+        return self.fc(x[:, 0] + 1), torch.mv(x[0], self.line), self.up(x.transpose(1, 2))
 
 
 def test_costs_of_a_model_of_ones_own():
     calls = {call.name: call for call in trace(Small(), (2, 4, 6, 6))}
+    assert calls["mv"].macs == 36 * 8 and calls["conv_transpose1d"].macs == 2 * 36 * 8 * 2 * 3
     places, tokens = 2 * 36, 36
     assert calls["conv2d"].macs == places * 8 * (4 // 2) * 9
     assert calls["scaled_dot_product_attention"].macs == 2 * 2 * tokens * tokens * 8

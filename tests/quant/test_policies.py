@@ -66,31 +66,15 @@ def test_an_unknown_name_gets_a_hint(name):
         load_policy(name)
 
 
-BAD_FILES = {  # tests/base has more of what is no YAML
-    "not YAML": "rules: [",
-    "binary": b"\x80\x04\x95\xff\xfe\x00",
-    "empty": "",
-    "a list": "- enable: '*'",
-    "no rules": "name: x",
-    "code": "name: !!python/object/apply:os.getcwd []",
-}
-
-
-@pytest.mark.parametrize("case", BAD_FILES)
-def test_a_bad_file_is_a_usage_error_that_names_it(case, tmp_path):
-    path, content = tmp_path / "bad.yaml", BAD_FILES[case]
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+@pytest.mark.parametrize("text", ["rules: [", "- enable: '*'", "name: x"])
+def test_a_bad_file_is_a_usage_error_that_names_it(text, tmp_path):
+    """`tests/base` has more of what is no YAML."""
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
     with pytest.raises(UsageError) as caught:
         load_policy(str(path))
     message = str(caught.value)
     assert str(path) in message and "\n" not in message and len(message) < len(str(path)) + 500
-
-
-def test_a_file_that_is_too_big_is_not_read(tmp_path):
-    path = tmp_path / "big.yaml"
-    path.write_text(MINE + "#" * (1 << 20))
-    with pytest.raises(UsageError, match="big.yaml: is larger than the 1 MB"):
-        load_policy(str(path))
 
 
 OTHER = Policy("cpu", (Rule(enable=("role:gemm_weight",)),))

@@ -25,8 +25,7 @@ from swin_quant.quant.policy import (
     policy_from_dict,
     quantize,
 )
-from swin_quant.quant.quantizer import Role, State, named_nodes
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.quantizer import Role, Setting, State, named_nodes
 
 # FasterTransformer's disable lists, searched in dotted names; docs/reference, section 1.5.
 ALWAYS_OFF = ("final_input", "layernorm_input", "softmax_input", "local_input", "residual_input")

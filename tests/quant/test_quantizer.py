@@ -8,8 +8,7 @@ from nightly import share
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
-from swin_quant.quant.setting import Setting
+from swin_quant.quant.quantizer import Quantizer, Role, Setting, State, named_nodes
 from swin_quant.train.parallel import tell_cpus_apart
 
 

@@ -99,15 +99,6 @@ def test_the_gradient_of_a_range_is_exact_to_half_a_code(values, amax, bits, nar
     assert torch.allclose(*found, rtol=1e-3, atol=half_a_code(len(values), qmax) + 1e-5 * qmax)
 
 
-def test_inside_a_graph_it_is_one_node():
-    class Node(torch.nn.Module):
-        def forward(self, x):
-            return simulate(x, torch.tensor(1.0), -128, 127)
-
-    program = torch.export.export(Node(), (torch.randn(3),))
-    assert sum("fake_quant" in str(node.target) for node in program.graph.nodes) == 1
-
-
 @pytest.mark.parametrize("grid", [(-128, 127), (-14, 241)])
 def test_a_storage_can_be_freed_afterwards_as_a_sharded_weight_s_is(grid):
     x = torch.randn(1000).requires_grad_()

@@ -195,19 +195,6 @@ def kinds(card):
     return [one["kind"] for one in card["calibration"]["advice"]]
 
 
-@pytest.mark.slow
-def test_auto_is_recorded_node_by_node_and_exported(run, float_flags, scoring_flags, card_of, tmp_path):
-    flags = [*float_flags, "--policy", "ft-mode1", "--aprec", 5, "--calibrator", "auto"]
-    done = run("calibrate", *flags, "--output", tmp_path)
-    assert done.code == 0 and "calibrator auto: " in done.err, done
-    record = card_of(tmp_path / FILE)["calibration"]
-    assert set(record["node_methods"].values()) <= {"max", "percentile", "mse", "entropy"} - set(record["methods"])
-    five = [*scoring_flags, "--checkpoint", tmp_path / FILE, "--policy", "ft-mode1", "--aprec"]
-    assert run("evaluate", *five, 5).code == 0
-    if {"mse", "entropy"} & {*record["node_methods"].values(), *record["methods"].values()}:
-        assert "for 5 bits" in run("evaluate", *five, 4).error(2)
-
-
 def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):
     flags = [*float_flags, "--policy", "qdq", "--output", tmp_path]
     done = run("calibrate", *flags, "--pictures", 1)

@@ -6,19 +6,17 @@ import shutil
 import pytest
 import torch
 from commands import command
-from nightly import share
 from pass_contexts import Step, same
 
 from swin_quant.checkpoint import save_float
 from swin_quant.config import load_config
 from swin_quant.models import build_model
-from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes import Pass, equalize
 from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.trial import copy_state
-from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
+from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.verbs.calibration_passes import improve, outliers_left
 from swin_quant.verbs.calibration_result import CalibrationResult
 from tests.outliers import plant
@@ -59,25 +57,6 @@ def test_a_rejected_pass_leaves_the_statistics_after_the_kept_one(steps, model):
     assert found.largest == anew.largest and found.largest != first.largest
 
 
-@pytest.mark.slow
-def test_calibrator_auto_chooses_in_front_of_a_pass_that_gives_ranges(model):
-    """If it chose after the pass, its choice would replace the pass's ranges."""
-    given = {}
-
-    def widen(context, options):
-        for name, node in enabled_nodes(context.model).items():
-            node.amax = node.range * 1.5
-            given[name] = node.range.clone()
-        return "wider"
-
-    method = Method(AUTO)
-    found = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
-    step = Step(Pass(widen, type(None), keeps_function=True, sets_ranges=True, judges_itself=True))
-    record = found.improved(model, PassPlan((HALVE, step))).record
-    assert [one["kept"] for one in record["passes"]] == [True, True]
-    assert all(torch.equal(node.range, given[name]) for name, node in enabled_nodes(model).items())
-
-
 @pytest.mark.parametrize("least, cured", [(equalize._BETTER, True), (0.0, False)])
 def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeypatch):
     """Outliers are reported where equalize found no improvement, and only at enabled nodes: float ones lose nothing by
@@ -97,9 +76,8 @@ def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", share([AUTO, None], 2))
-def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(name, tiny_model, use_policy):
-    method, found = Method(name), []
+def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(tiny_model, use_policy):
+    method, found = Method(), []
     for training in (False, True):
         model = use_policy(tiny_model("swin", **TWO_BLOCKS, DROP_RATE=0.5, DROP_PATH_RATE=0.5), "qdq").train(training)
         model.layers[0].eval()

@@ -19,7 +19,7 @@ from swin_quant.backends.fastertransformer.slots import head_dim
 from swin_quant.backends.fastertransformer.weights import REDUCTION, Scales
 from swin_quant.backends.integer_arithmetic import as_half, gelu_table, normed, product, rounded
 from swin_quant.base.errors import UsageError
-from swin_quant.models.windows import window_partition, window_reverse
+from swin_quant.models.maps import window_partition, window_reverse
 
 NORMALIZE_EPSILON = SOFTMAX_EPSILON = 1e-6
 EPSILON = 1e-6

@@ -11,7 +11,7 @@ freedom", 2022.)
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
 
@@ -67,21 +67,17 @@ def run(context: PassContext, options: DistillOptions) -> str:
     held_out = max(1, round(_HELD_OUT * len(images)))
     judging, shown = images[-held_out:], images[: max(1, len(images) - held_out)]
     judging = varied(judging, torch.Generator().manual_seed(_JUDGES))
-    scale, shares = _cost(context, judging), _shares(options)
+    scale = _cost(context, judging)
     if not 0 < scale[0] < math.inf:
         return "nothing to learn from: the logits' error is zero, or not a number"
     done = _learn(context, shown, scale, options, key)
-    judged = shares * torch.tensor((1.0, 0.0, 1.0))  # the units' outputs are a means, not the end
+    judged = torch.tensor((1 - options.classes, 0.0, options.classes))  # the units' outputs are a means, not the end
     after = _weighed(_cost(context, judging), scale, judged).item() if done else math.inf
     if after < 1:
         what = {0.0: "error of logits", 1.0: "divergence of classes"}.get(options.classes, "error of both")
         return f"{what} {-10 * math.log10(after) if after else math.inf:.1f} dB lower on pictures held out"
     give_state(context.model, before)
     return "no gain on pictures held out" if done else "not finite: left as it was"
-
-
-def _shares(options: DistillOptions) -> Tensor:
-    return torch.tensor((1 - options.classes, 1.0, options.classes))
 
 
 def _weighed(errors: Tensor, scale: Tensor, shares: Tensor) -> Tensor:
@@ -93,21 +89,18 @@ def _weighed(errors: Tensor, scale: Tensor, shares: Tensor) -> Tensor:
 def _errors(context: PassContext, x: Tensor) -> Tensor:
     """[3]: errors of the logits and of the units' outputs (mean), relative to the squares of float's, and the
     Kullback-Leibler divergence of the class probabilities from float's, a picture."""
+
+    def relative(found: Tensor, wanted: Tensor) -> Tensor:
+        return (found - wanted).square().sum() / wanted.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
+
     with torch.no_grad():
-        wanted, inside = _outputs(context.original, context.units, x)
-    found, parts = _outputs(context.model, context.units, x)
-    each = [_relative(parts[name], target) for name, target in inside.items()]
+        output, inside = given_by(context.units, context.original, x)
+        wanted = rows(output).float()
+    output, parts = given_by(context.units, context.model, x)
+    found = rows(output).float()
+    each = [relative(parts[name], target) for name, target in inside.items()]
     classes = nn.functional.kl_div(found.log_softmax(1), wanted.log_softmax(1), reduction="batchmean", log_target=True)
-    return torch.stack([_relative(found, wanted), torch.stack(each).mean(), classes])
-
-
-def _relative(found: Tensor, wanted: Tensor) -> Tensor:
-    return (found - wanted).square().sum() / wanted.square().sum().clamp_min(torch.finfo(torch.float32).tiny)
-
-
-def _outputs(model: nn.Module, units: Mapping[str, nn.Module], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    found, inside = given_by(units, model, x)
-    return rows(found).float(), inside
+    return torch.stack([relative(found, wanted), torch.stack(each).mean(), classes])
 
 
 @torch.no_grad()
@@ -121,6 +114,7 @@ def _cost(context: PassContext, images: Tensor) -> Tensor:
 @torch.enable_grad()
 def _learn(context: PassContext, images: Tensor, scale: Tensor, options: DistillOptions, key: str) -> bool:
     """Train the network. False if a loss was not finite."""
+    shares = torch.tensor((1 - options.classes, 1.0, options.classes))
     with quantizing(context.model):
         learner = _Learner(context.model, options)
         try:
@@ -132,7 +126,7 @@ def _learn(context: PassContext, images: Tensor, scale: Tensor, options: Distill
                 generator = torch.Generator().manual_seed(_PRIME * options.seed + number)
                 some = images[torch.randperm(len(images), generator=generator)[: options.batch]]
                 for x in _parts(varied(some, generator)):
-                    loss = _weighed(_errors(context, x), scale, _shares(options)) * len(x) / len(some)
+                    loss = _weighed(_errors(context, x), scale, shares) * len(x) / len(some)
                     if not loss.isfinite():
                         return False
                     learner.feel(loss)
@@ -140,7 +134,8 @@ def _learn(context: PassContext, images: Tensor, scale: Tensor, options: Distill
                 if (number + 1) % _KEPT_EVERY == 0:
                     context.scratch.keep(key, learner.kept(number + 1))
         finally:
-            learner.leave()
+            for node in learner.nodes:
+                node.freeze_range()
     return True
 
 
@@ -173,8 +168,12 @@ class _Learner:
             node.learn_range()
         ranges = [node.range for node in self.nodes]
         self.parameters: list[Tensor] = [*ranges, *floats]
-        self.rates = [options.range_rate * _size(each) for each in ranges]
-        self.rates += [options.weight_rate * _size(each) if each.dim() > 1 else options.float_rate for each in floats]
+
+        def size(x: Tensor) -> float:
+            return x.detach().square().mean().sqrt().item()
+
+        self.rates = [options.range_rate * size(each) for each in ranges]
+        self.rates += [options.weight_rate * size(each) if each.dim() > 1 else options.float_rate for each in floats]
         self.gradients, self.means, self.squares = ([torch.zeros_like(p) for p in self.parameters] for _ in range(3))
 
     def feel(self, loss: Tensor) -> None:
@@ -212,18 +211,9 @@ class _Learner:
         kinds = {"mean": self.means, "square": self.squares}
         return {f"{kind} {number}": one for kind, many in kinds.items() for number, one in enumerate(many)}
 
-    def leave(self) -> None:
-        """Turn ranges into buffers again."""
-        for node in self.nodes:
-            node.freeze_range()
-
 
 def _parts(images: Tensor) -> Sequence[Tensor]:
     return images.split(max(1, _VALUES // images[0].numel()))
-
-
-def _size(x: Tensor) -> float:
-    return x.detach().square().mean().sqrt().item()
 
 
 PASS = Pass(run, DistillOptions, sets_ranges=True, judges_itself=True)

@@ -9,7 +9,7 @@ output, and does not harm it on other pictures.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.improve_units import describe_gains, gain_db
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
 from swin_quant.quant.passes.trial import Trial, Values, copy_state, enabled_in, restore, weights_in
-from swin_quant.quant.passes.units import UnitRun, UpTo, inside, through
+from swin_quant.quant.passes.units import UnitRun, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
 
@@ -63,10 +63,6 @@ class Spread:
     answer: Tensor | None
     columns: Tensor | None
     level: float
-
-    @property
-    def middle(self) -> Tensor:
-        return (self.low + self.high) / 2
 
     def size(self, centred: bool) -> Tensor:
         """The largest magnitude of each channel."""
@@ -131,7 +127,14 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
     streams = any(exchange.stream for exchange in open_exchanges(context))
     if streams:
         _equalize_units(context, replace(options, only_outliers=True), gains)
-    along_streams = _equalize_streams(context, options)
+    along_streams = 0.0
+    spreads = [spread for spread in measure(context, options.pictures) if spread.place.stream]
+    if any(spread.stands_out or not options.only_outliers for spread in spreads):
+        # By the output of the last unit: all readers of a stream share a factor a channel, and a unit's own output does
+        # not show the gain of later units.
+        behind = next((spread.place.exit for spread in spreads if spread.place.exit), [*context.units][-1])
+        whole, images = _UpTo(context.model, context.model.get_submodule(behind)), context.first(options.pictures)
+        along_streams = _equalize(context, UnitRun("", whole, images, through(whole, images), whole), spreads, options)
     if along_streams > 0:
         context = replace(context)  # same function, other inputs and outputs of units
     if along_streams > 0 or not (streams and options.only_outliers):
@@ -168,18 +171,18 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
             break
 
 
-def _equalize_streams(context: PassContext, options: EqualizeOptions) -> float:
-    """Equalize each residual stream by the output of the last unit; returns the gain there in dB. All readers of a
-    stream share a factor a channel, and a unit's own output does not show the gain of later units."""
-    spreads = [spread for spread in measure(context, options.pictures) if spread.place.stream]
-    places = [spread.place for spread in spreads]
-    images = context.first(options.pictures)
-    if not any(spread.stands_out or not options.only_outliers for spread in spreads):
-        return 0.0
-    # The unit with float's whole output
-    behind = next((place.exit for place in places if place.exit), [*context.units][-1])
-    whole = UpTo(context.model, context.model.get_submodule(behind))
-    return _equalize(context, UnitRun("", whole, images, through(whole, images), whole), spreads, options)
+class _UpTo(nn.Module):
+    """A network up to its unit `last`: maps pictures [B, 3, H, W] to that unit's output."""
+
+    def __init__(self, model: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.model, self.last = model, (last,)  # in a tuple, or its parameters would have two names
+
+    def forward(self, images: Tensor) -> Tensor:
+        found: list[Tensor] = []
+        with watching({"last": self.last[0]}, lambda name, module, inputs, y: found.append(y)):
+            self.model(images)
+        return found[0]
 
 
 def open_exchanges(context: PassContext) -> list[Exchange]:
@@ -236,8 +239,12 @@ def _equalize(context: PassContext, step: UnitRun, spreads: Sequence[Spread], op
             together = tuple(Choice(centred and spread.place.offset is not None, alpha) for spread in spreads)
             found.setdefault(together, error(together))
     best = min(found, key=found.__getitem__)
-    for index, spread in enumerate(spreads):
-        for choice in _choices(spread.place, options.alpha):
+    for index, place in enumerate(spread.place for spread in spreads):
+        strengths = options.alpha[:1] if place.partner else options.alpha  # a partner needs one
+        choices = [Choice(), *(Choice(alpha=alpha) for alpha in strengths if place.before)]
+        if place.offset:
+            choices.append(Choice(centred=True))
+        for choice in choices:
             other = (*best[:index], choice, *best[index + 1 :])
             if other not in found:
                 found[other] = error(other)
@@ -273,15 +280,6 @@ def _holds_elsewhere(
     return after <= before * _WORSE
 
 
-def _choices(place: Exchange, alphas: Sequence[float]) -> Iterator[Choice]:
-    yield Choice()
-    if place.before:
-        # A partner needs one strength
-        yield from (Choice(alpha=alpha) for alpha in (alphas[:1] if place.partner else alphas))
-    if place.offset:
-        yield Choice(centred=True)
-
-
 @torch.no_grad()
 def _apply(
     model: nn.Module, unit: nn.Module, original: Values, spreads: Sequence[Spread], choices: Sequence[Choice]
@@ -289,21 +287,22 @@ def _apply(
     """Change the unit's original parameters by `choices`."""
     restore(unit, original)
     for spread, choice in zip(spreads, choices, strict=True):
+        place = spread.place
         if choice.centred:
-            recentre(model, spread.place, spread.middle)
-        if choice.alpha is not None:
-            rescale(model, spread.place, _factors(model, spread, choice.centred, choice.alpha))
-
-
-def _factors(model: nn.Module, spread: Spread, centred: bool, alpha: float) -> Tensor:
-    size, exchange = spread.size(centred), spread.place
-    if exchange.heads and spread.answer is not None:
-        each = _heads(model, exchange, size, spread.answer)
-        return factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // len(each))
-    if exchange.partner:  # activations on both sides meet in the middle
-        return factors(size, spread.answer, 0.5, relative=False)
-    found = factors(size, _columns(model, exchange), alpha)
-    return found if 1 / OUTLIER <= spread.level <= OUTLIER else found * 2.0 ** round(math.log2(spread.level))
+            recentre(model, place, (spread.low + spread.high) / 2)
+        if choice.alpha is None:
+            continue
+        size = spread.size(choice.centred)
+        if place.heads and spread.answer is not None:
+            each = _heads(model, place, size, spread.answer)
+            found = factors(each, None, 1.0, relative=False).repeat_interleave(len(size) // len(each))
+        elif place.partner:  # activations on both sides meet in the middle
+            found = factors(size, spread.answer, 0.5, relative=False)
+        else:
+            found = factors(size, _columns(model, place), choice.alpha)
+            if not 1 / OUTLIER <= spread.level <= OUTLIER:
+                found = found * 2.0 ** round(math.log2(spread.level))
+        rescale(model, place, found)
 
 
 def _heads(model: nn.Module, exchange: Exchange, size: Tensor, answer: Tensor) -> Tensor:
@@ -342,28 +341,23 @@ def _spreads(model: nn.Module, unit: nn.Module, places: Sequence[Exchange], inpu
     with watching(modules, look):
         through(unit, inputs)
 
-    def cut(part: Part, of: Mapping[str, Tensor]) -> Tensor:
-        return part.cut(of[part.name], 0)
-
     def size(part: Part) -> Tensor:
-        return torch.maximum(-cut(part, low), cut(part, high))
-
-    def level(place: Exchange, answer: Tensor | None) -> float:
-        own = size(place.scaled)
-        if answer is not None:
-            found = _heads(model, place, own, answer)
-        else:
-            peers = torch.stack([size(part).median() for part in place.peers or (place.scaled,)])
-            found = (own.median() / peers.log().mean().exp())[None]
-        alive = found[(found > 0) & found.isfinite()]
-        return alive[alive.log().abs().argmax()].item() if len(alive) else 1.0
+        return torch.maximum(-part.cut(low[part.name], 0), part.cut(high[part.name], 0))
 
     spreads = []
     for place in places:
-        answer = size(place.partner) if place.partner else None
-        least = torch.stack([cut(part, low) for part in (place.scaled, *place.also)]).amin(0)
-        most = torch.stack([cut(part, high) for part in (place.scaled, *place.also)]).amax(0)
-        spreads.append(Spread(place, least, most, answer, _columns(model, place), level(place, answer)))
+        own, answer = size(place.scaled), size(place.partner) if place.partner else None
+        if answer is not None:
+            levels = _heads(model, place, own, answer)
+        else:
+            peers = torch.stack([size(part).median() for part in place.peers or (place.scaled,)])
+            levels = (own.median() / peers.log().mean().exp())[None]
+        alive = levels[(levels > 0) & levels.isfinite()]
+        level = alive[alive.log().abs().argmax()].item() if len(alive) else 1.0
+        shown = (place.scaled, *place.also)
+        least = torch.stack([part.cut(low[part.name], 0) for part in shown]).amin(0)
+        most = torch.stack([part.cut(high[part.name], 0) for part in shown]).amax(0)
+        spreads.append(Spread(place, least, most, answer, _columns(model, place), level))
     return spreads
 
 

@@ -6,7 +6,6 @@ Names are patterns over dotted names, as in the registry of models: a star stand
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -79,15 +78,11 @@ def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchang
         before = tuple(part for part in one.before if part.name in parameters)
         after = tuple(part for part in one.after if part.name in parameters)
         offset = one.offset if one.offset and one.offset.name in parameters else None
-        if not all(map(_takes_offset, map(modules.get, one.into))):
-            offset = None
+        for layer in map(modules.get, one.into):  # it needs a bias, which nothing else reads
+            if not isinstance(layer, QuantizedLayer) or layer.bias is None or "bias" in layer.shared_parameters:
+                offset = None
         if before or offset:
             yield replace(one, before=before, after=after, offset=offset)
-
-
-def _takes_offset(layer: nn.Module | None) -> bool:
-    """Whether a layer has a bias, which nothing else reads."""
-    return isinstance(layer, QuantizedLayer) and layer.bias is not None and "bias" not in layer.shared_parameters
 
 
 def without_weights(exchanges: tuple[Exchange, ...], model: nn.Module) -> list[str]:
@@ -150,16 +145,11 @@ def recentre(model: nn.Module, exchange: Exchange, middle: Tensor) -> None:
 
 def matched(pattern: str, name: str) -> tuple[str, ...] | None:
     """The words in `name` for the stars of `pattern`; None if it does not match."""
-    match = _compiled(pattern).fullmatch(name)
-    return tuple(match.groups()) if match else None
+    match = re.fullmatch(re.escape(pattern).replace(r"\*", r"([^.]+)"), name)
+    return match and match.groups()
 
 
 def filled(pattern: str, words: Sequence[str]) -> str:
     """`pattern` with the words in place of its stars."""
     left = iter(words)
     return re.sub(r"\*", lambda star: next(left), pattern)
-
-
-@cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", r"([^.]+)"))

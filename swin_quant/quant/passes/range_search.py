@@ -5,7 +5,7 @@ unit, on the outputs of the quantized units before it. A channel's error is weig
 (`targets`). (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,9 +17,8 @@ from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.improve_units import describe_gains, gain_db, improve_units
 from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
-from swin_quant.quant.passes.trial import RANGES, Values, copy_state, enabled_in, ranges_in
+from swin_quant.quant.passes.trial import RANGES, Values, copy_state, enabled_in
 from swin_quant.quant.passes.units import UnitRun
-from swin_quant.quant.quantizer import Quantizer
 from swin_quant.quant.range_methods import mse
 
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
@@ -34,31 +33,21 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int) -> None:
     least = targets.cost(unit, targets.training)
     for finer in range(rounds):
         for node in nodes:
-            best = node.range.clone()
-            for candidate in list(_candidates(node, weights.get(node), finer)):
-                _give(node, candidate)
+            key = "amax" if node.setting.symmetric else "bounds"
+            best = start = node.range.clone()
+            candidates: list[Tensor] = []
+            if (weight := weights.get(node)) is not None:
+                start = node.range_for(weight.detach())
+                if not finer:
+                    candidates.append(start)
+                    start = mse.search_weight(weight, *node.setting.levels, node.setting.per_channel)
+                    candidates.append(start)
+            candidates += [start * factor**0.5**finer for factor in _FACTORS]
+            for candidate in candidates:
+                setattr(node, key, candidate)
                 if (error := targets.cost(unit, targets.training)) < least * _BETTER:
                     best, least = candidate, error
-            _give(node, best)
-
-
-def _candidates(node: Quantizer, weight: Tensor | None, finer: int) -> Iterator[Tensor]:
-    """Ranges around a node's own, closer in each round."""
-    start = node.range.clone()
-    if weight is not None:
-        start = node.range_for(weight.detach())
-        if not finer:
-            yield start
-            start = mse.search_weight(weight, *node.setting.levels, node.setting.per_channel)
-            yield start
-    yield from (start * factor**0.5**finer for factor in _FACTORS)
-
-
-def _give(node: Quantizer, value: Tensor) -> None:
-    if node.setting.symmetric:
-        node.amax = value
-    else:
-        node.bounds = value
+            setattr(node, key, best)
 
 
 @dataclass(frozen=True)
@@ -80,20 +69,16 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
     def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
-        return _found(step.unit, compute_targets(step, inputs, weights.get(step.name)), options)
+        targets = compute_targets(step, inputs, weights.get(step.name))
+        before, error = copy_state(step.unit), targets.cost(step.unit, targets.judging)
+        search_ranges(step.unit, targets, options.rounds)
+        after = targets.cost(step.unit, targets.judging)
+        kept = copy_state(step.unit) if after < error else before
+        ranges = {name: value for name, value in kept.items() if name.endswith(RANGES)}
+        return {**ranges, "gain": torch.tensor(gain_db(error, after))}
 
     gains = improve_units("range_search", context, images, options, RANGES, improve)
     return describe_gains(gains, len(context.units))
-
-
-def _found(unit: nn.Module, targets: Targets, options: RangeSearchOptions) -> Values:
-    """The unit's new ranges and its `gain` in dB: 0 if they stay unchanged, NaN if something was not finite."""
-    before = ranges_in(copy_state(unit))
-    error = targets.cost(unit, targets.judging)
-    search_ranges(unit, targets, options.rounds)
-    after = targets.cost(unit, targets.judging)
-    kept = ranges_in(copy_state(unit)) if after < error else before
-    return {**kept, "gain": torch.tensor(gain_db(error, after))}
 
 
 PASS = Pass(run, RangeSearchOptions, keeps_function=True, sets_ranges=True)

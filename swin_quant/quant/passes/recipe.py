@@ -12,7 +12,7 @@ activations_below_8_bits:  # instead of either, if most activations have fewer; 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import shipped_files
@@ -21,17 +21,14 @@ from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.passes import Pass, passes
 
 
-class _OptionalKeys(TypedDict, total=False):
-    name: str
-    description: str
-    below_8_bits: list[Any]
-    activations_below_8_bits: list[Any]
-
-
-class _Recipe(_OptionalKeys):
+class _Recipe(TypedDict):
     """The file: names of passes, or mappings with a `name` and options."""
 
+    name: NotRequired[str]
+    description: NotRequired[str]
     passes: list[Any]
+    below_8_bits: NotRequired[list[Any]]
+    activations_below_8_bits: NotRequired[list[Any]]
 
 
 @dataclass(frozen=True)
@@ -75,21 +72,16 @@ class PassRecipe:
 _MANY_BITS = 7
 
 
-def builtin_passes() -> list[str]:
-    """Names of the shipped recipes."""
-    return [path.stem for path in shipped_files("passes")]
-
-
 def load_passes(name_or_path: str) -> PassRecipe:
     """A shipped recipe by name, or a recipe from a YAML file. UsageError names the file and what is wrong."""
     path = shipped_or_file(name_or_path, shipped_files("passes"), "recipe of passes")
     data = checked(_Recipe, read_yaml(path, "recipe of passes"), str(path), error=UsageError)
-    others = {
-        key: parse_steps(names, f"{path}: {key}")
+    steps = parse_steps(data["passes"], str(path))
+    below, activations = (
+        None if (names := data.get(key)) is None else parse_steps(names, f"{path}: {key}")
         for key in ("below_8_bits", "activations_below_8_bits")
-        if (names := data.get(key)) is not None
-    }
-    return PassRecipe(parse_steps(data["passes"], str(path)), **others)
+    )
+    return PassRecipe(steps, below, activations)
 
 
 def parse_steps(data: Any, source: str = "passes") -> tuple[PassStep, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -60,8 +60,18 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
     def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
-        targets = compute_targets(step, inputs, weights.get(step.name), rows)
-        return _improved(step.unit, targets, options, number)
+        unit, targets = step.unit, compute_targets(step, inputs, weights.get(step.name), rows)
+        before = copy_state(unit)
+        generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
+        error, after = targets.cost(unit, targets.judging), math.inf
+        fixed = [layer for layer in quantized_layers(unit).values() if "weight" in layer.shared_parameters]
+        trains = len(enabled_in(unit)) > len(fixed) and 0 < error < math.inf
+        if trains and train_unit(unit, targets, options, generator):
+            after = targets.cost(unit, targets.judging)
+        if after < error:
+            return {**copy_state(unit), "gain": torch.tensor(gain_db(error, after))}
+        give_state(unit, before)
+        return {**before, "gain": torch.tensor(math.nan if error and after == math.inf else 0.0)}
 
     gains = improve_units("reconstruct", context, images, options, "", improve)
     return describe_gains(gains, len(gains))
@@ -73,32 +83,9 @@ def with_mirrored(images: Sequence[Tensor]) -> list[Tensor]:
     return [part for both in pairs for part in both.split(len(both) // 2)]
 
 
-def _improved(unit: nn.Module, targets: Targets, options: ReconstructOptions, number: int) -> Values:
-    """The unit's new state and its `gain` in dB: 0 if it stays unchanged, NaN if something was not finite."""
-    before = copy_state(unit)
-    generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
-    error, after = targets.cost(unit, targets.judging), math.inf
-    fixed = [layer for layer in quantized_layers(unit).values() if "weight" in layer.shared_parameters]
-    trains = len(enabled_in(unit)) > len(fixed) and 0 < error < math.inf
-    if trains and train_unit(unit, targets, options, generator):
-        after = targets.cost(unit, targets.judging)
-    if after < error:
-        return {**copy_state(unit), "gain": torch.tensor(gain_db(error, after))}
-    give_state(unit, before)
-    return {**before, "gain": torch.tensor(math.nan if error and after == math.inf else 0.0)}
-
-
-PASS = Pass(run, ReconstructOptions, sets_ranges=True)
-
-
 def rectified(variable: Tensor) -> Tensor:
     """The distance above the lower level, 0 to 1."""
     return (variable.sigmoid() * (_HIGH - _LOW) + _LOW).clamp(0, 1)
-
-
-def invert_rectified(share: Tensor) -> Tensor:
-    """The variable whose `rectified` is `share`, 0 to 1."""
-    return torch.logit((share - _LOW) / (_HIGH - _LOW))
 
 
 def undecided(variable: Tensor, steepness: float) -> Tensor:
@@ -126,7 +113,8 @@ class Rounding:
         gap = spacing(level, qmin, qmax)
         below = (level / gap).floor() * gap
         step = torch.where(amax > TINY_AMAX, step, 0.0)
-        return cls(below, gap, step, invert_rectified((level - below) / gap), amax, (qmin, qmax))
+        variable = torch.logit(((level - below) / gap - _LOW) / (_HIGH - _LOW))  # the inverse of `rectified`
+        return cls(below, gap, step, variable, amax, (qmin, qmax))
 
     def soft(self) -> Tensor:
         """The weight between two levels; gradients pass to `variable`."""
@@ -158,7 +146,11 @@ _ROUNDING_RATE, _RANGE_RATE, _FLOAT_RATE = 0.03, 0.01, 1e-3
 def train_unit(unit: nn.Module, targets: Targets, options: ReconstructOptions, generator: torch.Generator) -> bool:
     """Train `unit` and leave its weights on the grids of their nodes. False if a loss was not finite."""
     scale = targets.cost(unit, targets.training)
-    batches = _batches(len(targets.training), options.batch, generator)
+
+    def batches() -> Iterator[Tensor]:  # endless; each row once an epoch
+        while True:
+            order = torch.randperm(len(targets.training), generator=generator, device=generator.device)
+            yield from order.split(options.batch)
 
     def coin(x: Tensor) -> Tensor:
         return random_mask(x.shape, options.drop, generator)
@@ -170,9 +162,10 @@ def train_unit(unit: nn.Module, targets: Targets, options: ReconstructOptions, g
                 hooks.enter_context(_replacing(node, lambda x, y: torch.where(coin(x), x, y)))
         soft = hooks.enter_context(ExitStack())
         for layer, rounding in trained.roundings.items():
-            soft.enter_context(_replacing(layer._weight_quantizer, partial(_soft, rounding)))
+            weight = partial(lambda rounding, x, y: rounding.soft(), rounding)
+            soft.enter_context(_replacing(layer._weight_quantizer, weight))
         try:
-            for number, rows in zip(range(options.iterations), batches, strict=False):
+            for number, rows in zip(range(options.iterations), batches(), strict=False):
                 done = number / options.iterations
                 if done >= _ROUNDED and trained.is_soft:
                     soft.close()
@@ -189,14 +182,9 @@ def train_unit(unit: nn.Module, targets: Targets, options: ReconstructOptions, g
     return True
 
 
-def _own_parameters(unit: nn.Module) -> list[nn.Parameter]:
-    """The parameters of a unit without those that another unit, or a further module of this one, reads too."""
-    shared = {id(getattr(part, name)) for part in unit.modules() for name in getattr(part, "shared_parameters", ())}
-    return [one for one in unit.parameters() if id(one) not in shared]
-
-
 class _Trained:
-    """A unit and its trained parameters; its layers whose weight is read elsewhere too are rounded to nearest."""
+    """A unit and its trained parameters, without those that another unit, or a further module of this one, reads too;
+    layers with such a weight are rounded to nearest."""
 
     def __init__(self, unit: nn.Module) -> None:
         activations = [node for node in enabled_in(unit) if node.role is not Role.GEMM_WEIGHT]
@@ -204,7 +192,9 @@ class _Trained:
         layers = quantized_layers(unit).values()
         rounded = [layer for layer in layers if "weight" not in layer.shared_parameters]
         self.roundings = {layer: make_rounding(layer) for layer in rounded}
-        floating = [one for one in _own_parameters(unit) if one.dim() == 1 and one.requires_grad]
+        shared = {id(getattr(part, name)) for part in unit.modules() for name in getattr(part, "shared_parameters", ())}
+        own = [one for one in unit.parameters() if id(one) not in shared]
+        floating = [one for one in own if one.dim() == 1 and one.requires_grad]
         self.quantized = activations + [layer._weight_quantizer for layer in layers if layer not in self.roundings]
         for node in self.quantized:
             node.state = State.QUANTIZE
@@ -267,25 +257,14 @@ def random_mask(shape: torch.Size, share: float, generator: torch.Generator) -> 
     return (words.view(torch.uint8)[:count] < round(256 * share)).view(shape)
 
 
-def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Endless batches of rows, each row once an epoch."""
-    while True:
-        yield from torch.randperm(count, generator=generator, device=generator.device).split(size)
-
-
-def _soft(rounding: Rounding, x: Tensor, y: Tensor) -> Tensor:
-    return rounding.soft()
-
-
 @contextmanager
 def _replacing(module: nn.Module, what: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
     """Inside the context, `what(x, y)` replaces the module's output y for an input x."""
-
-    def hook(module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
-        return what(inputs[0], y)
-
-    handle = module.register_forward_hook(hook)
+    handle = module.register_forward_hook(lambda module, inputs, y: what(inputs[0], y))
     try:
         yield
     finally:
         handle.remove()
+
+
+PASS = Pass(run, ReconstructOptions, sets_ranges=True)

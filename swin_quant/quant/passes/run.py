@@ -6,7 +6,7 @@ logits on varied pictures, while the pictures here favour earlier passes, which 
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high
 from typing import Any
@@ -59,7 +59,13 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
 
     UsageError if there is nothing to work on.
     """
-    _check(context, steps)
+    refuse(context.model, steps)
+    names = _names(steps)
+    if not context.units:
+        raise UsageError(f"{names}: this architecture names no `units`, which passes go through one after the other")
+    if not len(context.images) or not len(context.images[0]):
+        raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path› and ‹pictures›")
+    check_weights(context.model)
     images, gains = context.first(PICTURES), list[Gain]()
     expected: Tensor | None = None
     for step in steps:
@@ -68,29 +74,34 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
         left = copy_state(context.model)
         if _same(left, kept):
             gains.append(Gain(step, note, time.perf_counter() - start))
-            _say(gains[-1])
+            log.info("%s: changed nothing, %.0f s (%s)", step.name, gains[-1].seconds, note)
             continue
-        if expected is None:  # the network is still the one that was calibrated
+        if expected is None:  # the network is still the one that was calibrated, or evened out
             give_state(context.model, kept)
             expected = compute_logits(context.model, images)
             before = compare(context.model, images, expected)
             give_state(context.model, left)
         renewed = step.kind.observes_again
         keeps = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
-        alike = not renewed or _features_alike(context)
+        alike = True
         if renewed:
+            was, now = (_features(context, model) for model in (context.original, context.model))
+            alike = all(bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
             observe_again()
         after = compare(context.model, images, expected)
         harmless = step.kind.judges_itself or after[1] >= before[1] - _HARM_DB
         if not harmless:
             give_state(context.model, kept)
         elif renewed:
-            context = replace(context)  # later passes measure against the same function in the new weights
+            context, expected = replace(context), None  # later passes measure against the same function in new weights
         seconds = time.perf_counter() - start
         gains.append(
             Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, keeps, alike)
         )
-        _say(gains[-1])
+        log.info(
+            "%s: SQNR of the logits %.1f -> %.1f dB, agreement %.1f -> %.1f %%, %.0f s (%s)%s",
+            step.name, before[1], after[1], before[0], after[0], seconds, note, "" if harmless else ": taken back",
+        )  # fmt: skip
         before = after if harmless else before
     return gains
 
@@ -105,32 +116,6 @@ def refuse(model: nn.Module, steps: Sequence[PassStep]) -> None:
 
 def _names(steps: Sequence[PassStep]) -> str:
     return ", ".join(dict.fromkeys(step.name for step in steps))
-
-
-def _check(context: PassContext, steps: Sequence[PassStep]) -> None:
-    refuse(context.model, steps)
-    names = _names(steps)
-    if not context.units:
-        raise UsageError(f"{names}: this architecture names no `units`, which passes go through one after the other")
-    if not len(context.images) or not len(context.images[0]):
-        raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path› and ‹pictures›")
-    check_weights(context.model)
-
-
-def _say(gain: Gain) -> None:
-    if not gain.sqnr_db:
-        log.info("%s: changed nothing, %.0f s (%s)", gain.step.name, gain.seconds, gain.note)
-        return
-    (agreed, agrees), (was, now) = gain.agreement, gain.sqnr_db
-    log.info(
-        "%s: SQNR of the logits %.1f -> %.1f dB, agreement %.1f -> %.1f %%, %.0f s (%s)%s",
-        gain.step.name, was, now, agreed, agrees, gain.seconds, gain.note, "" if gain.kept else ": taken back",
-    )  # fmt: skip
-
-
-def _features_alike(context: PassContext) -> bool:
-    was, now = (_features(context, model) for model in (context.original, context.model))
-    return all(bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
 
 
 @torch.inference_mode()
@@ -173,10 +158,12 @@ class PassPlan:
         return cls(recipe.steps, recipe=recipe)
 
     def for_model(self, model: nn.Module) -> "PassPlan":
-        """The plan for the bits of a model's enabled nodes. UsageError if its policy forbids a pass."""
-        nodes = enabled_nodes(model).values()
-        weights = _usual(node.setting.bits for node in nodes if node.role is Role.GEMM_WEIGHT)
-        activations = _usual(node.setting.bits for node in nodes if node.role is not Role.GEMM_WEIGHT)
+        """The plan for the bits that half of a model's enabled nodes have at least: a few nodes with other bits do not
+        change a recipe. UsageError if its policy forbids a pass."""
+        bits: dict[bool, list[int]] = {True: [], False: []}
+        for node in enabled_nodes(model).values():
+            bits[node.role is Role.GEMM_WEIGHT].append(node.setting.bits)
+        weights, activations = (median_high(bits[kind] or [8]) for kind in (True, False))
         steps = self.recipe.for_bits(min(weights, activations), activations) if self.recipe else self.steps
         refuse(model, steps)
         return replace(self, steps=steps, recipe=None)
@@ -190,17 +177,3 @@ class PassPlan:
         if self.automatic and not self.steps:
             variants = [*variants, EVENED, CORRECTED, (*EVENED, *CORRECTED)]
         return done in [[step.to_dict() for step in steps] for steps in variants]
-
-    def around_ranges(self) -> "tuple[PassPlan, PassPlan]":
-        """The passes up to the last one after which ranges are observed again, and the passes after it, which may
-        choose ranges."""
-        if not self.steps:
-            return self, PassPlan()
-        last = max((number for number, step in enumerate(self.steps, 1) if step.kind.observes_again), default=0)
-        return replace(self, steps=self.steps[:last]), PassPlan(self.steps[last:])
-
-
-def _usual(bits: Iterable[int]) -> int:
-    """The bits that half of the nodes have at least: a few nodes with other bits do not change the recipe."""
-    found = list(bits)
-    return median_high(found) if found else 8

@@ -63,26 +63,17 @@ class Targets:
 
 
 def compute_targets(
-    step: UnitRun,
-    quantized_inputs: Sequence[Tensor],
-    weights: Tensor | None,
-    rows: int = 1,
+    step: UnitRun, quantized_inputs: Sequence[Tensor], weights: Tensor | None, rows: int = 1
 ) -> Targets:
     """The targets of a unit. `quantized_inputs`: batches from the quantized units before; `weights`: one for each
-    channel.
-
-    Each picture has `rows` consecutive rows, which are held out together.
-    """
+    channel. Each picture has `rows` consecutive rows, which are held out together."""
     outputs = torch.cat(step.outputs)
-    root = outputs.new_ones(()) if weights is None else _beside(step.unit, outputs, weights.to(outputs.device).sqrt())
+    root = outputs.new_ones(())
+    if weights is not None:
+        dim = getattr(step.unit, "channel_dim", -1) % outputs.dim()
+        root = weights.to(outputs.device).sqrt().view(-1, *[1] * (outputs.dim() - 1 - dim))
     held_out = rows * max(1, round(_HELD_OUT * len(outputs) / rows))
     return Targets(torch.cat(step.inputs), torch.cat(list(quantized_inputs)), outputs, root, held_out)
-
-
-def _beside(unit: nn.Module, outputs: Tensor, weights: Tensor) -> Tensor:
-    """`weights` [channels] in a shape that multiplies the unit's outputs."""
-    dim = getattr(unit, "channel_dim", -1) % outputs.dim()
-    return weights.view(-1, *[1] * (outputs.dim() - 1 - dim))
 
 
 def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
@@ -90,12 +81,6 @@ def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:
     p = logits.softmax(1)
     root = p.sqrt() * signs
     return root - p * root.sum(1, keepdim=True)
-
-
-def _draw(logits: Tensor, classes: bool, generator: torch.Generator) -> Tensor:
-    """A r for each row: [B, classes]. Without classes, A is the identity."""
-    signs = torch.randint(0, 2, logits.shape, generator=generator).to(logits) * 2 - 1
-    return root_times_signs(logits.detach(), signs) if classes else signs
 
 
 def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Tensor], seed: int) -> dict[str, Tensor]:
@@ -119,10 +104,12 @@ def channel_weights(model: nn.Module, units: Sequence[str], images: Sequence[Ten
         for batch in images:
             x = batch.clone().requires_grad_()
             logits = rows(model(x))
-            torch.autograd.grad((logits * _draw(logits, classes, generator)).sum(), x)
-    return {name: _relative(total).float() for name, total in sums.items()}
-
-
-def _relative(total: Tensor) -> Tensor:
-    mean = total.mean().item()
-    return total / mean if 0 < mean < float("inf") else torch.ones_like(total)
+            drawn = torch.randint(0, 2, logits.shape, generator=generator).to(logits) * 2 - 1
+            if classes:
+                drawn = root_times_signs(logits.detach(), drawn)
+            torch.autograd.grad((logits * drawn).sum(), x)
+    means = {name: total.mean().item() for name, total in sums.items()}
+    return {
+        name: (total / means[name] if 0 < means[name] < math.inf else torch.ones_like(total)).float()
+        for name, total in sums.items()
+    }

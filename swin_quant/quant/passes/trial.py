@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.fold import unfolding
-from swin_quant.quant.layer import QuantizedLayer, give_factors
+from swin_quant.quant.layer import QuantizedLayer, all_factors
 from swin_quant.quant.passes.units import UnitRun, through
 from swin_quant.quant.policy import apply_settings
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
@@ -36,22 +36,22 @@ class Trial:
 
     def error(self) -> float:
         """Sum of squared errors of the unit's output, quantized by its nodes' settings; infinite if not finite."""
-        with keeping(self.nodes):
-            for node in self.nodes:
-                if node.role is not Role.GEMM_WEIGHT:
-                    node.state, node.observer = State.CALIBRATE, _Sample()
-            through(self.unit, self.inputs)
-            self._set_ranges()
-            for node in self.nodes:
-                node.state, node.observer = State.QUANTIZE, None
-            return squared_error(through(self.unit, self.judged.inputs), self.judged.outputs)
-
-    def _set_ranges(self) -> None:
-        for layer in quantized_layers(self.unit).values():
-            layer._weight_quantizer.amax = _alive(layer.weight.detach().abs().max())
-        for node in self.nodes:
-            if isinstance(node.observer, _Sample):
-                node.observer.set_range(node, self.method)
+        samples = {node: _Sample() for node in self.nodes if node.role is not Role.GEMM_WEIGHT}
+        with keeping_ranges(self.nodes):
+            try:
+                for node, sample in samples.items():
+                    node.state, node.observer = State.CALIBRATE, sample
+                through(self.unit, self.inputs)
+                for layer in quantized_layers(self.unit).values():
+                    layer._weight_quantizer.amax = _alive(layer.weight.detach().abs().max())
+                for node, sample in samples.items():
+                    sample.set_range(node, self.method)
+                for node in self.nodes:
+                    node.state, node.observer = State.QUANTIZE, None
+                return squared_error(through(self.unit, self.judged.inputs), self.judged.outputs)
+            finally:
+                for node in self.nodes:
+                    node.state, node.observer = State.OFF, None
 
 
 class _Sample:
@@ -69,19 +69,23 @@ class _Sample:
         self.low, self.high = torch.minimum(self.low, low), torch.maximum(self.high, high)
 
     def set_range(self, node: Quantizer, method: str | None) -> None:
-        """Give `node` the best range; with a zero point, both ends are limited to it."""
+        """Give `node` the range with the least squared error; with a zero point, both ends are limited to it."""
         largest = torch.maximum(-self.low, self.high)
         candidates = (
             largest[None] if method == "max" or largest <= TINY_AMAX else largest * _CANDIDATES.to(largest.device)
         )
         values = torch.cat(self.values) if self.values else largest[None]
+
+        def error(ranges: Tensor) -> Tensor:
+            return (quantize_dequantize(values, ranges, *node.grid) - values).square().sum(-1)
+
         if node.setting.symmetric:  # one grid: all at once
-            errors = _error(values, _alive(candidates)[:, None], node.grid)
+            errors = error(_alive(candidates)[:, None])
         else:
             each = []
             for amax in candidates:
                 self._give(node, amax)
-                each.append(_error(values, node.range_for(), node.grid))
+                each.append(error(node.range_for()))
             errors = torch.stack(each)
         self._give(node, candidates[int(errors.argmin())])
 
@@ -90,11 +94,6 @@ class _Sample:
         if not node.setting.symmetric:
             ends = torch.stack([torch.maximum(self.low, -amax), torch.minimum(self.high, amax)])
             node.bounds = ends if ends[1] - ends[0] > TINY_AMAX else torch.stack([-amax, amax])
-
-
-def _error(values: Tensor, ranges: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Sum of squared errors of `values` [n] for each of `ranges`: 0-dim, or [ranges, 1]."""
-    return (quantize_dequantize(values, ranges, *grid) - values).square().sum(-1)
 
 
 def _alive(amax: Tensor) -> Tensor:
@@ -134,20 +133,10 @@ def quantized(unit: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def restore(unit: nn.Module, parameters: Mapping[str, Tensor]) -> None:
     """Give the unit's parameters the values from `copy_state`."""
-    give_factors(unit, parameters)
+    for name, factors in all_factors(unit):
+        factors.give(parameters.get(name))
     for name, parameter in unit.named_parameters():
         parameter.copy_(parameters[name])
-
-
-@contextmanager
-def keeping(nodes: Sequence[Quantizer]) -> Iterator[None]:
-    """Inside the context, nodes may be changed; afterwards they have their ranges again, and are off."""
-    with keeping_ranges(nodes):
-        try:
-            yield
-        finally:
-            for node in nodes:
-                node.state, node.observer = State.OFF, None
 
 
 def squared_error(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float:
@@ -167,11 +156,6 @@ def copy_state(module: nn.Module) -> Values:
 def weights_in(state: Values) -> Values:
     """The weights in a state."""
     return {name: value for name, value in state.items() if not name.endswith(RANGES)}
-
-
-def ranges_in(state: Values) -> Values:
-    """The ranges in a state."""
-    return {name: value for name, value in state.items() if name.endswith(RANGES)}
 
 
 @torch.no_grad()

@@ -13,8 +13,7 @@ from swin_quant.quant.watch import watching
 
 
 class _Reached(Exception):
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
+    """Ends a forward pass at the unit whose input it carries."""
 
 
 def entering(model: nn.Module, unit: nn.Module, images: Sequence[Tensor]) -> list[Tensor]:
@@ -23,19 +22,19 @@ def entering(model: nn.Module, unit: nn.Module, images: Sequence[Tensor]) -> lis
     def stop(module: nn.Module, inputs: tuple[Any, ...]) -> NoReturn:
         raise _Reached(inputs[0])
 
+    found: list[Tensor] = []
     hook = unit.register_forward_pre_hook(stop)
     try:
-        return [_reached(model, batch) for batch in images]
+        for batch in images:
+            try:
+                model(batch)
+            except _Reached as reached:
+                found.append(reached.args[0])
+            else:
+                raise ValueError("the unit is no part of the forward pass")
     finally:
         hook.remove()
-
-
-def _reached(model: nn.Module, batch: Tensor) -> Tensor:
-    try:
-        model(batch)
-    except _Reached as reached:
-        return reached.x
-    raise ValueError("the unit is no part of the forward pass")
+    return found
 
 
 @dataclass(frozen=True)
@@ -50,13 +49,9 @@ class UnitRun:
 
 
 def walk(
-    model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor], original: nn.Module | None = None
+    model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor], original: nn.Module
 ) -> Iterator[UnitRun]:
-    """Each unit in order. It may be changed before the next, whose inputs are its unchanged outputs.
-
-    `original`: a copy of the network that computes inputs and outputs; by default `model`.
-    """
-    original = original or model
+    """Each unit of `model` in order, which may be changed. `original`, a copy, computes inputs and outputs."""
     inputs: list[Tensor] = []
     for name, unit in track(list(units.items()), "units", len(units)):
         source = original.get_submodule(name)
@@ -71,20 +66,6 @@ def walk(
 def inside(name: str, unit: str) -> bool:
     """Whether `name` is inside a unit; the unit without a name is the whole network."""
     return not unit or name.startswith(f"{unit}.")
-
-
-class UpTo(nn.Module):
-    """A network up to its unit `last`: maps pictures [B, 3, H, W] to that unit's output."""
-
-    def __init__(self, model: nn.Module, last: nn.Module) -> None:
-        super().__init__()
-        self.model, self.last = model, (last,)  # in a tuple, or its parameters would have two names
-
-    def forward(self, images: Tensor) -> Tensor:
-        found: list[Tensor] = []
-        with watching({"last": self.last[0]}, lambda name, module, inputs, y: found.append(y)):
-            self.model(images)
-        return found[0]
 
 
 def given_by(units: Mapping[str, nn.Module], model: nn.Module, images: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -105,5 +86,4 @@ def through(unit: Callable[[Tensor], Output], inputs: Sequence[Tensor]) -> list[
 
 
 def _joined(output: Output) -> Tensor:
-    """A unit's output; several outputs, of a whole network, as rows."""
     return output if isinstance(output, Tensor) else rows(output)

@@ -5,9 +5,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
+from swin_quant.quant.fake_quant import E4M3, TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.range_methods import RangeMethod
-from swin_quant.quant.statistics import Statistics, error_integral, grid_error, slope
+from swin_quant.quant.statistics import Statistics, e4m3_error, error_integral, slope
 
 _SHARES = torch.linspace(0.21, 1.0, 80).tolist()  # shares of a weight's largest magnitude
 
@@ -27,8 +27,9 @@ def search(statistics: Statistics, levels: int, percentile: float) -> float:
 
 
 def _least_error(counts: NDArray[np.int64], width: float, candidates: NDArray[np.float64], qmax: int) -> float:
-    edges = np.arange(len(counts) + 1) * width
-    return float(candidates[np.argmin(grid_error(edges, candidates, qmax) @ slope(counts))])
+    edges, is_float8 = np.arange(len(counts) + 1) * width, qmax == E4M3[1]
+    errors = e4m3_error(edges, candidates) if is_float8 else error_integral(edges, candidates, candidates / qmax)
+    return float(candidates[np.argmin(errors @ slope(counts))])
 
 
 def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
@@ -37,35 +38,26 @@ def between(statistics: Statistics, steps: int, percentile: float) -> tuple[floa
     sides = statistics.both_sides()
     ends = np.array([side.largest for side in sides])
     for merged, span, rounds in ((8, np.geomspace(2.0**-12, 1.0, 128), 2), (1, np.geomspace(1 / 1.07, 1.07, 29), 1)):
-        errors = [_Error(side, merged) for side in sides]
+        shown = []  # the edges and weights of each side's bins, `merged` as one
+        for side in sides:
+            counts = side.counts[: max(len(side.occupied()), 1)]
+            counts = np.add.reduceat(counts, np.arange(0, len(counts), merged))
+            shown.append((np.arange(len(counts) + 1) * (merged * side.width), slope(counts) / side.width))
         start = ends.copy()
         for end in [1, 0] * rounds:
             swept = np.minimum(start[end] * span, sides[end].largest)
             candidates = np.repeat(ends[:, None], len(swept), axis=1)
             candidates[end] = swept
-            if swept.all():
-                ends[end] = swept[np.argmin(_error(errors, candidates, steps))]
+            if not swept.all():
+                continue
+            step = candidates.sum(0) / steps
+            zero_point = np.minimum(np.rint(candidates[0] / step), steps - 1)  # as `grid_between` rounds it
+            errors = [
+                error_integral(edges, whole_steps * step, step) @ weights
+                for (edges, weights), whole_steps in zip(shown, (zero_point, steps - zero_point), strict=True)
+            ]
+            ends[end] = swept[np.argmin(errors[0] + errors[1])]
     return -float(ends[0]), float(ends[1])
-
-
-def _error(errors: "list[_Error]", ends: NDArray[np.float64], steps: int) -> NDArray[np.float64]:
-    """Squared error [candidates] for ends [2, candidates], magnitudes, as `grid_between` rounds the zero point."""
-    step = ends.sum(0) / steps
-    zero_point = np.minimum(np.rint(ends[0] / step), steps - 1)
-    below, above = errors
-    return below(zero_point * step, step) + above((steps - zero_point) * step, step)
-
-
-class _Error:
-    """Squared error of one side's values, with `merged` bins as one, clipped at whole steps."""
-
-    def __init__(self, side: Statistics, merged: int) -> None:
-        counts = side.counts[: max(len(side.occupied()), 1)]
-        counts = np.add.reduceat(counts, np.arange(0, len(counts), merged))
-        self.edges, self.weights = np.arange(len(counts) + 1) * (merged * side.width), slope(counts) / side.width
-
-    def __call__(self, ends: NDArray[np.float64], step: NDArray[np.float64]) -> NDArray[np.float64]:
-        return error_integral(self.edges, ends, step) @ self.weights
 
 
 def search_weight(weight: Tensor, qmin: int, qmax: int, per_channel: bool) -> Tensor:

@@ -8,7 +8,7 @@ from nightly import share
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.onnx.swin import REWRITES, blocks
-from swin_quant.models.windows import window_partition
+from swin_quant.models.maps import window_partition
 from swin_quant.quant.policy import enabled_nodes
 from tests.helpers.settings import change
 

@@ -288,8 +288,10 @@ def statistics() -> list[Files]:
     rng = np.random.default_rng(0)
     rows = {name: Statistics(rng.integers(0, 9, BINS), 0.5, 0.5 * BINS) for name in NODES}
     sparse = {name: Statistics(np.eye(1, BINS, dtype=np.int64)[0], 2.0**-100, 0.0) for name in NODES}
-    sides = {name: join_sides(rows[name], sparse[name]) for name in NODES}
-    return [{"x.stats.npz": statistics_bytes(found)} for found in (rows, sparse, sides)]
+    return [
+        {"x.stats.npz": statistics_bytes({name: join_sides(below[name], above[name]) for name in NODES})}
+        for below, above in ((rows, sparse), (sparse, rows), (sparse, sparse))
+    ]
 
 
 def search_ranges(folder: Path) -> None:

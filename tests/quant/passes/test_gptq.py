@@ -1,4 +1,4 @@
-"""GPTQ: columns are rounded as in the textbook, and a network's weights are on their nodes' grids and stay there."""
+"""GPTQ: the ridge regression behind it, rounding as in the textbook, and weights that stay on their nodes' grids."""
 
 from itertools import product
 
@@ -15,7 +15,16 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.fake_quant import fake_quant
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.gptq import gptq, nearest, nearest_where_better, row_errors
+from swin_quant.quant.passes.gptq import (
+    ErrorForm,
+    GptqOptions,
+    Rows,
+    corrected,
+    gptq,
+    nearest_where_better,
+    ridge,
+    run,
+)
 from swin_quant.quant.passes.recipe import parse_steps
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
@@ -49,14 +58,19 @@ def on_grid(layer):
 def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     kind, policy, weights, activations, tiny_model, images, tmp_path
 ):
+    """The original, and the ranges of activations, stay."""
     model = tiny_model(kind, **SMALL)
     context = ready(model, images, policy, weights, activations, narrow=weights == 4)
-    before = {name: layer.weight.detach().clone() for name, layer in weighted_layers(model).items()}
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     steps = parse_steps([{"name": "gptq", "pictures": 16}])
     gains = run_passes(context, steps, lambda: pytest.fail("ranges are not observed again"))
     assert gains[0].kept and not gains[0].note.startswith("0 of")
-    changed = [layer for name, layer in weighted_layers(model).items() if not torch.equal(layer.weight, before[name])]
-    assert len(changed) > 3 and all(map(on_grid, changed))
+    assert all(torch.equal(value, before[name]) for name, value in context.original.state_dict().items())
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
+    layers = {name.replace("_weight_quantizer", "weight"): layer for name, layer in weighted_layers(model).items()}
+    changed &= layers.keys()
+    assert len(changed) > 3 and all(on_grid(layers[name]) for name in changed)
     save_calibrated(model, tmp_path / "x.pth")
     again = tiny_model(kind, seed=1, **SMALL)
     apply_policy(again, load_policy(policy))
@@ -78,18 +92,12 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
     assert decibels(logits(model, other), expected) > rough + 1
 
 
-@pytest.mark.slow
-def test_the_original_and_the_ranges_of_activations_stay(tiny_model, images):
-    model = tiny_model("swin", **SMALL)
-    context = ready(model, images)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    run_passes(context, parse_steps(["gptq"]), lambda: None)
-    assert all(torch.equal(value, before[name]) for name, value in context.original.state_dict().items())
-    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-    assert changed and all(name.endswith(("weight", "bias", "_weight_quantizer._amax")) for name in changed)
-
-
 SEEDS = st.integers(0, 2**31)
+
+
+def row_errors(difference, hessian):
+    """d H d^T for every row d of `difference` [out, in]."""
+    return (difference @ hessian * difference).sum(1)
 
 
 def scales(weight, qmax):
@@ -103,7 +111,7 @@ def test_no_row_is_worse_than_rounded_to_nearest(seed, bits, columns, mixing):
     scale = scales(weight, qmax)
     found = nearest_where_better(gptq(*(mine := (weight, hessian, scale, -qmax - 1, qmax))), *mine)
     assert found.min() >= -qmax - 1 and found.max() <= qmax and torch.equal(found, found.round())
-    plain = nearest(weight, scale, -qmax - 1, qmax)
+    plain = (weight / scale).round().clamp(-qmax - 1, qmax)
     errors = [row_errors(weight - levels * scale, hessian) for levels in (found, plain)]
     assert (errors[0] <= errors[1] * (1 + 1e-9)).all()
 
@@ -151,3 +159,59 @@ def test_a_singular_hessian_is_refused():
     weight, _ = problem(0)
     with pytest.raises(torch.linalg.LinAlgError):
         gptq(weight, torch.zeros(12, 12).double(), scales(weight, 7), -8, 7)
+
+
+@given(st.integers(0, 2**31), st.floats(1e-4, 10))
+def test_it_solves_the_augmented_least_squares_problem(seed, damp):
+    generator = torch.Generator().manual_seed(seed)
+    x, d = (torch.randn(40, 6, generator=generator, dtype=torch.float64) + 0.5 for _ in range(2))
+    weight = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    penalty = damp * x.square().mean() * 40
+    rows = torch.cat([x, penalty.sqrt() * torch.eye(6)])
+    wanted = torch.cat([d @ weight.T, torch.zeros(6, 4)])
+    change = torch.linalg.lstsq(rows, wanted).solution.T
+    form = ErrorForm(x.T @ x / 40, d.T @ x / 40)
+    assert torch.allclose(ridge(weight, form, damp), change, atol=1e-9)
+    left = (d @ weight.T - x @ change.T).square().sum() / 40
+    assert form.gain(weight, change) == pytest.approx((d @ weight.T).square().sum().item() / 40 - left.item())
+
+
+def form_of(x, d):
+    return ErrorForm(x.T @ x / len(x), d.T @ x / len(x))
+
+
+def test_the_shrinkage_follows_the_fit_on_held_out_pictures():
+    """Everything if d follows x; almost nothing if d is noise, however few pictures there are to memorise."""
+    x, noise = torch.randn(3, 60, 30).double(), 0.3 * torch.randn(3, 60, 30).double()
+    weight = torch.randn(4, 30).double()
+    for d, most, least in ((0.3 * x, 1.02, 0.9), (noise, 0.3, 0.0)):
+        forms = [form_of(x[part].flatten(0, 1), d[part].flatten(0, 1)) for part in (slice(3), slice(2), slice(2, 3))]
+        change = corrected(weight, [Rows(torch.ones(4).bool(), *forms)]) - weight
+        assert least <= change.norm() / (0.3 * weight).norm() <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 24])
+def test_few_pictures_are_split_for_judging_too(count, tiny_model, images):
+    """Fewer than four batches: with no judging pictures, weights would silently stay float's."""
+    model = tiny_model("swin", **SMALL)
+    apply_policy(model, load_policy("qdq").bits("role:activation", 3))
+    calibrate(model, images.split(8))
+    before = {name: value.clone() for name, value in model.named_parameters() if name.endswith("weight")}
+    note = run(PassContext(model, images[:count].split(8), units=list_units(model)), GptqOptions())
+    assert not note.startswith("0 of ") and "picture" not in note
+    assert any(not torch.equal(value, before.get(name, value)) for name, value in model.named_parameters())
+
+
+@pytest.mark.parametrize(("damage", "left"), [("zeros", "layers.0.blocks.0"), ("NaN", "")])
+def test_inputs_without_a_solution_leave_their_unit_and_name_it(damage, left, tiny_model, images, use_policy):
+    model = use_policy(tiny_model("swin", **SMALL), "qdq")
+    if damage == "zeros":
+        torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.weight)
+        torch.nn.init.zeros_(model.layers[0].blocks[0].norm1.bias)
+    calibrate(model, images.split(8))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    pictures = images if damage == "zeros" else images[:8] * torch.nan
+    note = run(PassContext(model, pictures.split(4), units=list_units(model)), GptqOptions())
+    assert f"no solution in {left}" in note and note.startswith("0 of ") is (damage == "NaN")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if name.startswith(left))

@@ -3,11 +3,11 @@
 import pytest
 
 from swin_quant.base.errors import UsageError
-from swin_quant.quant.passes.recipe import builtin_passes, load_passes, parse_steps
+from swin_quant.quant.passes.recipe import load_passes, parse_steps
 
 
 def test_every_shipped_recipe_is_read_and_survives_being_written():
-    for name in builtin_passes():
+    for name in ("fast", "best"):
         recipe = load_passes(name)
         for steps in recipe.variants:
             assert steps and parse_steps([step.to_dict() for step in steps]) == steps
@@ -16,14 +16,7 @@ def test_every_shipped_recipe_is_read_and_survives_being_written():
 def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
     file = tmp_path / "mine.yaml"
     few = "passes: [equalize]\nbelow_8_bits: [gptq]\n"
-    wanted = {
-        "W4A4": "gptq",
-        "W4A8": "gptq",
-        "W8A6": "gptq",
-        "W8A8": "equalize",
-        "W7A8": "equalize",
-        "W16A16": "equalize",
-    }
+    wanted = dict.fromkeys(("W4A4", "W4A8", "W8A6"), "gptq") | dict.fromkeys(("W8A8", "W7A8", "W16A16"), "equalize")
     for text in (few, few + "activations_below_8_bits: [reconstruct]\n"):
         file.write_text(text)
         recipe = load_passes(str(file))
@@ -46,7 +39,6 @@ def test_fewer_bits_may_have_passes_of_their_own(tmp_path):
         ([{"name": "equalize", "strength": 1}], "unknown key 'strength'"),
         ([{"name": "equalize", "alpha": "much"}], "alpha"),
         ([{"name": "equalize", "alpha": [2.0]}], "at most 1"),
-        ([{"name": "equalize", "alpha": []}], "alpha is (), but must be a list of 1 to 64 entries"),
         ([{"name": "equalize", "alpha": []}], "alpha is (), but must be a list of 1 to 64 entries"),
         ([{"name": "gptq", "pictures": 0}], "at least 1"),
         ([{"name": "range_search", "weighted": "maybe"}], "weighted"),

@@ -16,7 +16,7 @@ def test_zero_points_take_from_a_unit_s_error_and_their_ranges_come_back(method,
     calibrate(model, [images])
     use_policy(model, "cpu")
     asked = 0
-    for run in walk(model, list_units(model), [images]):
+    for run in walk(model, list_units(model), [images], model):
         nodes = [node for node in enabled_in(run.unit) if not node.setting.symmetric]
         if nodes:
             before = [(node.amax, node.bounds) for node in nodes]
@@ -27,4 +27,6 @@ def test_zero_points_take_from_a_unit_s_error_and_their_ranges_come_back(method,
                 change(node, symmetric=True)
             assert 0 < error < Trial(run, method).error()
             asked += 1
+        if asked > 1:
+            break
     assert asked > 1

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.operators import gather
 from swin_quant.models.layers import PatchEmbed, PatchMerging, Swin, WindowBlock
+from swin_quant.models.maps import window_partition
 from swin_quant.models.swin_v2 import SwinV2Block
-from swin_quant.models.windows import window_partition
 
 
 class Reorder(nn.Module):

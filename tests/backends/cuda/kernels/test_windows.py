@@ -8,7 +8,7 @@ from swin_quant.backends.cuda.kernels.attention import AttentionKernel
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.windows import Windows
 from swin_quant.models import maps
-from swin_quant.models.windows import window_partition
+from swin_quant.models.maps import window_partition
 
 MAPS = [(4, 2, 0), (4, 2, 1), (6, 3, 1), (14, 7, 3), (7, 7, 0), (16, 8, 4), (24, 12, 6), (32, 16, 8), (48, 24, 12)]
 
