@@ -60,7 +60,9 @@ def mlp(x: np.ndarray, constants: dict, norm_last: bool) -> np.ndarray:
         return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
 
     y = int8_linear(x if norm_last else normalised(x), *linears[:5])
-    y = int8_linear(y * (1 + np.vectorize(math.erf)(y / 2**0.5)) / 2, *linears[5:])
+    gate, *gated = np.split(y, y.shape[-1] // len(linears[7]), -1)
+    y = gate * (1 + np.vectorize(math.erf)(gate / 2**0.5)) / 2 * (gated[0] if gated else 1)
+    y = int8_linear(y, *linears[5:])
     return x + (normalised(y) if norm_last else y)
 
 
@@ -146,9 +148,10 @@ def main() -> None:
     constants = {name: random.standard_normal(WIDTH).astype(np.float32) for name in ("gain", "bias")}
     constants |= {"scale": np.float32(0.03), "zero": np.int8(0)} | linear(random, 1, WIDTH, HIDDEN)
     constants |= {"of_hidden": np.float32(0.02), "hidden_zero": np.uint8(9)} | linear(random, 2, HIDDEN, WIDTH)
-    for last in (False, True):
-        file = one_node("Mlp", [("x", floats)], floats, constants, norm_last=int(last), epsilon=EPSILON)
-        found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], mlp(x, constants, last)
+    gated = constants | linear(random, 1, WIDTH, 2 * HIDDEN)
+    for last, own in ((False, constants), (True, constants), (False, gated)):
+        file = one_node("Mlp", [("x", floats)], floats, own, norm_last=int(last), epsilon=EPSILON)
+        found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], mlp(x, own, last)
         noise = np.square(found - wanted).sum() / np.square(wanted - x).sum()
         if not noise < 1e-6:  # levels differ where a value lies between two
             raise SystemExit(f"the MLP is {noise:.1e} of its energy off")

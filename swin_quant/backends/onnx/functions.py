@@ -353,8 +353,15 @@ def _map_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) ->
 def _mlp(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
     name = body.attributes.get("activation", "gelu")
 
+    wide, size = body.calls[0].inputs[5].shape[1], body.calls[0].inputs[10].shape[0]
+
     def inner(y: str) -> str:
-        return body.linear(body.activation(body.linear(y, *linears[:5]), name), *linears[5:])
+        y = body.linear(y, *linears[:5])
+        if wide == size:
+            return body.linear(body.activation(y, name), *linears[5:])
+        half = body.size(linears[7], 0)
+        parts = [body("Slice", y, *ends, body.whole(-1)) for ends in ((body.whole(0), half), (half, body.whole(_END)))]
+        return body.linear(body("Mul", body.activation(parts[0], name), parts[1]), *linears[5:])
 
     return body("Add", x, body.normed(x, (gain, offset), inner))
 

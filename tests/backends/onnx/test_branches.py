@@ -209,8 +209,10 @@ class Mlp(nn.Module):
     def __init__(self, width, how):
         super().__init__()
         self.fc1, self.fc2, self.how = nn.Linear(width, 128), nn.Linear(128, width), how
-        if how == "gated":
+        if how in ("gated", "gated by sigmoid"):
             self.gate = nn.Linear(width, 128)
+        if how == "gated in one":
+            self.fc1 = nn.Linear(width, 256)
 
     def forward(self, x):
         y = self.fc1(x)
@@ -220,6 +222,11 @@ class Mlp(nn.Module):
             y = functional.gelu(y, approximate="tanh")
         elif self.how == "gated":
             y = functional.silu(self.gate(x)) * y
+        elif self.how == "gated by sigmoid":
+            y = torch.sigmoid(self.gate(x)) * y
+        elif self.how == "gated in one":
+            y, gate = y.chunk(2, -1)
+            y = y * functional.gelu(gate)
         else:
             y = getattr(functional, self.how if self.how in ("relu", "silu", "tanh") else "gelu")(y)
         out = self.fc2(y)
@@ -300,7 +307,9 @@ VARIANTS = {  # block -> how it is written, and whether its attention and its ML
     "seen_v": ({"attention": "seen by others"}, False, True),
     "seen_hidden": ({"mlp": "seen by others"}, True, False),
     "tanh": ({"mlp": "tanh"}, True, False),
-    "gated": ({"mlp": "gated"}, True, False),
+    "gated": ({"mlp": "gated"}, True, True),
+    "gated_in_one": ({"mlp": "gated in one", "around": "scaled"}, True, True),
+    "gated_by_sigmoid": ({"mlp": "gated by sigmoid"}, True, False),
     "norms_behind": ({"around": "behind"}, False, False),
     "another_stream": ({"around": "another stream"}, True, False),
     "no_addition": ({"around": "none"}, False, False),
@@ -405,7 +414,11 @@ PUBLISHED = {  # timm's model -> its options, the blocks, and the branches with 
     "deit_tiny_patch16_224": ({}, 12, 12, 12),
     "beit_base_patch16_224": ({"depth": 2}, 2, 2, 2),
     "vit_small_patch16_dinov3": ({"depth": 2}, 2, 2, 2),
+    "eva02_tiny_patch14_224": ({"depth": 2}, 2, 2, 2),
+    "vit_small_plus_patch16_dinov3": ({"depth": 2}, 2, 2, 2),
+    "vit_giant_patch14_dinov2": ({"depth": 1, "img_size": 224}, 1, 1, 1),
     "deit_small_patch16_224": ({"depth": 2, "qk_norm": True}, 2, 2, 2),
+    "eva02_base_patch14_224": ({"depth": 2}, 2, 2, 0),  # a norm stands behind the gate
 }
 
 
@@ -455,7 +468,7 @@ TRANSFORMERS = {  # model -> more of its configuration
     "ViT": GIVEN,
     "DeiT": GIVEN,
     "Dinov2": {},
-    "DINOv3ViT": GIVEN,
+    "DINOv3ViT": GIVEN | {"use_gated_mlp": True},
     "Dinov2WithRegisters": {},
     "CLIPVision": GIVEN,
     "Beit": GIVEN | {"use_relative_position_bias": True},
@@ -477,8 +490,8 @@ class FirstToken(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 3))
 def test_the_branches_of_other_publishers_vits_are_compiled(name, with_operators, tmp_path):
-    """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention, rotations and
-    position biases."""
+    """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention, rotations, gates
+    and position biases."""
     torchvision = import_torchvision()
     torch.manual_seed(0)
     if name == "torchvision":

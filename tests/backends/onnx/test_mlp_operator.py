@@ -17,11 +17,12 @@ from swin_quant.score.options import EngineOptions
 MLP = ("mlp=swin_quant::Mlp",)
 
 
-def constants(width, hidden, x_zero=None, hidden_zero=9):
+def constants(width, hidden, x_zero=None, hidden_zero=9, gated=False):
     """The operator's constants, in order; int8 where a zero point is None."""
     random = np.random.default_rng(0)
     norm = random.standard_normal((2, width)).astype(np.float32)
-    return [*norm, *linear(random, width, hidden, 0.03, x_zero), *linear(random, hidden, width, 0.015, hidden_zero)]
+    first = linear(random, width, hidden * (1 + gated), 0.03, x_zero)
+    return [*norm, *first, *linear(random, hidden, width, 0.015, hidden_zero)]
 
 
 def sigmoid(x):
@@ -41,7 +42,8 @@ def brute_force(x, constants, norm_last, activation="gelu"):
     """x plus its branch, products in integers, all else in float64."""
     *norm, x = *constants[:2], x.astype(float)
     y = product(x if norm_last else normalised(x, *norm), *constants[2:7])
-    y = product(ACTIVATIONS[activation](y), *constants[7:])
+    gate, *gated = np.split(y, y.shape[-1] // len(constants[9]), -1)
+    y = product(ACTIVATIONS[activation](gate) * (gated[0] if gated else 1), *constants[7:])
     return x + (normalised(y, *norm) if norm_last else y)
 
 
@@ -49,11 +51,14 @@ def file_of(constants, norm_last, **attributes):
     return one_node("Mlp", constants, norm_last=int(norm_last), **attributes)
 
 
-CASES = [  # width, hidden, zero points
+CASES = [  # width, hidden, zero points, whether it has gates
     (96, 384, None, 9),
     (32, 64, 131, None),  # uint8 in, int8 inside; one panel of 32 columns
     (160, 128, None, None),
     (10, 20, None, 9),  # no widths of the fast loops
+    (96, 192, 131, 9, True),
+    (32, 64, None, None, True),
+    (10, 20, None, 9, True),
 ]
 SHAPES = [(1, 1), (1, 5), (2, 7), (3, 101), (2, 0)]  # less than a row of the loops, tiles that are not full, none
 
@@ -73,7 +78,7 @@ def test_the_compiled_operator_is_brute_force_but_for_ties(case, norm_last, libr
 
 
 @pytest.mark.parametrize("norm_last", [False, True])
-@pytest.mark.parametrize("case", CASES[:2], ids=["zero point behind GELU", "zero point in front"])
+@pytest.mark.parametrize("case", [*CASES[:2], CASES[4]], ids=["zero point behind GELU", "zero point in front", "gated"])
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case, norm_last):
     given, x = constants(*case), stream(2, 7, case[0])
     wanted = brute_force(x, given, norm_last)
@@ -85,7 +90,7 @@ def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(case, norm_
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_every_activation_is_brute_force(activation, library):
     """On vectors, where it is a table of polynomials, on plain loops, in torch, and in the ONNX function."""
-    for case in (CASES[0], CASES[3]):
+    for case in (CASES[0], *CASES[3:5]):
         given, x = constants(*case), stream(2, 50, case[0])
         wanted = brute_force(x, given, False, activation)
         file = file_of(given, False, activation=activation)
