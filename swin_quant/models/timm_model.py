@@ -124,24 +124,15 @@ def _without_values(cfg: CfgNode) -> nn.Module:
 
 
 def _one_window(cfg: CfgNode) -> tuple[int, int] | None:
-    """The channels of a head and the tokens of a picture of a ViT whose attention is one window (`branches.tokens`)."""
-    name, models = cfg.MODEL.TIMM.ARCHITECTURE, import_timm().models
+    """The channels of a head and the tokens of a picture of a plain ViT, without positions or norms in its products."""
+    name, plain = cfg.MODEL.TIMM.ARCHITECTURE, import_timm().models.vision_transformer.Attention
     if not import_timm().is_model(name):
         return None
-    known = (models.vision_transformer.Attention, models.beit.Attention, models.eva.EvaAttention)
     module: Any = _without_values(cfg)
     parts = [part for part in module.modules() if hasattr(part, "qkv")]
-    are_compiled = all(
-        type(part) in known
-        and isinstance(getattr(part, "q_norm", None), nn.Identity | nn.LayerNorm | None)
-        and isinstance(getattr(part, "norm", None), nn.Identity | None)
-        and getattr(part, "gate", None) is None
-        for part in parts
-    )
-    if not parts or not are_compiled or getattr(module, "rope_mixed", False):  # angles of each head
+    if not parts or any(type(part) is not plain or not isinstance(part.q_norm, nn.Identity) for part in parts):
         return None
-    depth = parts[0].proj.in_features // parts[0].num_heads
-    return depth, module.patch_embed.num_patches + module.num_prefix_tokens
+    return parts[0].head_dim, module.patch_embed.num_patches + module.num_prefix_tokens
 
 
 def _stages_with_weights(module: nn.Module) -> tuple[str, ...]:

@@ -197,8 +197,8 @@ class TokenBranch:
 
     @property
     def is_fast(self) -> bool:
-        depth = self.rows.shape[1]
-        return isinstance(self.tokens, int) and self.tokens <= FAST_HEADS.get(depth, 0)
+        fits = isinstance(self.tokens, int) and self.tokens <= FAST_HEADS.get(self.rows.shape[1], 0)
+        return fits and not self.parts  # which nobody has measured yet
 
     def operator(self) -> nn.Module:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
