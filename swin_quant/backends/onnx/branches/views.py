@@ -90,20 +90,28 @@ class Views:
         self.factor, self.moves, self.turns = 1.0, False, False
         self.pair: nn.Module | None = None
         self.norm: fx.Node | None = None
-        self._found: dict[fx.Node, fx.Node | None] = {}
-        self.source = self._find_source(node)
+        self._found: dict[tuple[fx.Node, bool], fx.Node | None] = {}
+        self._are_below: set[bool] = set()  # whether ways to the source lead through the norm
+        self.source = self._find_source(node, False)
+        if self.norm is not None and self._are_below != {True}:
+            self.source = None
 
-    def _find_source(self, node: Any) -> fx.Node | None:
+    def _find_source(self, node: Any, is_below: bool) -> fx.Node | None:
+        """The source of a value, which `is_below` the norm."""
         if not isinstance(node, fx.Node):
             return None
-        if node not in self._found:
-            before = [node] if self.is_source(node, self.walk.root) else self._pass(node)
+        if self.is_source(node, self.walk.root):
             self.walk.inside.add(node)
-            found = {one if one is node else self._find_source(one) for one in before}
-            self._found[node] = found.pop() if len(found) == 1 else None
-        return self._found[node]
+            self._are_below.add(is_below)
+            return node
+        if (node, is_below) not in self._found:
+            before = self._pass(node, is_below)
+            self.walk.inside.add(node)
+            found = {self._find_source(one, is_below or node is self.norm) for one in before}
+            self._found[node, is_below] = found.pop() if len(found) == 1 else None
+        return self._found[node, is_below]
 
-    def _pass(self, node: fx.Node) -> list[fx.Node]:
+    def _pass(self, node: fx.Node, is_below: bool) -> list[fx.Node]:
         """The values before an operation; none if it is no such operation."""
         word, before = name_operation(node, self.walk.root), depending(node)
         quantizer = find_quantizer(node, self.walk.root)
@@ -111,13 +119,13 @@ class Views:
             self.pair = quantizer
         elif self.walk.keeps(node):
             pass
-        elif word in _FACTORS and self.norm is None and isinstance(node.args[1], int | float):
+        elif word in _FACTORS and not is_below and isinstance(node.args[1], int | float):
             self.factor *= node.args[1] if word == "mul" else 1 / node.args[1]
         elif word in _VIEWS:
             self.moves = True
-        elif (word in _TURNS or (word in _FACTORS and len(before) == 1)) and self.norm is None:
+        elif (word in _TURNS or (word in _FACTORS and len(before) == 1)) and not is_below:
             self.turns = True
-        elif self.norm is None and norm(self.walk, node) is not None:
+        elif self.norm in (None, node) and not is_below and norm(self.walk, node) is not None:
             self.norm = node
         else:
             return []
