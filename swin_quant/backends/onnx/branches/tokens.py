@@ -66,7 +66,7 @@ def token_branch(
     def turned(y: Tensor) -> Tensor:
         q, k, v = y.unflatten(-1, (3, heads, -1)).unbind(-3)
         if norms is not None:
-            q, k = (layer_norm(one, one.shape[-1:], *norms[at : at + 2], epsilon) for one, at in ((q, 0), (k, 2)))
+            q, k = (layer_norm(one, one.shape[-1:], norms[at], norms[at + 1], epsilon) for one, at in ((q, 0), (k, 2)))
         if table is not None:
             half = table.shape[-1] // 2
             q, k = (one * table[0, :, None] + one.roll(half, -1) * table[1, :, None] for one in (q, k))
@@ -191,14 +191,14 @@ class TokenBranch:
         if q.epsilon not in (None, self.norm.eps):
             return "normalises q with another epsilon than its tokens"
         tables = [one for one in (q.table, k.table) if one is not None]
-        if tables and (len(tables) < 2 or not torch.allclose(*tables, atol=1e-6)):
+        if tables and (len(tables) < 2 or not torch.allclose(tables[0], tables[1], atol=1e-6)):
             return "rotates q in another way than k"
         return None
 
     @property
     def is_fast(self) -> bool:
         fits = isinstance(self.tokens, int) and self.tokens <= FAST_HEADS.get(self.rows.shape[1], 0)
-        return fits and not self.parts  # which nobody has measured yet
+        return fits and self.parts.keys() <= {"rotary"}  # nobody has measured the others yet
 
     def operator(self) -> nn.Module:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
