@@ -69,7 +69,8 @@ ov::OutputVector token_branch(const ov::frontend::NodeContext& node) {
     const auto scales = node.get_attribute<std::vector<double>>("scales");
     return std::make_shared<swin_quant::TokenBranch>(
                inputs_of(node), node.get_attribute<int64_t>("heads"), std::vector<float>(scales.begin(), scales.end()),
-               node.get_attribute<int64_t>("norm_last") != 0, node.get_attribute<float>("epsilon"))
+               node.get_attribute<int64_t>("norm_last") != 0, node.get_attribute<float>("epsilon"),
+               node.get_attribute<std::string>("parts", ""))
         ->outputs();
 }
 

@@ -15,8 +15,9 @@ inline void compute(const Branch& branch, const float* x, float* result) {
     if (!branch.norm_last)
         normalise(branch.norm, y);
     y = multiplied(branch.first, y);
-    for (auto& value : y)
-        value = float(value / 2 + branch.f->even(std::fabs(value)));
+    for (size_t i = 0; i < branch.second.in; ++i)
+        y[i] = float(y[i] / 2 + branch.f->even(std::fabs(y[i]))) * (branch.is_gated() ? y[branch.second.in + i] : 1);
+    y.resize(branch.second.in);
     y = multiplied(branch.second, y);
     if (branch.norm_last)
         normalise(branch.norm, y);
@@ -26,7 +27,8 @@ inline void compute(const Branch& branch, const float* x, float* result) {
 
 // x + fc2(f(fc1(norm(x)))), or x + norm(fc2(f(fc1(x)))) with `norm_last`, for the activation f: x [..., C], float32 or
 // bfloat16, as the result. The other inputs are constants, as nodes of ONNX have them: gain and bias of the norm [C]; scale and zero point
-// of the levels that fc1 takes, W int8 [C, H], its scales and bias [H]; the same for fc2, W int8 [H, C].
+// of the levels that fc1 takes, W int8 [C, H], its scales and bias [H]; the same for fc2, W int8 [H, C]. With fc1 [C, 2 H]
+// f of the first half is multiplied by the second one.
 class Mlp : public ov::op::Op {
 public:
     OPENVINO_OP("Mlp", "swin_quant");
@@ -48,7 +50,8 @@ public:
         want_constant(*this, GAIN, {ov::element::f32}, width);
         want_constant(*this, BIAS, {ov::element::f32}, width);
         want_linear(*this, FIRST, width, hidden);
-        want_linear(*this, SECOND, hidden, width);
+        const bool is_gated = 2 * weights_of(*this, SECOND)[0] == hidden;
+        want_linear(*this, SECOND, is_gated ? hidden / 2 : hidden, width);
         set_output_type(0, get_input_element_type(X), get_input_partial_shape(X));
     }
 
@@ -102,7 +105,7 @@ private:
     template <typename T>
     void run_fast(const Branch& branch, const ov::Tensor& x, ov::Tensor& y) const {
         std::call_once(m_once, [&] { m_packed = std::make_unique<PackedBranch>(branch); });
-        const size_t width = branch.first.in, hidden = branch.first.out, tokens = x.get_size() / width;
+        const size_t width = branch.first.in, hidden = branch.second.in, tokens = x.get_size() / width;
         const size_t length = tile_of(tokens, TOKENS);
         for_each((tokens + length - 1) / length, [&](size_t index) {
             thread_local std::vector<float> floats;

@@ -12,12 +12,17 @@ struct Branch {
     Norm norm;
     bool norm_last;
     const Activation* f;
+
+    // Whether f of the first half of the first linear's values is multiplied by the other half.
+    bool is_gated() const {
+        return first.out != second.in;
+    }
 };
 
 constexpr size_t HIDDEN = 64;  // what divides the hidden width: whole panels
 
 inline bool is_fast(const Branch& branch) {
-    return branch.first.in % WIDTHS == 0 && branch.first.out % HIDDEN == 0;
+    return branch.first.in % WIDTHS == 0 && branch.second.in % HIDDEN == 0;
 }
 
 #if defined(SWIN_QUANT_TARGET)
@@ -72,17 +77,30 @@ SWIN_QUANT_INLINE inline Floats level_on(const Curve& curve, Floats x) {
 // Both linears of a branch in the order of their loops. The first one gives values by the scale of hidden levels.
 struct PackedBranch {
     explicit PackedBranch(const Branch& branch)
-        : first(branch.first, for_bytes(branch.first.out)), second(branch.second, in_order(branch.second.out)),
-          to_levels(branch.norm_last ? nullptr : &branch.norm, branch.first.x, branch.first.in), curve(*branch.f, branch.second.x) {
+        : first(branch.first, branch.is_gated() ? for_gates(branch.first.out) : for_bytes(branch.first.out)),
+          second(branch.second, in_order(branch.second.out)),
+          to_levels(branch.norm_last ? nullptr : &branch.norm, branch.first.x, branch.first.in),
+          curve(*branch.f, branch.is_gated() ? Levels{1, 0} : branch.second.x), zero(float(branch.second.x.zero - 128)) {
         for (size_t i = 0; i < first.out; ++i) {
-            first.scales[i] /= branch.second.x.scale;
-            first.bias[i] /= branch.second.x.scale;
+            const bool is_gate = branch.is_gated() && i / LANES % 2 == 0;
+            first.scales[i] /= is_gate ? 1 : branch.second.x.scale;
+            first.bias[i] /= is_gate ? 1 : branch.second.x.scale;
         }
     }
 
     Packed first, second;
     ToLevels to_levels;
     Curve curve;
+    float zero;  // of gated levels as int8
+
+private:
+    // Gates and what they multiply vector by vector in turn.
+    static Order for_gates(size_t columns) {
+        Order order(columns);
+        for (size_t i = 0; i < columns; ++i)
+            order[i] = i / LANES % 2 * (columns / 2) + i / (2 * LANES) * LANES + i % LANES;
+        return order;
+    }
 };
 
 // x [tokens, C], at most TOKENS -> result, which is not x. Room: levels [tokens, C], hidden [tokens, H], y [tokens, C].
@@ -93,13 +111,21 @@ SWIN_QUANT_TARGET void branch_fast(const Branch& branch, const PackedBranch& pac
     const auto row = [&](size_t token) { return x + token * width; };
     packed.to_levels(tokens, row, levels);
     const auto& first = packed.first;
-    multiply_all(first, 0, first.out, tokens, levels, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
-        if constexpr (sizeof(y) == sizeof(Floats[4])) {  // HIDDEN leaves no panel of two vectors
-            Ints level[4];
-            unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(level_on(packed.curve, y[v])); });
-            put(hidden + token * first.out + column, narrowed(level));
-        }
-    });
+    if (branch.is_gated())
+        multiply_all(first, 0, first.out, tokens, levels, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
+            auto* to = hidden + token * branch.second.in + column / 2;
+            unrolled<sizeof(y) / sizeof(Floats[2])>([&](auto v) SWIN_QUANT_INLINE {
+                put_int8(to + LANES * v, fma(level_on(packed.curve, y[2 * v]), y[2 * v + 1], floats_of(packed.zero)), 0x80);
+            });
+        });
+    else
+        multiply_all(first, 0, first.out, tokens, levels, [&](size_t token, size_t column, const auto& y) SWIN_QUANT_INLINE {
+            if constexpr (sizeof(y) == sizeof(Floats[4])) {  // HIDDEN leaves no panel of two vectors
+                Ints level[4];
+                unrolled<4>([&](auto v) SWIN_QUANT_INLINE { level[v] = rounded(level_on(packed.curve, y[v])); });
+                put(hidden + token * first.out + column, narrowed(level));
+            }
+        });
     add_outputs(packed.second, branch.norm_last ? &branch.norm : nullptr, tokens, hidden, row, y,
                 [&](size_t token) { return result + token * width; });
 }

@@ -60,7 +60,9 @@ def mlp(x: np.ndarray, constants: dict, norm_last: bool) -> np.ndarray:
         return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
 
     y = int8_linear(x if norm_last else normalised(x), *linears[:5])
-    y = int8_linear(y * (1 + np.vectorize(math.erf)(y / 2**0.5)) / 2, *linears[5:])
+    gate, *gated = np.split(y, y.shape[-1] // len(linears[7]), -1)
+    y = gate * (1 + np.vectorize(math.erf)(gate / 2**0.5)) / 2 * (gated[0] if gated else 1)
+    y = int8_linear(y, *linears[5:])
     return x + (normalised(y) if norm_last else y)
 
 
@@ -77,14 +79,22 @@ def attention_branch(x: np.ndarray, constants: dict) -> np.ndarray:
 
 
 def token_branch(x: np.ndarray, constants: dict) -> np.ndarray:
-    """The result, in float64, for heads of 64 channels."""
-    gain, bias, *linears = (value.astype(float) for value in constants.values())
+    """The result, in float64, for heads of 64 channels; with position biases, normal q and k, and a rotation."""
+    gain, bias, *linears = (value.astype(float) for value in list(constants.values())[:12])
     y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPSILON) * gain + bias
     y = int8_linear(y, *linears[:5])
-    levels = np.clip(np.round(y / np.repeat(SCALES[:3], x.shape[-1])), -128, 127)
-    parts = levels.reshape(*x.shape[:2], 3, -1, 2 * DEPTH).transpose(2, 0, 3, 1, 4)
-    q, k, v = (part * scale for part, scale in zip(parts, SCALES, strict=False))
-    logits = q @ k.swapaxes(-2, -1)
+    parts = y.reshape(*x.shape[:2], 3, -1, 2 * DEPTH).transpose(2, 0, 3, 1, 4)
+    added: np.ndarray | float = 0.0
+    if len(constants) > 12:
+        table, index, norms, factors = list(constants.values())[12:]
+        added = table[:, index]
+        for i, part in enumerate(parts[:2]):
+            normal = (part - part.mean(-1, keepdims=True)) / np.sqrt(part.var(-1, keepdims=True) + EPSILON)
+            normal = normal * norms[2 * i] + norms[2 * i + 1]
+            part[:] = normal * factors[0] + np.roll(normal, DEPTH, -1) * factors[1]
+    rounded = [np.clip(np.round(part / scale), -128, 127) for part, scale in zip(parts, SCALES, strict=False)]
+    q, k, v = (part * scale for part, scale in zip(rounded, SCALES, strict=False))
+    logits = q @ k.swapaxes(-2, -1) + added
     shares = np.exp(logits - logits.max(-1, keepdims=True))
     y = (shares / shares.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(x.shape)
     return x + int8_linear(y, *linears[5:])
@@ -138,9 +148,10 @@ def main() -> None:
     constants = {name: random.standard_normal(WIDTH).astype(np.float32) for name in ("gain", "bias")}
     constants |= {"scale": np.float32(0.03), "zero": np.int8(0)} | linear(random, 1, WIDTH, HIDDEN)
     constants |= {"of_hidden": np.float32(0.02), "hidden_zero": np.uint8(9)} | linear(random, 2, HIDDEN, WIDTH)
-    for last in (False, True):
-        file = one_node("Mlp", [("x", floats)], floats, constants, norm_last=int(last), epsilon=EPSILON)
-        found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], mlp(x, constants, last)
+    gated = constants | linear(random, 1, WIDTH, 2 * HIDDEN)
+    for last, own in ((False, constants), (True, constants), (False, gated)):
+        file = one_node("Mlp", [("x", floats)], floats, own, norm_last=int(last), epsilon=EPSILON)
+        found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], mlp(x, own, last)
         noise = np.square(found - wanted).sum() / np.square(wanted - x).sum()
         if not noise < 1e-6:  # levels differ where a value lies between two
             raise SystemExit(f"the MLP is {noise:.1e} of its energy off")
@@ -163,11 +174,16 @@ def main() -> None:
 
     tokens_alone = {name: constants[name] for name in list(constants)[1:13]}
     attributes |= {"heads": HEADS // 2}
-    file = one_node("TokenBranch", [("x", floats)], floats, tokens_alone, **attributes)
-    found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], token_branch(x, tokens_alone)
-    noise = np.square(found - wanted).sum() / np.square(wanted - x).sum()
-    if not noise < 1e-4:
-        raise SystemExit(f"the branch with attention among all tokens is {noise:.1e} of its energy off")
+    more = {"table2": random.standard_normal((1, 169)).astype(np.float32)}
+    more |= {"index2": random.integers(0, 169, (tokens, tokens), np.int32)}
+    more |= {"norms": random.uniform(0.5, 1, (4, width)).astype(np.float32)}
+    more |= {"factors": random.uniform(-1, 1, (2, tokens, width)).astype(np.float32)}
+    for parts, own in (("", tokens_alone), ("bias layer_norm rotary", tokens_alone | more)):
+        file = one_node("TokenBranch", [("x", floats)], floats, own, **attributes, parts=parts)
+        found, wanted = core.compile_model(core.read_model(file), "CPU", EXACT)([x])[0], token_branch(x, own)
+        noise = np.square(found - wanted).sum() / np.square(wanted - x).sum()
+        if not noise < 1e-4:
+            raise SystemExit(f"the branch with attention among all tokens is {noise:.1e} of its energy off: {parts}")
 
     attributes |= {"heads": HEADS}
     del constants["places"], constants["regions"]

@@ -42,6 +42,37 @@ private:
     std::vector<bool> m_is_divided;
 };
 
+// What q and k of a head become before they are rounded: normalised, then turned by the place of their token.
+struct Turn {
+    const float* norms;  // gain and offset of q's norm, then of k's, [4, depth]; null: none
+    float epsilon;
+    const float* table;  // factors of a channel, and of the one half a head away, [2, length, depth]; null: none
+
+    explicit operator bool() const {
+        return norms || table;
+    }
+};
+
+// q (`part` 0) or k (1) of a head, in place.
+inline void apply(const Turn& turn, size_t part, size_t token, size_t length, float* y, size_t depth) {
+    if (turn.norms) {
+        double mean = 0, variance = 0;
+        for (size_t d = 0; d < depth; ++d)
+            mean += y[d] / double(depth);
+        for (size_t d = 0; d < depth; ++d)
+            variance += (y[d] - mean) * (y[d] - mean) / double(depth);
+        const auto *gain = turn.norms + 2 * part * depth, *offset = gain + depth;
+        for (size_t d = 0; d < depth; ++d)
+            y[d] = float((y[d] - mean) / std::sqrt(variance + turn.epsilon)) * gain[d] + offset[d];
+    }
+    if (turn.table) {
+        const std::vector<float> own(y, y + depth);
+        const auto *factors = turn.table + token * depth, *others = factors + length * depth;
+        for (size_t d = 0; d < depth; ++d)
+            y[d] = own[d] * factors[d] + own[(d + depth / 2) % depth] * others[d];
+    }
+}
+
 // x + proj(attention(qkv(norm(x)))), or x + norm(proj(attention(qkv(x)))) with `norm_last`, window by window.
 struct WindowBranch {
     Linear qkv, proj;
@@ -51,6 +82,7 @@ struct WindowBranch {
     const float* bias;                  // [heads, length, length]; null: none
     float of_q, of_k, of_v, of_shares;  // scales of levels; of_shares: 0 if the softmax is not rounded
     const float* lengths;               // [heads] that q has in V2, and k has 1; null in V1
+    Turn turn;                          // none in a window of Swin
 
     Scales scales() const {
         return {of_q * of_k, of_shares > 0 ? 1 / of_shares : 0, (of_shares > 0 ? of_shares : 1) * of_v / proj.x.scale};
@@ -79,6 +111,8 @@ inline void compute(const WindowBranch& branch, const Windows& windows, size_t w
             for (size_t d = 0; d < depth; ++d)
                 part[d] *= (i < branch.heads ? branch.lengths[i] : 1) / std::max(size, SMALLEST_LENGTH);
         }
+        for (size_t i = 0; i < 2 * branch.heads && branch.turn; ++i)
+            apply(branch.turn, i / branch.heads, token, length, &y[i * depth], depth);
         for (size_t i = 0; i < y.size(); ++i)
             levels[token * y.size() + i] = level(y[i] / scales[i / width]);
     }

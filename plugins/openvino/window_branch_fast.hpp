@@ -34,7 +34,7 @@ struct PackedWindowBranch {
         const float scales[] = {branch.of_q, branch.of_k, branch.of_v};
         for (size_t i = 0; i < gains.size(); ++i)
             gains[i] = (branch.lengths && i % 3 == 0 ? branch.lengths[i / 3] : 1) / scales[i % 3];
-        for (size_t place = 0; place < qkv.out && !branch.lengths; ++place) {
+        for (size_t place = 0; place < qkv.out && !branch.lengths && !branch.turn; ++place) {
             qkv.scales[place] *= gains[place / depth_of(branch)];
             qkv.bias[place] *= gains[place / depth_of(branch)];
         }
@@ -82,8 +82,49 @@ SWIN_QUANT_TARGET void qkv_levels(const PackedWindowBranch& packed, size_t first
     });
 }
 
+// The same with a turn. Room: y [tokens, COLUMNS].
+template <typename Kind>
+SWIN_QUANT_TARGET void turned_levels(const PackedWindowBranch& packed, const Turn& turn, size_t first, size_t last, size_t tokens,
+                                     const uint8_t* x, float* y, int8_t* result) {
+    constexpr size_t DEPTH = Kind::DEPTH, VECTORS = DEPTH / LANES;
+    const size_t from = first * 3 * DEPTH;
+    multiply_all(packed.qkv, from, last * 3 * DEPTH, tokens, x, [&](size_t token, size_t column, const auto& sums) SWIN_QUANT_INLINE {
+        auto* row = y + token * COLUMNS + column - from;
+        unrolled<sizeof(sums) / sizeof(Floats)>([&](auto v) SWIN_QUANT_INLINE { put(row + LANES * v, sums[v]); });
+    });
+    const auto each = [](const auto& work) SWIN_QUANT_INLINE { unrolled<VECTORS>(work); };
+    for (size_t i = 0; i < tokens * 3 * (last - first); ++i) {
+        const size_t token = i / (3 * (last - first)), part = i % (3 * (last - first)), place = token * COLUMNS + part * DEPTH;
+        Floats own[VECTORS];
+        each([&](auto v) SWIN_QUANT_INLINE { own[v] = load(y + place + LANES * v); });
+        if (turn.norms && part % 3 < 2) {
+            const auto *gain = turn.norms + 2 * (part % 3) * DEPTH, *offset = gain + DEPTH;
+            Floats sum = floats_of(0), squares = sum;
+            each([&](auto v) SWIN_QUANT_INLINE { sum = sum + own[v]; });
+            const Floats mean = floats_of(sum_of(sum) / DEPTH);
+            each([&](auto v) SWIN_QUANT_INLINE {
+                own[v] = own[v] - mean;
+                squares = fma(own[v], own[v], squares);
+            });
+            const Floats factor = floats_of(1 / std::sqrt(sum_of(squares) / DEPTH + turn.epsilon));
+            each([&](auto v) SWIN_QUANT_INLINE { own[v] = fma(own[v] * factor, load(gain + LANES * v), load(offset + LANES * v)); });
+        }
+        if (turn.table && part % 3 < 2) {
+            const auto *factors = turn.table + token * DEPTH, *others = factors + tokens * DEPTH;
+            Floats turned[VECTORS];
+            each([&](auto v) SWIN_QUANT_INLINE {
+                const Floats other = own[(v + VECTORS / 2) % VECTORS] * load(others + LANES * v);
+                turned[v] = fma(own[v], load(factors + LANES * v), other);
+            });
+            each([&](auto v) SWIN_QUANT_INLINE { own[v] = turned[v]; });
+        }
+        const Floats gain = floats_of(packed.gains[3 * first + part]);
+        each([&](auto v) SWIN_QUANT_INLINE { put_int8(result + place + LANES * v, own[v] * gain, 0); });
+    }
+}
+
 // The heads from `first` on to `last` of a window: levels of their results, into `attended` [length, C]. x: the picture.
-// Room: levels [length, C], qkv [length, COLUMNS].
+// Room: levels [length, C], qkv [length, COLUMNS], and behind it for a turn floats [length, COLUMNS].
 template <typename Kind, typename T>
 SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWindowBranch& packed, const Windows& windows,
                                   size_t window, size_t first, size_t last, const T* x, uint8_t* levels, int8_t* qkv,
@@ -101,7 +142,10 @@ SWIN_QUANT_TARGET void attend_heads(const WindowBranch& branch, const PackedWind
         of_heads = branch.lengths ? qkv_levels<Kind, true> : of_heads;
     for (size_t head = first; head < last; head += HEADS<Kind>) {
         const size_t next = std::min(head + HEADS<Kind>, last);
-        of_heads(packed, head, next, length, levels, qkv);
+        if (branch.turn)
+            turned_levels<Kind>(packed, branch.turn, head, next, length, levels, reinterpret_cast<float*>(qkv + length * COLUMNS), qkv);
+        else
+            of_heads(packed, head, next, length, levels, qkv);
         for (size_t i = head; i < next; ++i) {
             const auto* q = qkv + (i - head) * 3 * DEPTH;
             const Rows rows{q, q + DEPTH, q + 2 * DEPTH, COLUMNS, length, DEPTH};

@@ -79,19 +79,19 @@ protected:
 
     // The branch of all pictures, of which `windows` are one's; the constants begin at input `first`.
     void compute_all(const ov::TensorVector& inputs, size_t first, const ov::Tensor* lengths, const Windows& windows,
-                     ov::Tensor& output, bool has_biases = true) const {
+                     ov::Tensor& output, bool has_biases = true, const Turn& turn = {}) const {
         std::call_once(m_once, [&] {
             if (has_biases)
                 gather(inputs, first);
 #if defined(SWIN_QUANT_TARGET)
-            if (const auto branch = branch_of(inputs, first, lengths, windows.length); is_fast(branch))
+            if (const auto branch = branch_of(inputs, first, lengths, windows.length, turn); is_fast(branch))
                 m_packed = std::make_unique<PackedWindowBranch>(branch);
 #endif
         });
         output.set_shape(inputs[0].get_shape());
         if (output.get_size() == 0)
             return;
-        const auto branch = branch_of(inputs, first, lengths, windows.length);
+        const auto branch = branch_of(inputs, first, lengths, windows.length, turn);
 #if defined(SWIN_QUANT_TARGET)
         if (m_packed && fits<Narrow>(branch))
             return run_fast<Narrow>(branch, windows, inputs[0], output);
@@ -107,7 +107,8 @@ protected:
     float m_epsilon = 0;
 
 private:
-    WindowBranch branch_of(const ov::TensorVector& inputs, size_t first, const ov::Tensor* lengths, size_t length) const {
+    WindowBranch branch_of(const ov::TensorVector& inputs, size_t first, const ov::Tensor* lengths, size_t length,
+                           const Turn& turn) const {
         const auto floats = [&](size_t i) { return inputs[first + i].data<const float>(); };
         WindowBranch branch{};
         branch.qkv = linear_of(&inputs[first + QKV]), branch.proj = linear_of(&inputs[first + PROJ]);
@@ -116,6 +117,7 @@ private:
         branch.of_q = m_scales[0], branch.of_k = m_scales[1], branch.of_v = m_scales[2];
         branch.of_shares = m_scales.size() > 3 ? m_scales[3] : 0;
         branch.lengths = lengths ? lengths->data<const float>() : nullptr;
+        branch.turn = turn;
         return branch;
     }
 
@@ -163,7 +165,7 @@ private:
         auto* y = static_cast<T*>(output.data());
         const auto attend_share = [&](size_t window, size_t share, uint8_t* attended) {
             const size_t first = groups * share / shares * HEADS<Kind>, last = groups * (share + 1) / shares * HEADS<Kind>;
-            auto* room = bytes(length * (width + COLUMNS));
+            auto* room = bytes(length * (width + COLUMNS * (branch.turn ? 1 + sizeof(float) : 1)));
             attend_heads<Kind>(branch, packed, of_picture, window % (places / length), first, std::min(last, branch.heads),
                          x + window * length / places * of_picture.tokens * width, room,
                          reinterpret_cast<int8_t*>(room + length * width), attended);

@@ -172,10 +172,42 @@ def _attention_branch(body: _Body, x: str, places: str, gain: str, offset: str, 
     return body("Add", x, inner)
 
 
-def _token_branch(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
-    heads, tokens = body("Reshape", body.given("heads", "INT"), body.whole(1)), body.size(x, 1)
-    none = body("ConstantOfShape", body("Concat", heads, tokens, tokens, axis=0))
-    return body("Add", x, body.normed(x, (gain, offset), lambda y: _inside_windows(body, y, linears, none, ())))
+def _token_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) -> str:
+    linears, own, parts = constants[:10], iter(constants[10:]), body.attributes.get("parts", "")
+    if "bias" in parts:
+        added = body("Gather", next(own), next(own), axis=1)
+    else:
+        heads, tokens = body("Reshape", body.given("heads", "INT"), body.whole(1)), body.size(x, 1)
+        added = body("ConstantOfShape", body("Concat", heads, tokens, tokens, axis=0))
+    norms = next(own) if "layer_norm" in parts else None
+    table = next(own) if "rotary" in parts else None
+
+    def turned(y: str) -> str:
+        return _turned(body, y, norms, table) if norms or table else y
+
+    return body(
+        "Add", x, body.normed(x, (gain, offset), lambda y: _inside_windows(body, y, linears, added, (), turned))
+    )
+
+
+def _turned(body: _Body, y: str, norms: str | None, table: str | None) -> str:
+    """q, k and v [B, T, 3C] with q and k of each head normalised, then rotated."""
+    heads = body("Reshape", body.given("heads", "INT"), body.whole(1))
+    x = body("Reshape", y, body("Concat", body.whole(0, 0, 3), heads, body.whole(-1), axis=0))
+    parts = [body("Gather", x, body.number(i), axis=2) for i in range(3)]  # [B, T, heads, depth]
+    for i, part in enumerate(parts[:2]):
+        if norms:
+            gain, offset = (body("Gather", norms, body.number(2 * i + row)) for row in range(2))
+            part = body.norm(part, gain, offset)
+        if table:
+            own, others = (body("Unsqueeze", body("Gather", table, body.number(i)), body.whole(1)) for i in range(2))
+            half, last = body("Div", body.size(table, 2), body.whole(2)), body.whole(3)
+            back = body("Slice", part, half, body.whole(_END), last)
+            other = body("Concat", back, body("Slice", part, body.whole(0), half, last), axis=3)
+            part = body("Add", body("Mul", part, own), body("Mul", other, others))
+        parts[i] = part
+    stacked = body("Concat", *(body("Unsqueeze", part, body.whole(2)) for part in parts), axis=2)
+    return body("Reshape", stacked, body("Shape", y))
 
 
 def _biases(body: _Body, table: str, index: str, regions: str) -> str:
@@ -188,11 +220,18 @@ def _biases(body: _Body, table: str, index: str, regions: str) -> str:
     return body("Reshape", constant, body("Concat", body.whole(-1), length, length, axis=0))
 
 
-def _inside_windows(body: _Body, y: str, linears: Sequence[str], constant: str, lengths: Sequence[str]) -> str:
-    """proj(attention(qkv(y))) for tokens [B, T, C] window by window."""
+def _inside_windows(
+    body: _Body,
+    y: str,
+    linears: Sequence[str],
+    constant: str,
+    lengths: Sequence[str],
+    turned: Callable[[str], str] = str,
+) -> str:
+    """proj(attention(qkv(y))) for tokens [B, T, C] window by window. `turned`: changes the result of qkv."""
     scales = _Scales(body)
     y = body.linear(y, *linears[:5])
-    y = _normalize_lengths(body, y, *lengths) if lengths else y
+    y = turned(_normalize_lengths(body, y, *lengths) if lengths else y)
     is_rounded = len(body.attributes["scales"]) > 3
     parts = [lambda part, i=i: scales.rounded(part, i) for i in range(3)]
     y = _attended(body, y, parts, constant, lambda shares: scales.rounded(shares, 3) if is_rounded else shares)
@@ -295,8 +334,15 @@ def _map_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) ->
 def _mlp(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
     name = body.attributes.get("activation", "gelu")
 
+    wide, size = body.calls[0].inputs[5].shape[1], body.calls[0].inputs[10].shape[0]
+
     def inner(y: str) -> str:
-        return body.linear(body.activation(body.linear(y, *linears[:5]), name), *linears[5:])
+        y = body.linear(y, *linears[:5])
+        if wide == size:
+            return body.linear(body.activation(y, name), *linears[5:])
+        half = body.size(linears[7], 0)
+        parts = [body("Slice", y, *ends, body.whole(-1)) for ends in ((body.whole(0), half), (half, body.whole(_END)))]
+        return body.linear(body("Mul", body.activation(parts[0], name), parts[1]), *linears[5:])
 
     return body("Add", x, body.normed(x, (gain, offset), inner))
 

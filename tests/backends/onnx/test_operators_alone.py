@@ -153,16 +153,17 @@ ACTIVATIONS = {  # by their definitions
 }
 
 
-def given_mlp(width, hidden, zero=None, inner_zero=9, norm_last=False, activation="gelu"):
-    """An MLP's branch; int8 where a zero point is None."""
+def given_mlp(width, hidden, zero=None, inner_zero=9, norm_last=False, activation="gelu", gated=False):
+    """An MLP's branch, `gated` by the second half of its first linear; int8 where a zero point is None."""
     random = np.random.default_rng(0)
     norm = floats(random, 2, width)
-    first, last = linear(random, width, hidden, 0.03, zero), linear(random, hidden, width, 0.015, inner_zero)
+    first = linear(random, width, hidden * (1 + gated), 0.03, zero)
+    last = linear(random, hidden, width, 0.015, inner_zero)
 
     def brute_force(x):
         x = x.astype(float)
-        y = ACTIVATIONS[activation](product(x if norm_last else normalised(x, *norm), *first))
-        y = product(y, *last)
+        y = product(x if norm_last else normalised(x, *norm), *first)
+        y = product(ACTIVATIONS[activation](y[..., :hidden]) * (y[..., hidden:] if gated else 1), *last)
         return x + (normalised(y, *norm) if norm_last else y)
 
     # Less than a row of the loops, tiles that are not full, none
@@ -246,6 +247,9 @@ MLPS = {  # width, hidden, zero points
     "mlp, uint8 in, int8 inside, one panel of 32 columns": (32, 64, 131, None),
     "mlp, int8": (160, 128, None, None),
     "mlp of no fast widths": (10, 20, None, 9),
+    "gated mlp, uint8 in": (96, 192, 131, 9, False, "silu", True),
+    "gated mlp, int8, one panel of 32 columns": (32, 64, None, None, False, "gelu", True),
+    "gated mlp of no fast widths": (10, 20, None, 9, False, "relu", True),
 }
 MERGING = [(32, False, None), (64, True, 131), (6, False, 131), (6, True, None)]  # channels, norm last, zero point
 EMBEDDING = [(96, 3, 4), (64, 1, 5), (32, 4, 8), (20, 3, 4), (6, 2, 3)]  # width, channels, side of a patch

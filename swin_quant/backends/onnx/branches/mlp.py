@@ -1,11 +1,16 @@
-"""MLP branches of a captured network: a norm, a linear, an activation, a linear, a layer scale, and the addition."""
+"""MLP branches of a captured network: a norm, a linear, an activation, a linear, a layer scale, and the addition.
 
+The activation may be that of a gate, which another linear's values are multiplied by.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
+from swin_quant.backends.onnx.branches.views import Columns, Views, find_input_fault, find_part, is_linear, joined
 from swin_quant.backends.onnx.branches.walk import (
     BranchStep,
     BranchWalk,
@@ -54,11 +59,47 @@ def _sigmoid_form(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     return None
 
 
-INNER: tuple[Find, ...] = (linear, activation, linear)
+class Hidden(NamedTuple):
+    """What the last linear takes: an activation of the first `part`'s values, times those of the second, if there."""
+
+    activation: str
+    parts: tuple["Columns", ...]
+
+
+def hidden(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
+    """An activation of a linear, or a gate."""
+    if step := activation(walk, node):
+        there = walk.up(step.before)
+        made = linear(walk, there) if there is not None and there.args else None
+        if made is not None:
+            columns = torch.arange(made.found._weight_quantizer.values.shape[1])
+            return BranchStep(Hidden(step.found, (Columns(made.found, columns),)), made.before)
+    for gate, value in _gates(walk, node):
+        views = [Views(walk, one, is_linear) for one in (gate.before, value)]
+        steps = [linear(walk, one.source) for one in views if one.source is not None]
+        if len(steps) < 2 or any(one.factor != 1 or one.pair or one.norm or one.turns for one in views):
+            continue
+        first, second = steps
+        parts = [find_part(one, step) for one, step in zip(views, steps, strict=True)]
+        if first and second and first.before is second.before and all(parts) and walk.is_closed():
+            return BranchStep(Hidden(gate.found, tuple(one for one in parts if one)), first.before)
+    return None
+
+
+def _gates(walk: BranchWalk, node: fx.Node) -> Iterator[tuple[BranchStep, fx.Node]]:
+    """The activation of a gate and what is multiplied by it, in both orders."""
+    if name_operation(node, walk.root) == "mul" and len(node.args) == 2:
+        for gate, value in (node.args, node.args[::-1]):
+            there = walk.up(gate) if isinstance(gate, fx.Node) and isinstance(value, fx.Node) else None
+            step = activation(walk, there) if there is not None and there.args else None
+            if step is not None:
+                yield step, value  # type: ignore[misc]  # a node, as checked
+
+
 # Whether the norm is last -> the steps from the addition up.
 PATTERNS: dict[bool, tuple[Find, ...]] = {
-    False: (layer_scale, *INNER, norm),
-    True: (layer_scale, norm, *INNER),
+    False: (layer_scale, linear, hidden, norm),
+    True: (layer_scale, norm, linear, hidden),
 }
 
 
@@ -71,23 +112,33 @@ class MlpBranch:
     owner: str
     norm: nn.LayerNorm
     norm_last: bool
-    fc1: Linear
+    hidden: Hidden
     fc2: Linear
-    activation: str
     scale: Tensor | None
 
     @property
     def form(self) -> tuple[object, ...]:
-        return self.norm_last, self.activation
+        return self.norm_last, self.hidden.activation, len(self.hidden.parts)
 
     @property
     def fault(self) -> str | None:
         """The reason why the operator cannot compute it; None if it can."""
-        return find_fault(self.fc1) or find_fault(self.fc2) or _find_shape_fault(self)
+        layers = [one.layer for one in self.hidden.parts]
+        if fault := next(filter(None, map(find_fault, (*layers, self.fc2))), None):
+            return fault
+        width = self.norm.normalized_shape[0]
+        size = self.fc2._weight_quantizer.values.shape[0]
+        shapes = {(one.layer._weight_quantizer.values.shape[0], len(one.columns)) for one in self.hidden.parts}
+        if shapes != {(width, size)} or self.fc2._weight_quantizer.values.shape[1] != width:
+            return "changes its width"
+        if self.scale is not None and len(self.scale) != width:
+            return "changes its width"
+        return find_input_fault(layers) or (None if self.norm_last else find_scale_fault(self.fc2, self.scale))
 
     @property
     def is_fast(self) -> bool:
-        return is_fast_mlp(self.fc1)
+        is_gated = len(self.hidden.parts) > 1  # which nobody has measured yet
+        return not is_gated and is_fast_mlp(*self.fc2._weight_quantizer.values.shape[::-1])
 
     def operator(self) -> nn.Module:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
@@ -96,7 +147,8 @@ class MlpBranch:
             last = scaled_norm(self.norm, self.scale)
         elif self.scale is not None:
             scale_outputs(self.fc2, self.scale)
-        return OperatorMlp(last, self.norm_last, self.fc1, self.fc2, self.activation)
+        first = joined(self.hidden.parts)
+        return OperatorMlp(last, self.norm_last, first, self.fc2, self.hidden.activation)
 
 
 def mlp_branch(root: nn.Module, addition: fx.Node) -> MlpBranch | None:
@@ -108,29 +160,22 @@ def mlp_branch(root: nn.Module, addition: fx.Node) -> MlpBranch | None:
             if made is None or not walk.is_same(made[1], stream):
                 continue
             scale, *parts = made[0]
-            *others, own = parts[1:] + parts[:1] if norm_last else parts
-            fc2, name, fc1 = others
-            return MlpBranch(addition, made[1], find_owner(fc2, root), own, norm_last, fc1, fc2, name, scale)
+            fc2, inner, own = parts[1:] + parts[:1] if norm_last else parts
+            return MlpBranch(addition, made[1], find_owner(fc2, root), own, norm_last, inner, fc2, scale)
     return None
 
 
 def mlps(root: nn.Module, graph: fx.Graph) -> int:
-    """The number of MLPs in a graph, whatever stands around them: two linears with an activation between them."""
-    steps = any_linear, activation, any_linear
-    return sum(
-        BranchWalk(root, node).along(steps, node) is not None
-        for node in graph.nodes
-        if any_linear(BranchWalk(root, node), node)
-    )
+    """The number of MLPs in a graph, whatever stands around them: an activation or a gate before a linear."""
 
+    def is_mlp(node: fx.Node) -> bool:
+        walk = BranchWalk(root, node)
+        there = walk.up(last.before) if (last := any_linear(walk, node)) else None
+        if there is None:
+            return False
+        return walk.along((activation, any_linear), there) is not None or next(_gates(walk, there), None) is not None
 
-def _find_shape_fault(branch: MlpBranch) -> str | None:
-    width = branch.norm.normalized_shape[0]
-    shapes = [tuple(one._weight_quantizer.values.shape) for one in (branch.fc1, branch.fc2)]
-    is_one = shapes[0][0] == width and shapes[1] == shapes[0][::-1]
-    if not is_one or (branch.scale is not None and len(branch.scale) != width):
-        return "changes its width"
-    return None if branch.norm_last else find_scale_fault(branch.fc2, branch.scale)
+    return sum(map(is_mlp, graph.nodes))
 
 
 def find_scale_fault(layer: Linear, factors: Tensor | None) -> str | None:

@@ -1,11 +1,8 @@
-"""Attention branches of a captured network: a norm, q, k and v, attention among all tokens, proj, and the addition.
+"""Attention branches of a captured network: a norm, q, k and v, attention among all tokens, proj, and the addition."""
 
-Between the products a network may cut, turn and stack its tensors as it likes: these operations run on the numbers of
-the values, which shows where each channel of a head comes from.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -13,33 +10,69 @@ from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm
 
 from swin_quant.backends.onnx.branches.mlp import find_scale_fault, scale_outputs, scaled_norm
-from swin_quant.backends.onnx.branches.walk import BranchWalk, find_owner, layer_scale, linear, norm, sides
+from swin_quant.backends.onnx.branches.views import (
+    Columns,
+    Views,
+    find_columns,
+    find_input_fault,
+    find_norm,
+    find_quantizer,
+    find_readers,
+    find_rows,
+    find_shape,
+    find_turn,
+    is_linear,
+    joined,
+    make_bias,
+)
+from swin_quant.backends.onnx.branches.walk import (
+    BranchStep,
+    BranchWalk,
+    find_constant,
+    find_owner,
+    layer_scale,
+    linear,
+    norm,
+    sides,
+)
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.swin.attention_operator import inside_windows
-from swin_quant.backends.onnx.swin.int8_operators import NormAndLinears, find_fault, plugged
-from swin_quant.models.placement import MATMULS, SIZES, name_operation
+from swin_quant.backends.onnx.swin.int8_operators import CONSTANTS, NormAndLinears, find_fault, plugged
+from swin_quant.models.placement import MATMULS, name_operation
 from swin_quant.operators.plugins import FAST_HEADS
 
-_VIEWS = frozenset(
-    "flatten unflatten reshape view permute transpose t movedim swapaxes squeeze unsqueeze getitem select slice unbind "
-    "split splitwithsizes chunk contiguous clone identity dropout".split()
-)
-_PICTURES = 2  # that the graph was captured with
+_SHARED = 2 + 2 * CONSTANTS  # constants that every operator of a window has
 
 
 @plugged
 def token_branch(
-    x: Tensor, *constants: Tensor, heads: int, scales: Sequence[float], norm_last: bool, epsilon: float
+    x: Tensor, *constants: Tensor, heads: int, scales: Sequence[float], norm_last: bool, epsilon: float, parts: str = ""
 ) -> Tensor:
     """The operator in torch: x + proj(attention(qkv(norm(x)))) among all tokens of a picture.
 
     With `norm_last` the norm is behind `proj`. x: float32 [B, T, C], as the result. constants: as in
-    `attention_branch`, from the norm to proj. scales: of q, k, v, and of the softmax if it is rounded to int8.
+    `attention_branch`, from the norm to proj, and those of the words in `parts`, in this order. bias: position biases
+    [heads, P] and which of them two tokens have, int32 [T, T]; layer_norm: weight and bias of q's norm in each head,
+    and of k's, [4, depth]; rotary: factors of a channel of q and k, and of the one half a head away, [2, T, depth].
+    scales: of q, k, v, and of the softmax if it is rounded to int8.
     """
-    gain, offset, *linears = constants
+    gain, offset, *linears = constants[:_SHARED]
+    own = iter(constants[_SHARED:])
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    none = torch.zeros(1, heads, x.shape[1], x.shape[1])
-    y = inside_windows(y, linears, none, (), heads, scales)
+    added = next(own)[None, :, next(own)] if "bias" in parts else torch.zeros(1, heads, x.shape[1], x.shape[1])
+    norms = next(own) if "layer_norm" in parts else None
+    table = next(own) if "rotary" in parts else None
+
+    def turned(y: Tensor) -> Tensor:
+        q, k, v = y.unflatten(-1, (3, heads, -1)).unbind(-3)
+        if norms is not None:
+            q, k = (layer_norm(one, one.shape[-1:], norms[at], norms[at + 1], epsilon) for one, at in ((q, 0), (k, 2)))
+        if table is not None:
+            half = table.shape[-1] // 2
+            q, k = (one * table[0, :, None] + one.roll(half, -1) * table[1, :, None] for one in (q, k))
+        return torch.stack([q, k, v], -3).flatten(-3)
+
+    y = inside_windows(y, linears, added, (), heads, scales, turned)
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
@@ -49,36 +82,51 @@ class OperatorTokenBranch(NormAndLinears):
     operator = "token_branch"
 
     def __init__(
-        self, norm: nn.Module, norm_last: bool, qkv: Linear, proj: Linear, heads: int, scales: list[float]
+        self,
+        norm: nn.Module,
+        norm_last: bool,
+        qkv: Linear,
+        proj: Linear,
+        heads: int,
+        scales: list[float],
+        parts: Mapping[str, Sequence[Tensor]],
     ) -> None:
+        """`parts`: the constants of each word in `parts` of `token_branch`."""
         super().__init__(norm, norm_last, qkv=qkv, proj=proj)
-        self.heads, self.scales = heads, scales
+        self.heads, self.scales, self.parts = heads, scales, {"parts": " ".join(parts)} if parts else {}
+        self.own = nn.ParameterList(nn.Parameter(one, False) for part in parts.values() for one in part)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream."""
-        return token_branch(x, *self.constants(), **self.attributes, heads=self.heads, scales=self.scales)
+        how = self.attributes | self.parts
+        return token_branch(x, *self.constants(*self.own), **how, heads=self.heads, scales=self.scales)
 
 
 @dataclass(frozen=True)
 class Operand:
     """q, k or v of all heads.
 
-    `columns`: which outputs of the linear `layer` are the channels [heads, depth]. `factor`: multiplies them before
-    `pair` rounds them.
+    `columns`: which outputs of the linear `layer` are the channels [heads, depth]. They are normalised, with weight and
+    bias `norm` [2, depth], rotated by `table`, and multiplied by `factor`, before `pair` rounds them. `order`: where
+    they stood in their product.
     """
 
     layer: Linear
     columns: Tensor
     factor: float
     pair: nn.Module
+    order: Tensor
+    norm: Tensor | None
+    epsilon: float | None
+    table: Tensor | None
 
 
 @dataclass(frozen=True)
 class TokenBranch:
     """An attention branch: the addition that ends it, the stream that it reads, and its parts.
 
-    `rows`: which channel of proj's input each channel of a head is. `logit_factor`: the factor of q k^T. `tokens`:
-    their number, no integer if any number will do; None: they are no [B, T, C].
+    `rows`: which channel of proj's input each channel of a head is. `logit_factor`: the factor of q k^T. `bias`: what
+    it has added, [heads, T, T]. `tokens`: their number, no integer if any number will do; None: they are no [B, T, C].
     """
 
     addition: fx.Node
@@ -91,12 +139,28 @@ class TokenBranch:
     proj: Linear
     rows: Tensor
     logit_factor: float
+    bias: Tensor | None
     tokens: Any
     scale: Tensor | None
 
     @property
     def form(self) -> tuple[object, ...]:
-        return self.norm_last, isinstance(self.softmax, Pair)
+        return self.norm_last, isinstance(self.softmax, Pair), *self.parts
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[Tensor, ...]]:
+        """The constants of each word in `parts` of `token_branch`."""
+        q, k, _ = self.operands
+        found: dict[str, tuple[Tensor, ...]] = {}
+        if self.bias is not None:
+            table, index = self.bias.flatten(1).unique(dim=1, return_inverse=True)
+            found["bias"] = (table, index.view(self.bias.shape[1:]).int())
+        if q.norm is not None and k.norm is not None:
+            norms = torch.cat([q.norm * (q.factor * self.logit_factor), k.norm * k.factor])
+            found["layer_norm"] = (norms,)
+        if q.table is not None:
+            found["rotary"] = (q.table,)
+        return found
 
     @property
     def fault(self) -> str | None:
@@ -109,20 +173,32 @@ class TokenBranch:
         layers: set[Any] = {one.layer for one in self.operands}
         if fault := next(filter(None, map(find_fault, (*layers, self.proj))), None):
             return fault
-        inputs = {(float(one._input_quantizer.scale), one._input_quantizer.zero_point) for one in layers}
-        if len(inputs) > 1:
-            return "rounds its tokens in several ways"
+        if fault := find_input_fault(layers):
+            return fault
         width = self.norm.normalized_shape[0]
         if self.rows.numel() != width or any(one.columns.shape != self.rows.shape for one in self.operands):
             return "changes its width"
         if any(one.factor <= 0 for one in self.operands) or self.logit_factor <= 0 or self.tokens is None:
             return "has a factor below zero, or no tokens [B, T, C]"
-        return None if self.norm_last else find_scale_fault(self.proj, self.scale)
+        return self._find_turn_fault() or (None if self.norm_last else find_scale_fault(self.proj, self.scale))
+
+    def _find_turn_fault(self) -> str | None:
+        q, k, v = self.operands
+        if not isinstance(self.tokens, int) and (self.bias is not None or q.table is not None):
+            return "has positions in its attention for pictures of any size"
+        if v.norm is not None or v.table is not None or q.epsilon != k.epsilon or not torch.equal(q.order, k.order):
+            return "changes q, k and v in different ways"
+        if q.epsilon not in (None, self.norm.eps):
+            return "normalises q with another epsilon than its tokens"
+        tables = [one for one in (q.table, k.table) if one is not None]
+        if tables and (len(tables) < 2 or not torch.allclose(tables[0], tables[1], atol=1e-6)):
+            return "rotates q in another way than k"
+        return None
 
     @property
     def is_fast(self) -> bool:
-        depth = self.rows.shape[1]
-        return isinstance(self.tokens, int) and self.tokens <= FAST_HEADS.get(depth, 0)
+        fits = isinstance(self.tokens, int) and self.tokens <= FAST_HEADS.get(self.rows.shape[1], 0)
+        return fits and self.parts.keys() <= {"rotary"}  # nobody has measured the others yet
 
     def operator(self) -> nn.Module:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
@@ -131,8 +207,9 @@ class TokenBranch:
         scales[0] *= self.logit_factor
         if isinstance(self.softmax, Pair):
             scales.append(float(self.softmax.scale))
-        factors = (q.factor * self.logit_factor, k.factor, v.factor)
-        qkv = _joined(self.operands, factors)
+        factors = (q.factor * self.logit_factor, k.factor) if q.norm is None else (1.0, 1.0)  # norms have them
+        parts = zip(self.operands, (*factors, v.factor), strict=True)
+        qkv = joined([Columns(one.layer, one.columns.flatten(), factor) for one, factor in parts])
         weight = self.proj._weight_quantizer
         weight.values = weight.values[self.rows.flatten()].contiguous()
         own = self.norm
@@ -140,7 +217,7 @@ class TokenBranch:
             own = scaled_norm(self.norm, self.scale)
         elif self.scale is not None:
             scale_outputs(self.proj, self.scale)
-        return OperatorTokenBranch(own, self.norm_last, qkv, self.proj, len(self.rows), scales)
+        return OperatorTokenBranch(own, self.norm_last, qkv, self.proj, len(self.rows), scales, self.parts)
 
 
 def _is_int8(pair: nn.Module) -> bool:
@@ -148,42 +225,12 @@ def _is_int8(pair: nn.Module) -> bool:
     return isinstance(pair, Pair) and pair.zero_point is None and not pair.offset and pair.format == "int8"
 
 
-def _joined(operands: Sequence[Operand], factors: Sequence[float]) -> Linear:
-    """One linear to q, k and v side by side, each head by head, multiplied by these factors."""
-    parts = []
-    for operand, factor in zip(operands, factors, strict=True):
-        layer, columns = operand.layer, operand.columns.flatten()
-        weight: Any = layer._weight_quantizer
-        scale = weight.scale.expand(weight.values.shape[1])[columns] * factor
-        bias = torch.zeros_like(scale) if layer.bias is None else layer.bias[columns] * factor
-        parts.append((weight.values[:, columns], scale, bias))
-    joined = operands[0].layer
-    values, scales, biases = zip(*parts, strict=True)
-    joined._weight_quantizer.values = torch.cat(values, 1).contiguous()
-    joined._weight_quantizer.scale, joined.bias = torch.cat(scales), torch.cat(biases)
-    return joined
-
-
 def attentions(root: nn.Module, graph: fx.Graph) -> int:
     """The number of softmaxes in a graph that a product reads: attentions of any kind."""
     return sum(
-        name_operation(node, root) == "softmax" and any(_is_product(one, root) for one in _readers(node, root))
+        name_operation(node, root) == "softmax" and any(_is_product(one, root) for one in find_readers(node, root))
         for node in graph.nodes
     )
-
-
-def _readers(node: fx.Node, root: nn.Module) -> list[fx.Node]:
-    """The operations that read a value, behind those that keep it."""
-    found = []
-    for user in node.users:
-        is_passed = name_operation(user, root) in _VIEWS or isinstance(_quantizer(user, root), nn.Module)
-        found += _readers(user, root) if is_passed else [user]
-    return found
-
-
-def _quantizer(node: fx.Node, root: nn.Module) -> nn.Module | None:
-    is_one = node.op == "call_module" and str(node.target).endswith("_input_quantizer")
-    return root.get_submodule(str(node.target)) if is_one else None
 
 
 def _is_product(node: fx.Node, root: nn.Module) -> bool:
@@ -200,58 +247,90 @@ def token_branch_at(root: nn.Module, addition: fx.Node) -> TokenBranch | None:
             if made is None or found is None:
                 continue
             scale, *own, proj = made[0]
-            rows, logit_factor, softmax, operands, source, tokens = found
+            rows, logit_factor, bias, softmax, operands, source, tokens = found
             ahead = ([], source) if norm_last else walk.along((norm,), source)
             if ahead is None or not walk.is_same(ahead[1], stream):
                 continue
             (normed,) = own or ahead[0]
             return TokenBranch(
                 addition, ahead[1], find_owner(proj, root), normed, norm_last, operands, softmax, proj, rows,
-                logit_factor, tokens, scale,
+                logit_factor, bias, tokens, scale,
             )  # fmt: skip
     return None
 
 
-_Found = tuple[Tensor, float, nn.Module | None, tuple[Operand, Operand, Operand], fx.Node, Any]
+_Found = tuple[Tensor, float, Tensor | None, nn.Module | None, tuple[Operand, Operand, Operand], fx.Node, Any]
 
 
 def _attention(walk: BranchWalk, node: fx.Node) -> _Found | None:
     """What the input of proj is made of.
 
-    The channels of heads in it, the factor of logits, the node of the softmax, q, k and v, the value that their linears
-    read, and the number of tokens.
+    The channels of heads in it, the factor of logits and what they have added, the node of the softmax, q, k and v, the
+    value that their linears read, and the number of tokens.
     """
-    result = _Views(walk, node, _is_product)
-    if result.source is None or result.factor != 1 or isinstance(result.pair, Pair):
+    result = Views(walk, node, _is_product)
+    if result.source is None or result.factor != 1 or result.turns or result.norm or isinstance(result.pair, Pair):
         return None
     shares, value = result.source.args[:2]
     softmax = walk.up(shares)  # type: ignore[arg-type]  # nodes
-    rounded = _quantizer(softmax, walk.root) if softmax is not None else None
+    rounded = find_quantizer(softmax, walk.root) if softmax is not None else None
     if rounded is not None and softmax is not None:
         softmax = walk.up(softmax.args[0])  # type: ignore[arg-type]
     if softmax is None or name_operation(softmax, walk.root) != "softmax" or not _is_over_keys(softmax, walk.root):
         return None
-    logits = _Views(walk, softmax.args[0], _is_product)  # type: ignore[arg-type]
-    if logits.source is None or logits.moves or isinstance(logits.pair, Pair):
+    added, before = _bias(walk, softmax.args[0])
+    logits = Views(walk, before, _is_product)
+    if logits.source is None or logits.moves or logits.turns or logits.norm or isinstance(logits.pair, Pair):
         return None
-    found = [_Views(walk, cast(fx.Node, one), _is_linear) for one in (*logits.source.args[:2], value)]
+    found = [Views(walk, cast(fx.Node, one), is_linear) for one in (*logits.source.args[:2], value)]
     if any(one.source is None or one.pair is None for one in found):
         return None
     layers = [linear(walk, one.source) for one in found if one.source is not None]
     steps = [one for one in layers if one is not None]
     if len(steps) < 3 or len({one.before for one in steps}) > 1 or not walk.is_closed():
         return None
-    tensors = [one.numbers(_shape(one.source)) for one in found]
-    columns = [_columns(one, step) for one, step in zip((tensors[0], tensors[1].mT, tensors[2]), steps, strict=True)]
     source = result.source
-    rows = _rows(result.numbers(_shape(source)), _shape(source))
-    if rows is None or any(one is None or one.shape[0] != len(rows) for one in columns):
+    rows = find_rows(result.numbers(find_shape(source)), find_shape(source))
+    operands = [_operand(one, step, one is found[1]) for one, step in zip(found, steps, strict=True)]
+    q, k, v = operands
+    if rows is None or not q or not k or not v or any(one.columns.shape[0] != len(rows) for one in (q, k, v)):
         return None
-    parts: Any = zip(steps, columns, found, strict=True)
-    q, k, v = (Operand(step.found, own, one.factor, one.pair) for step, own, one in parts)
+    shape = found[0].numbers(find_shape(found[0].source)).shape[:-1]
+    bias = None if added is None else make_bias(added, (*shape, shape[-1]))
+    if added is not None and bias is None:
+        return None
     value = cast(fx.Node, found[0].source).meta["val"]
     tokens = value.shape[1] if value.dim() == 3 else None
-    return rows, logits.factor, rounded, (q, k, v), steps[0].before, tokens
+    return rows, logits.factor, bias, rounded, (q, k, v), steps[0].before, tokens
+
+
+def _operand(views: Views, step: BranchStep, is_key: bool) -> Operand | None:
+    """One of q, k and v, from its linear on; None if it is written in another way."""
+    shape = find_shape(views.source)
+    columns = None
+    for side in range(2 if views.turns else 1):  # of a rotation's sums, where channels stand where they came from
+        numbers = views.numbers(shape, side)
+        if (columns := find_columns(numbers.mT if is_key else numbers, step)) is not None:
+            break
+    turn = find_turn(views, shape, columns, is_key) if columns is not None and views.turns else None
+    norm = find_norm(views, side, is_key) if views.norm is not None else None
+    if columns is None or (views.turns and turn is None) or (views.norm is not None and norm is None):
+        return None
+    order = turn.order if turn else torch.arange(columns.shape[1])
+    part, places = norm or (None, order)
+    norms = torch.stack([part.weight, part.bias]).detach()[:, places[order]] if part else None
+    pair = cast(nn.Module, views.pair)
+    epsilon, table = (part.eps if part else None), (turn.table if turn else None)
+    return Operand(step.found, columns[:, order], views.factor, pair, order, norms, epsilon, table)
+
+
+def _bias(walk: BranchWalk, node: Any) -> tuple[Tensor | None, Any]:
+    """A constant that is added to logits, if there is one, and what it is added to."""
+    there = walk.up(node)
+    for value, added in sides(there, walk.root) if there is not None else []:
+        if (found := find_constant(added, walk.root)) is not None:
+            return found, value
+    return None, node
 
 
 def _is_over_keys(softmax: fx.Node, root: nn.Module) -> bool:
@@ -259,94 +338,3 @@ def _is_over_keys(softmax: fx.Node, root: nn.Module) -> bool:
     is_module = softmax.op == "call_module"
     dim: Any = getattr(root.get_submodule(str(softmax.target)), "dim", None) if is_module else softmax.args[1]
     return bool(dim == -1 or ("val" in softmax.meta and dim == softmax.meta["val"].dim() - 1))
-
-
-def _is_linear(node: fx.Node, root: nn.Module) -> bool:
-    return node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), Linear)
-
-
-def _shape(node: fx.Node | None) -> tuple[int, ...]:
-    """The shape of a node's output, for the pictures of the capture."""
-    return tuple(map(_size, node.meta["val"].shape)) if node is not None else ()
-
-
-def _size(extent: Any) -> int:
-    return int(extent.node.hint) if isinstance(extent, torch.SymInt) else int(extent)
-
-
-class _Views:
-    """The operations from a value up to its `source`, a product: they move, and multiply by one number.
-
-    `source`: None if there is another operation, or if others read a value between.
-    """
-
-    def __init__(self, walk: BranchWalk, node: fx.Node, is_source: Callable[[fx.Node, nn.Module], bool]) -> None:
-        self.walk, self.value, self.factor, self.moves = walk, node, 1.0, False
-        self.pair: nn.Module | None = None
-        self.source: fx.Node | None = None
-        while isinstance(node, fx.Node) and not is_source(node, walk.root):
-            if not self._passes(node):
-                return
-            walk.inside.add(node)
-            node = node.args[0]  # type: ignore[assignment]
-        if isinstance(node, fx.Node):
-            self.source = node
-            walk.inside.add(node)
-
-    def _passes(self, node: fx.Node) -> bool:
-        word = name_operation(node, self.walk.root)
-        if (found := _quantizer(node, self.walk.root)) is not None and self.factor == 1 and self.pair is None:
-            self.pair = found
-        elif word in ("mul", "div") and len(node.args) == 2 and isinstance(node.args[1], int | float):
-            self.factor *= node.args[1] if word == "mul" else 1 / node.args[1]
-        elif word in _VIEWS:
-            self.moves = self.moves or not self.walk.keeps(node)
-        else:
-            return False
-        return True
-
-    def numbers(self, shape: tuple[int, ...]) -> Tensor:
-        """The value, where the source gives the numbers of its values in order."""
-        known: dict[fx.Node, Any] = {}
-
-        def compute(node: fx.Node) -> Any:
-            if node is self.source:
-                return torch.arange(torch.Size(shape).numel()).view(shape)
-            is_tensor = isinstance(node.meta.get("val", ()), Tensor | list | tuple)
-            if name_operation(node, self.walk.root) in SIZES or not is_tensor:
-                return _size(node.meta["val"])
-            if node not in known:
-                is_view = node.op == "call_function" and name_operation(node, self.walk.root) in _VIEWS
-                args: Any = fx.map_arg(node.args if is_view else node.args[:1], compute)
-                known[node] = node.target(*args, **node.kwargs) if is_view else args[0]  # type: ignore[operator]
-            return known[node]
-
-        return compute(self.value)
-
-
-def _columns(numbers: Tensor, layer: Any) -> Tensor | None:
-    """Which outputs of a linear, of tokens [B, T, F], are the channels [heads, depth] of an operand [..., T, depth]."""
-    outputs = layer.found._weight_quantizer.values.shape[1] if hasattr(layer.found._weight_quantizer, "values") else 0
-    return _order(numbers.flatten(0, -3), outputs) if numbers.dim() > 2 else None
-
-
-def _rows(numbers: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """Which channels of proj's input [B, T, C] are those [heads, depth] of a result of this shape, [..., T, depth]."""
-    if numbers.dim() != 3 or numbers.numel() != torch.Size(shape).numel() or len(shape) < 3:
-        return None
-    inverse = numbers.flatten().argsort().view(shape).flatten(0, -3)
-    return _order(inverse, numbers.shape[-1])
-
-
-def _order(numbers: Tensor, channels: int) -> Tensor | None:
-    """The channel of each place [heads, depth] of heads [B heads, T, depth].
-
-    `numbers`: the place of each value in tokens [B, T, channels]. None if their order is another one.
-    """
-    stacked, tokens, depth = numbers.shape
-    if stacked % _PICTURES or not channels:
-        return None
-    found = numbers.view(_PICTURES, stacked // _PICTURES, tokens, depth)
-    order = found[0, :, 0] % channels
-    places = torch.arange(_PICTURES * tokens).view(_PICTURES, 1, tokens, 1)
-    return order if torch.equal(found, places * channels + order[:, None]) else None

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.backends.onnx.layers import Linear
@@ -83,6 +84,33 @@ class BranchWalk:
         while self.keeps(node) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
         return node
+
+
+def find_size(extent: Any) -> int:
+    """An extent, for the pictures of the capture."""
+    return int(extent.node.hint) if isinstance(extent, torch.SymInt) else int(extent)
+
+
+@torch.no_grad()
+def find_constant(node: Any, root: nn.Module) -> Any:
+    """The value of a node that no picture changes; None if one does."""
+    known: dict[fx.Node, Any] = {}
+
+    def compute(one: fx.Node) -> Any:
+        if one.op == "get_attr":
+            owner, _, own = str(one.target).rpartition(".")
+            return getattr(root.get_submodule(owner), own)
+        value = one.meta.get("val")
+        if name_operation(one, root) in SIZES or not isinstance(value, Tensor | list | tuple):
+            return find_size(value)
+        if one not in known:
+            args, kwargs = fx.map_arg((one.args, one.kwargs), compute)
+            run: Any = root.get_submodule(str(one.target)) if one.op == "call_module" else one.target
+            known[one] = run(*args, **kwargs)
+        return known[one]
+
+    is_one = isinstance(node, fx.Node) and node.op != "placeholder" and node.meta.get("depends") is False
+    return compute(node) if is_one else None
 
 
 Find = Callable[[BranchWalk, fx.Node], BranchStep | None]

@@ -1,7 +1,7 @@
 """Window attention, alone or with the rest of its branch of a block, as one operator on int8 values, for plugins; the
 branch also on maps of any height and width."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -174,16 +174,18 @@ def inside_windows(
     lengths: Sequence[Tensor],
     heads: int,
     scales: Sequence[float],
+    turned: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """proj(attention(qkv(y))) for tokens [B, T, C] window by window; the rest is as in `attention_branch`.
 
-    constant: float32 [nW, heads, L, L], position biases and masks.
+    constant: float32 [nW, heads, L, L], position biases and masks. `turned`: changes the result of qkv.
     """
     width = y.shape[-1]
     y = int8_linear(y, *linears[:CONSTANTS])
     if lengths:
         q, k, v = y.unflatten(-1, (3, heads, -1)).unbind(-3)
         y = torch.stack([q * (lengths[0][:, None] / norm(q)), k / norm(k), v], -3).flatten(-3)
+    y = turned(y) if turned else y
     each = torch.tensor(scales[:3]).repeat_interleave(width)
     proj = linears[CONSTANTS:]
     y = attention(quantize(y, each), constant.flatten(0, 1), heads, (*scales, float(proj[0]))) * proj[0]

@@ -40,11 +40,14 @@ def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float, activati
 
     f: the `activation` of this name. x: float32 [..., C], as the result. constants: weight and bias of the norm [C];
     scale and zero point of the levels that fc1 takes, its W int8 [C, H], the scales of W [H] and the bias [H]; the same
-    for fc2, W int8 [H, C].
+    for fc2, W int8 [H, C]. If fc1 gives [2 H], f of its first half is multiplied by the other one.
     """
     gain, offset, *linears = constants
     y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    y = int8_linear(ACTIVATIONS[activation](int8_linear(y, *linears[:CONSTANTS])), *linears[CONSTANTS:])
+    y = int8_linear(y, *linears[:CONSTANTS])
+    gate, *value = y.split(len(linears[CONSTANTS + 2]), -1)
+    y = ACTIVATIONS[activation](gate) * (value[0] if value else 1)
+    y = int8_linear(y, *linears[CONSTANTS:])
     return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
 
 
@@ -193,9 +196,8 @@ def _find_mlp_fault(block: Any) -> str | None:
     return fault_around(around) or find_fault(block.mlp.fc1) or find_fault(block.mlp.fc2)
 
 
-def is_fast_mlp(fc1: Linear) -> bool:
-    """Whether the compiled operator is fast for an MLP with this first linear."""
-    width, hidden = fc1._weight_quantizer.values.shape
+def is_fast_mlp(width: int, hidden: int) -> bool:
+    """Whether the compiled operator is fast for an MLP of these widths."""
     return not (width % _MLP_WIDTH or hidden % _MLP_HIDDEN)
 
 
@@ -224,7 +226,13 @@ def _call_embedding(model: Any) -> None:
     model.patch_embed = OperatorEmbedding(model.patch_embed)
 
 
-MLP = OperatorRewrite("mlp", _find_mlp_fault, lambda block: is_fast_mlp(block.mlp.fc1), _call_mlp, holder=OrderedBlock)
+MLP = OperatorRewrite(
+    "mlp",
+    _find_mlp_fault,
+    lambda block: is_fast_mlp(*block.mlp.fc1._weight_quantizer.values.shape),
+    _call_mlp,
+    holder=OrderedBlock,
+)
 PATCH_MERGING = OperatorRewrite(
     "downsample",
     lambda stage: find_fault(stage.downsample.reduction),
