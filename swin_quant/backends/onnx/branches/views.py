@@ -164,7 +164,7 @@ class Views:
     def numbers(self, shape: tuple[int, ...], side: int = 0, source: fx.Node | None = None) -> Tensor:
         """The value, where the source gives the numbers of its values in order; negatives count as positive."""
         numbers = torch.arange(1, torch.Size(shape).numel() + 1).view(shape)
-        return self.run(numbers, side, source).abs() - 1  # type: ignore[no-any-return]
+        return self.run(numbers, side, source).abs() - 1
 
 
 def depending(node: fx.Node) -> list[fx.Node]:
