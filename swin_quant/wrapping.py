@@ -56,6 +56,9 @@ def wrap(
         raise UsageError(f"{name}: is a model already: give it to sq.calibrate")
     if not isinstance(module, nn.Module):
         raise UsageError(f"wrap takes a torch.nn.Module, not {type(module).__name__}")
+    if preprocess is not None and not isinstance(preprocess, Preprocess):
+        example = 'sq.Preprocess(224, True, "bicubic", mean=(0, 0, 0), std=(1, 1, 1))'
+        raise UsageError(f"preprocess is {preprocess!r}: give that of the training, like {example}")
     named = Inputs.from_examples(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _make_shape(named, channels)

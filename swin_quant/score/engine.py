@@ -32,8 +32,9 @@ class Engine:
     types that layers run in). `weights`, `calibrator`: whose weights these are, and the method that found their ranges,
     as in a card's results. `device`: where it runs; images may come from any device, but code that measures time puts
     them there. `sizes`: the batch sizes that it has programs for; it fills up a batch to the next size. Empty: it runs
-    any size. `prepared` makes its input of whatever it is called with, and knows what that was (`took`); None: it is
-    called with tensors, unchecked.
+    any size. `run_open` is `run` of a file whose shapes are left open, as other programs load it; None where it is not
+    known. `prepared` makes its input of whatever it is called with, and knows what that was (`took`); None: it takes
+    tensors, unchecked.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Engine:
     calibrator: str | None = None
     device: str = "cpu"
     sizes: tuple[int, ...] = ()
+    run_open: Run | None = field(default=None, compare=False)
     prepared: Prepared | None = field(default=None, compare=False)
     html: ClassVar[Callable[["Engine"], str] | None] = None  # how a notebook shows one: `Exported.load` sets it
 

@@ -122,6 +122,7 @@ def test_invalid_arguments_are_refused_in_one_line(model, train, val, pictures, 
         (sq.UsageError, "bits is .*, but must be at least 2 and at most 16", lambda: policy.bits("*", 17)),
         (sq.SwinQuantError, "nowhere: no such file or folder", lambda: sq.pictures(tmp_path / "nowhere").open()),
         (sq.UsageError, "wrap takes a torch.nn.Module, not int", lambda: sq.wrap(3, 224)),
+        (sq.UsageError, "preprocess is '0..1': give", lambda: sq.wrap(torch.nn.Identity(), 8, preprocess="0..1")),
     ):
         with pytest.raises(error, match=says):
             call()

@@ -70,7 +70,9 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     elif float_type != "float32":
         precision = f"{precision}+{float_type}"
     details = Details(known, graphs.gemms)
-    return Engine(NAME, precision, get_policy_name(artifact), graphs.run, max_batch=file.batch, details=details)
+    run_open = graphs.run_open if file.batch is None and not file.inputs else None
+    policy, batch = get_policy_name(artifact), file.batch
+    return Engine(NAME, precision, policy, graphs.run, max_batch=batch, details=details, run_open=run_open)
 
 
 def float_types() -> list[str]:
@@ -117,6 +119,7 @@ class _Graphs:
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
         self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()
+        self.open: Any = None
         # OpenVINO's parser knows no functions
         inlined = file.functions and not extended
         self.model = self._try(
@@ -138,6 +141,13 @@ class _Graphs:
         """The outputs for a batch."""
         request = self.fed(images)
         return as_output([request.get_output_tensor(at).data for at in range(len(self.file.outputs))], images)
+
+    def run_open(self, images: Tensor) -> Output:
+        """The outputs of the graph for every shape that the file takes."""
+        if self.open is None:
+            self.open = self.compiled_for(None).create_infer_request()
+        self.open.infer(as_input(self.file, images), share_inputs=True)
+        return as_output([self.open.get_output_tensor(at).data for at in range(len(self.file.outputs))], images)
 
     def fed(self, images: Tensor) -> Any:
         """The request of a batch, which has run. SwinQuantError if it leaves an output unwritten.

@@ -1,7 +1,9 @@
 """OpenVINO gives with open shapes what it gives with fixed ones: users load our files without reshaping them."""
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import swin_quant as sq
@@ -62,3 +64,24 @@ def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
     found = torch.from_numpy(core.compile_model(core.read_model(file), "CPU")(images.numpy())[0])
     error = (found - expected).square().sum() / expected.square().sum()
     assert -10 * error.log10() > 25
+
+
+def test_verify_warns_of_a_file_that_open_shapes_change(tmp_path, caplog):
+    """OpenVINO 2026.4 does so to timm's MViTv2, whose biases are added to a part of the logits in place."""
+    import_timm()
+    from timm.models import mvitv2
+
+    torch.manual_seed(0)
+    sizes = {"depths": (1, 1), "embed_dim": (32, 64), "num_heads": (1, 2), "stride_q": ((1, 1), (2, 2))}
+    module = mvitv2.MultiScaleVit(mvitv2.MultiScaleVitCfg(**sizes), img_size=64, num_classes=10).eval()
+    nn.init.normal_(module.head.fc.weight, std=0.3)
+    random = np.random.default_rng(0)
+    for split in ("train", "val"):
+        (tmp_path / split / "some").mkdir(parents=True)
+        for number in range(16):
+            pixels = random.integers(0, 256, (64, 64, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / split / "some" / f"{number}.png")
+    preprocess = sq.Preprocess(64, True, "bicubic", mean=(0, 0, 0), std=(1, 1, 1), crop_ratio=1.0)
+    model = sq.calibrate(sq.wrap(module, 64, preprocess=preprocess), str(tmp_path))
+    assert sq.verify(sq.export(model, "openvino", tmp_path / "out"), str(tmp_path))
+    assert "computes something else (mean |Δlogit| " in caplog.text and "where shapes are left open" in caplog.text
