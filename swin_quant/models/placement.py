@@ -79,7 +79,9 @@ def name_operation(node: fx.Node, root: nn.Module) -> str:
         text = type(root.get_submodule(str(node.target))).__name__
     else:
         text = packet(node) or getattr(node.target, "__name__", node.op) if node.op == "call_function" else node.op
-    return text.replace("_", "").lower()
+    name = text.replace("_", "").lower()
+    is_dropped = name.endswith(("droppath", "stochasticdepth"))  # as transformers and torchvision name theirs
+    return "droppath" if is_dropped else name
 
 
 def find_range_source(node: fx.Node, root: nn.Module) -> fx.Node:

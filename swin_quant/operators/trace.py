@@ -224,7 +224,7 @@ def training_only(model: nn.Module) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules():
         kind = type(module).__name__
-        if isinstance(module, nn.modules.dropout._DropoutNd) or kind.lower() in ("droppath", "stochasticdepth"):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or kind.lower().endswith(("droppath", "stochasticdepth")):
             found.setdefault(kind, []).append(name)
     return found
 

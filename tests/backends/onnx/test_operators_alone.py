@@ -153,7 +153,7 @@ ACTIVATIONS = {  # by their definitions
 }
 
 
-def given_mlp(width, hidden, zero=None, inner_zero=9, norm_last=False, activation="gelu", gated=False):
+def given_mlp(width, hidden, zero=None, inner_zero=9, gated=False, norm_last=False, activation="gelu"):
     """An MLP's branch, `gated` by the second half of its first linear; int8 where a zero point is None."""
     random = np.random.default_rng(0)
     norm = floats(random, 2, width)
@@ -242,14 +242,14 @@ MAPS = {  # heads, depth, window, shift, padded first, cosine, zero point
     "map, heads of no fast loops": (2, 8, (3, 2), (1, 1), False, True, 7),
     "map, the same, padded first": (2, 8, (3, 2), (1, 1), True, False, None),
 }
-MLPS = {  # width, hidden, zero points
+MLPS = {  # width, hidden, zero points, whether it has gates
     "mlp": (96, 384, None, 9),
     "mlp, uint8 in, int8 inside, one panel of 32 columns": (32, 64, 131, None),
     "mlp, int8": (160, 128, None, None),
     "mlp of no fast widths": (10, 20, None, 9),
-    "gated mlp, uint8 in": (96, 192, 131, 9, False, "silu", True),
-    "gated mlp, int8, one panel of 32 columns": (32, 64, None, None, False, "gelu", True),
-    "gated mlp of no fast widths": (10, 20, None, 9, False, "relu", True),
+    "gated mlp, uint8 in": (96, 192, 131, 9, True),
+    "gated mlp, int8, one panel of 32 columns": (32, 64, None, None, True),
+    "gated mlp of no fast widths": (10, 20, None, 9, True),
 }
 MERGING = [(32, False, None), (64, True, 131), (6, False, 131), (6, True, None)]  # channels, norm last, zero point
 EMBEDDING = [(96, 3, 4), (64, 1, 5), (32, 4, 8), (20, 3, 4), (6, 2, 3)]  # width, channels, side of a patch
@@ -261,7 +261,7 @@ GIVEN: dict[str, Callable[..., Given]] = {
 BOTH_NORMS = [*GIVEN]
 GIVEN |= {
     **{f"{one} of {name}": partial(given_mlp, *MLPS[name], activation=one)
-       for name in ("mlp", "mlp of no fast widths") for one in ACTIVATIONS},
+       for name in ("mlp", "mlp of no fast widths", "gated mlp, uint8 in") for one in ACTIVATIONS},
     **{f"merging {case}": partial(given_merging, *case) for case in MERGING},
     **{f"merging {case} of a map {size}": partial(given_merging, *case, size)
        for case in MERGING for size in ((6, 4), (5, 7), (1, 1))},
