@@ -32,7 +32,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from pages import ROOT, line_of, script_parser, versions_here
+from pages import ROOT, join_cells, script_parser, versions_here
 from torch import Tensor, nn
 
 from swin_quant.backends.cuda.binding import NO_TILES, Bound, TileTable, bind, tiles_for
@@ -183,12 +183,12 @@ def write(
 
 def table(times: dict[Job, float]) -> Iterator[str]:
     names = list(dict.fromkeys(job.candidate for job in times))
-    yield line_of(["model", "batch", *(f"{name} ms" for name in names), "x best torch", "x trace"])
+    yield join_cells(["model", "batch", *(f"{name} ms" for name in names), "x best torch", "x trace"])
     yield "|---|" + "---:|" * (len(names) + 3)
     for model, batch in dict.fromkeys((job.model, job.batch) for job in times):
         ms = {job.candidate: taken for job, taken in times.items() if (job.model, job.batch) == (model, batch)}
         trace = f"{ms['trace fp16'] / ms['int8']:.2f}" if {"int8", "trace fp16"} <= set(ms) else "-"
-        yield line_of([model, batch, *(f"{ms[name]:.3f}" if name in ms else "-" for name in names), best(ms), trace])
+        yield join_cells([model, batch, *(f"{ms[name]:.3f}" if name in ms else "-" for name in names), best(ms), trace])
 
 
 def best(ms: dict[str, float]) -> str:
@@ -223,7 +223,7 @@ def measure(place: Place, job: Job) -> tuple[float, str]:
     """Build and time one candidate, on the CPU first and then moved. Returns milliseconds and a note."""
     try:
         run = CONTENDERS[job.candidate](job.model, job.batch, place)
-        return milliseconds(run, torch.randn(INPUTS, job.batch, *shape_of(job.model), device=place.device))
+        return milliseconds(run, torch.randn(INPUTS, job.batch, *input_shape(job.model), device=place.device))
     finally:
         run = None  # or an error's frame would keep it
         gc.collect()
@@ -308,7 +308,7 @@ class Expected:
 @cache
 def expected(name: str, precision: str) -> Expected:
     network = packed(name, precision)
-    images = torch.randn(CHECKED, *shape_of(name), generator=torch.Generator().manual_seed(1))
+    images = torch.randn(CHECKED, *input_shape(name), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         before, logits = calibrated(name, "cuda")(images), HostSession(network)(images)
     return Expected(images, logits, sqnr_db(before, logits) - MARGIN_DB)
@@ -336,7 +336,7 @@ def traced(name: str, batch: int, place: Place) -> Run:
     apply_policy(model, load_policy("float"))
     dtype = torch.float16 if place.device == "cuda" else torch.bfloat16
     model = model.to(place.device, dtype).requires_grad_(False)
-    example = torch.randn(batch, *shape_of(name)).to(place.device, dtype)
+    example = torch.randn(batch, *input_shape(name)).to(place.device, dtype)
     # A module itself would be inspected
     function = torch.jit.trace(lambda images: model(images), example, check_trace=False)
     return lambda images: function(images.to(dtype))
@@ -344,14 +344,14 @@ def traced(name: str, batch: int, place: Place) -> Run:
 
 def eager(name: str, batch: int, place: Place) -> Run:
     """timm's network in eager mode, in half precision."""
-    network = half_of_timm(name, place)
+    network = build_half_timm(name, place)
     return lambda images: network(images.half())
 
 
 def compiled(name: str, batch: int, place: Place, mode: str) -> Run:
     """torch.compile of timm's network in half precision; `milliseconds` captures the graph."""
     torch._dynamo.reset()
-    function = torch.compile(half_of_timm(name, place), mode=mode, dynamic=False)
+    function = torch.compile(build_half_timm(name, place), mode=mode, dynamic=False)
     return lambda images: function(images.half())
 
 
@@ -400,7 +400,7 @@ def calibrated(name: str, policy: str) -> Any:
     torch.manual_seed(0)
     model = build_model(load_config(find_config(name))).eval()
     apply_policy(model, load_policy(policy))
-    calibrate(model, [torch.randn(1, *shape_of(name))], Method("max"))
+    calibrate(model, [torch.randn(1, *input_shape(name))], Method("max"))
     return model
 
 
@@ -413,12 +413,12 @@ def _timm(name: str) -> nn.Module:
     return timm.create_model(known, pretrained=False).eval()
 
 
-def half_of_timm(name: str, place: Place) -> nn.Module:
+def build_half_timm(name: str, place: Place) -> nn.Module:
     """timm's network with the same sizes, random: a copy that may be changed."""
     return deepcopy(_timm(name)).to(place.device, torch.float16)
 
 
-def shape_of(name: str) -> tuple[int, int, int]:
+def input_shape(name: str) -> tuple[int, int, int]:
     """[3, side, side] of the model's pictures."""
     side = load_config(find_config(name)).DATA.IMG_SIZE
     return 3, side, side

@@ -48,9 +48,6 @@ def join_cells(cells: Iterable[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-line_of = join_cells  # the name that cuda_engine.py imports
-
-
 def place(page: Path, title: str, text: str) -> None:
     """Put a section under `## title` into the page, whose heading stays; sections are sorted by title.
 
