@@ -58,7 +58,8 @@ def wrap(
         raise UsageError(f"wrap takes a torch.nn.Module, not {type(module).__name__}")
     if preprocess is not None and not isinstance(preprocess, Preprocess):
         example = 'sq.Preprocess(224, True, "bicubic", mean=(0, 0, 0), std=(1, 1, 1))'
-        raise UsageError(f"preprocess is {preprocess!r}: give that of the training, like {example}")
+        kind = preprocess if isinstance(preprocess, str) else type(preprocess).__name__
+        raise UsageError(f"preprocess is {kind!r}: give that of the training, like {example}")
     named = Inputs.from_examples(size) if isinstance(size, Mapping) else size
     inputs = named if isinstance(named, Inputs) else None
     input_shape = named.shape if isinstance(named, Inputs) else _make_shape(named, channels)

@@ -74,7 +74,9 @@ def finish_artifact(
     before, now = _choices(old), _choices(card)
     changed = [key for key in before | now if before.get(key) != now.get(key)]
     if old.artifact and changed:  # in the batch, for example, which file names lack
-        differences = listed((f"{key} {before.get(key)!s:.40} (now {now.get(key)!s:.40})" for key in changed), 4)
+        told = {key: (f"{before.get(key)!s}", f"{now.get(key)!s}") for key in changed}
+        short = {key: f"{key} {was} (now {there})" for key, (was, there) in told.items() if len(was + there) < 80}
+        differences = listed((short.get(key, f"another {key}") for key in changed), 4)
         lost = ", and its results" if old.results else ""
         log.warning("%s: replaces an export with %s%s", file, one_line(differences), lost)
     with one_at_a_time(file.parent):  # else a measurement of the replaced file could overwrite the new card

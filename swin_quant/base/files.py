@@ -46,7 +46,9 @@ def near(path: str | os.PathLike[str]) -> str:
     """The end of a message about a missing `path`: the name in its folder that was meant, or nothing."""
     folder, name = os.path.split(os.fspath(path).rstrip(os.sep))
     try:
-        return did_you_mean(name, os.listdir(folder or os.curdir))
+        there, kind = os.listdir(folder or os.curdir), os.path.splitext(name)[1]
+        alike = [one for one in there if os.path.splitext(one)[1] == kind]  # a card is no artifact
+        return did_you_mean(name, alike or [one for one in there if one.startswith(name[: name.rfind(".") + 1])])
     except (OSError, ValueError):
         return ""
 

@@ -227,7 +227,8 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
                 described.say(place, value, f"{processor}: {_NAMED[place][0]}")
             described.refusals.update(refusals)
         else:
-            log.warning("%s: has no preprocessor_config.json beside it, so the preprocessing is unknown", path)
+            told = "pictures are prepared as Microsoft's Swins take them; give ‹config› for others"
+            log.warning("%s: has no preprocessor_config.json beside it: %s", path, told)
     elif _is_timm_config(config) or ("architecture" in config and file.name in WEIGHTS):
         _read_timm(described, config, str(path), node)
     elif config and file.name in WEIGHTS:

@@ -144,8 +144,8 @@ def read_pickled(path: Path) -> Any:
         with open_plain(path) as file:
             return read_torch(file)
     except Foreign as error:
-        names = listed(f"{name!r:.100}" for name in error.names)
-        problem = f"asks for {names}, which could run code, and was refused: save only the model's state_dict"
+        names = listed((f"{name!r:.100}" for name in error.names), 2)
+        problem = f"asks for {names}, which could run code, and was refused: save torch.save(model.state_dict(), FILE)"
     except Script:
         problem = "is a TorchScript archive, which is code: save the model's state_dict instead"
     except Compressed:

@@ -17,6 +17,7 @@ from swin_quant.report.accuracy.footnotes import is_simulated
 from swin_quant.report.accuracy.rows import latency, list_rows
 from swin_quant.report.next_command import DIR
 from swin_quant.report.table import NARROW, folded, html_facts
+from swin_quant.score.metrics import is_guessing
 
 FLOAT = "the float model"
 _MUCH = 1.0  # points of top-1 that are to be won back next
@@ -117,7 +118,14 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     else:
         then = next_command.after_scoring(card, file, result.engine)
     times: dict[str, Any] = {"engine": result.engine, "ms": ms, "float_ms": float_ms, "float_type": float_type}
-    summary = f"{loss_in_words(delta, error, result.pictures)}; {speed_in_words(**times)}"
+    loss = loss_in_words(delta, error, result.pictures)
+    right = round((result.acc1 - (delta or 0.0)) * result.pictures / 100)
+    known = card.wrapped["classes"] if card.wrapped else card.config.get("MODEL", {}).get("NUM_CLASSES")
+    classes = known or 0
+    if delta is not None and classes > 1 and is_guessing(right, result.pictures, classes):
+        right_about = f"float32 is right about {right} of {result.pictures:,}"
+        loss = f"no loss can be told: {right_about}, and guessing among {classes:,} classes does as well"
+    summary = f"{loss}; {speed_in_words(**times)}"
     figures = (result.pictures, delta, error)
     return DeployVerdict(FLOAT if is_slow else str(file), summary, then, *figures, **times)
 

@@ -51,6 +51,14 @@ def test_three_lines_at_80_columns_with_the_same_engine_s_float():
     assert all(text in verdict._repr_html_() for text in (FILE.name, "2.0 times", "swin-quant serve"))
 
 
+def test_a_float_model_that_guesses_shows_no_loss():
+    chance = [dataclasses.replace(one, acc1=0.1, delta_acc1=None) for one in (TORCH, OWN)]
+    card = card_of(*chance, dataclasses.replace(INT8, acc1=0.1, delta_acc1=0.0, delta_acc1_se=0.0))
+    card = dataclasses.replace(card, config={"MODEL": {"NUM_CLASSES": 1000}})
+    summary = artifact_verdict(card, FILE, CHECKPOINT, "data").summary
+    assert "no loss can be told: float32 is right about 5 of 5,000, and guessing among 1,000" in summary
+
+
 def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():
     checkpoint = Path("my own folder of runs", "swin_tiny_patch4_window7_224_calib.pth")
     much = artifact_verdict(
