@@ -4,6 +4,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import backends, targets
 from swin_quant.cards.card import RunCard
@@ -80,7 +82,9 @@ def to_export(policy: Policy | None, checkpoint: Path, folder: Path) -> str:
     known = list(targets().values())
     named = [one for one in known if policy and policy.name in one.exporting.policies]
     able = named or [one for one in known if policy is None or one.takes(policy)] or known
-    target = max(able, key=lambda one: one.runs_its_export and one.is_installed and not one.emulates)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runs_here = [one for one in able if one.runs_its_export and one.is_installed and one.is_fast_on(device)]
+    target = next((one for one in runs_here if not one.emulates), able[0])
     return fill(_EXPORT, checkpoint=checkpoint, target=target.name, folder=folder)
 
 
