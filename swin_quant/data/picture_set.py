@@ -132,7 +132,7 @@ class PictureSet:
         if self.split is None and not is_data_set(self.path):
             if not os.path.exists(self.path) and not glob.has_magic(self.path):
                 raise SwinQuantError(
-                    f"{self.path}: no such file or folder{near(self.path) or ': give a folder of pictures'}"
+                    f"{self.path}: no such file or folder{near(self.path) or ': ‹data_path› takes a folder of pictures'}"
                 )
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
