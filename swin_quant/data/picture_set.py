@@ -131,9 +131,8 @@ class PictureSet:
             raise UsageError(f"no pictures: give ‹data_path› DIR{either}")
         if self.split is None and not is_data_set(self.path):
             if not os.path.exists(self.path) and not glob.has_magic(self.path):
-                raise SwinQuantError(
-                    f"{self.path}: no such file or folder{near(self.path) or ': ‹data_path› takes a folder of pictures'}"
-                )
+                remedy = near(self.path) or ": ‹data_path› takes a folder of pictures"
+                raise SwinQuantError(f"{self.path}: no such file or folder{remedy}")
             if classes is not None:
                 raise UsageError(f"{self.path}: pictures without a split have no labels: pictures(path, split)")
             opened: Pictures = NamedPictures([self.path])
