@@ -146,7 +146,7 @@ class _Graphs:
         """The outputs of the graph for every shape that the file takes."""
         if self.open is None:
             self.open = self.compiled_for(None).create_infer_request()
-        self.open.infer(as_input(self.file, images), share_inputs=True)
+        self._try("run", lambda: self.open.infer(as_input(self.file, images), share_inputs=True))
         return as_output([self.open.get_output_tensor(at).data for at in range(len(self.file.outputs))], images)
 
     def fed(self, images: Tensor) -> Any:
