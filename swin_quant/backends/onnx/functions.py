@@ -1,94 +1,21 @@
 """Writes an ONNX function for each plugin's node into the file: engines without the plugin run the function."""
 
 from collections.abc import Callable, Sequence
-from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from swin_quant.backends.onnx.function_body import FunctionBody
 from swin_quant.base.errors import UsageError
 from swin_quant.operators.plugins import Node, Plugin
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, ModelProto, NodeProto
+    from onnx import FunctionProto, ModelProto
 
 _END = 2**62
 _FLOAT, _INT8 = 1, 3  # onnx.TensorProto's numbers
-_HAS_GELU = 20  # the first opset that does
 _MERGED = [0, 1, 3, 2, 4, 5]  # of [B, H / h, h, W / w, w, C]: the places of a window side by side, or back
 
 
-class _Body:
-    """The nodes of the function that `calls` share, in order."""
-
-    def __init__(self, opset: int, calls: Sequence[Node]) -> None:
-        self.opset, self.calls, self.attributes = opset, calls, calls[0].attributes
-        self.nodes: list[NodeProto] = []
-
-    def __call__(
-        self, op: str, *inputs: str, refer: dict[str, tuple[str, str]] | None = None, **attributes: Any
-    ) -> str:
-        """Add a node; returns its output's name. `refer`: attribute -> the function's attribute, and its type."""
-        import onnx
-
-        out = f"v{len(self.nodes)}"
-        node = onnx.helper.make_node(op, inputs, [out], **attributes)
-        for name, (own, kind) in (refer or {}).items():
-            attribute = node.attribute.add()
-            attribute.name, attribute.ref_attr_name = name, own
-            attribute.type = getattr(onnx.AttributeProto, kind)
-        self.nodes.append(node)
-        return out
-
-    def whole(self, *values: int) -> str:
-        """These whole numbers, as a list."""
-        return self("Constant", value_ints=list(values))
-
-    def number(self, value: float) -> str:
-        """A scalar, float32 or int64."""
-        return self("Constant", value_int=value) if isinstance(value, int) else self("Constant", value_float=value)
-
-    def given(self, attribute: str, kind: str) -> str:
-        """An attribute of the function: INT, INTS or FLOATS."""
-        return self("Constant", refer={f"value_{kind.lower()}": (attribute, kind)})
-
-    def at(self, values: str, place: int) -> str:
-        """One of several values, as a list."""
-        return self("Slice", values, self.whole(place), self.whole(place + 1))
-
-    def size(self, x: str, dimension: int) -> str:
-        return self.at(self("Shape", x), dimension)
-
-    def norm(self, x: str, gain: str, offset: str) -> str:
-        return self("LayerNormalization", x, gain, offset, refer={"epsilon": ("epsilon", "FLOAT")})
-
-    def normed(self, x: str, norm: Sequence[str], inner: Callable[[str], str]) -> str:
-        """`inner` of x with its norm (gain and offset) before it, or behind it with `norm_last`."""
-        if self.attributes["norm_last"]:
-            return self.norm(inner(x), *norm)
-        return inner(self.norm(x, *norm))
-
-    def linear(self, y: str, scale: str, zero: str, weight: str, scales: str, bias: str) -> str:
-        y = self("DequantizeLinear", self("QuantizeLinear", y, scale, zero), scale, zero)
-        product = self("MatMul", y, self("DequantizeLinear", weight, scales, axis=1))
-        return self("Add", product, self("Unsqueeze", bias, self.whole(0)))  # as `keep_integer` has it
-
-    def activation(self, x: str, name: str) -> str:
-        """The activation of `swin/int8_operators` of this name."""
-        if name == "relu":
-            return self("Relu", x)
-        if name in ("silu", "quick_gelu"):
-            inner = x if name == "silu" else self("Mul", x, self.number(1.702))
-            return self("Mul", x, self("Sigmoid", inner))
-        if self.opset >= _HAS_GELU:
-            return self("Gelu", x, approximate="tanh") if name == "gelu_tanh" else self("Gelu", x)
-        if name == "gelu_tanh":
-            cube = self("Mul", self("Mul", x, x), self("Mul", x, self.number(0.044715)))
-            curve = self("Tanh", self("Mul", self("Add", x, cube), self.number((2 / pi) ** 0.5)))
-        else:
-            curve = self("Erf", self("Div", x, self.number(2**0.5)))
-        return self("Mul", self("Mul", x, self("Add", curve, self.number(1.0))), self.number(0.5))
-
-
-def _roll(body: _Body, x: str) -> str:
+def _roll(body: FunctionBody, x: str) -> str:
     dims = body.attributes["dims"]
     if other := next((call.attributes["dims"] for call in body.calls if call.attributes["dims"] != dims), None):
         raise UsageError(
@@ -105,11 +32,11 @@ def _roll(body: _Body, x: str) -> str:
     return x
 
 
-def _layer_norm(body: _Body, *inputs: str) -> str:
+def _layer_norm(body: FunctionBody, *inputs: str) -> str:
     return body("LayerNormalization", *inputs, refer={"axis": ("axis", "INT"), "epsilon": ("epsilon", "FLOAT")})
 
 
-def _window_partition(body: _Body, x: str) -> str:
+def _window_partition(body: FunctionBody, x: str) -> str:
     window = body("Reshape", body.given("window", "INT"), body.whole(1))
     shape = body("Shape", x)
     batch, height, width, channels = (body.at(shape, place) for place in range(4))
@@ -122,7 +49,7 @@ def _window_partition(body: _Body, x: str) -> str:
 class _Scales:
     """The attribute `scales` of a function, and rounding by one of them."""
 
-    def __init__(self, body: _Body) -> None:
+    def __init__(self, body: FunctionBody) -> None:
         self.body, self.all = body, body.given("scales", "FLOATS")
         self.ends = body.number(-128.0), body.number(127.0)
 
@@ -136,7 +63,7 @@ class _Scales:
         return self.body("Mul", self.levels(x, place), self.at(place))
 
 
-def _attention(body: _Body, x: str, constant: str) -> str:
+def _attention(body: FunctionBody, x: str, constant: str) -> str:
     scales = _Scales(body)
     is_rounded = body("Greater", body("Size", scales.all), body.number(4))
     parts = [lambda part, i=i: body("Mul", body("Cast", part, to=_FLOAT), scales.at(i)) for i in range(3)]
@@ -145,7 +72,7 @@ def _attention(body: _Body, x: str, constant: str) -> str:
 
 
 def _attended(
-    body: _Body, x: str, parts: Sequence[Callable[[str], str]], constant: str, rounded: Callable[[str], str]
+    body: FunctionBody, x: str, parts: Sequence[Callable[[str], str]], constant: str, rounded: Callable[[str], str]
 ) -> str:
     """softmax(q k^T + constant) v [B, T, C]. x: q, k and v [B, T, 3C], of which `parts` make floats; `rounded`: the
     softmax."""
@@ -165,14 +92,14 @@ def _attended(
     return body("Reshape", x, body("Concat", batch, tokens, body("Mul", heads, depth), axis=0))
 
 
-def _attention_branch(body: _Body, x: str, places: str, gain: str, offset: str, *constants: str) -> str:
+def _attention_branch(body: FunctionBody, x: str, places: str, gain: str, offset: str, *constants: str) -> str:
     linears, tables, lengths = constants[:10], constants[10:13], constants[13:]
     x = body("Gather", x, places, axis=1)
     inner = body.normed(x, (gain, offset), lambda y: _inside_windows(body, y, linears, _biases(body, *tables), lengths))
     return body("Add", x, inner)
 
 
-def _token_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) -> str:
+def _token_branch(body: FunctionBody, x: str, gain: str, offset: str, *constants: str) -> str:
     linears, own, parts = constants[:10], iter(constants[10:]), body.attributes.get("parts", "")
     if "bias" in parts:
         added = body("Gather", next(own), next(own), axis=1)
@@ -190,7 +117,7 @@ def _token_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) 
     )
 
 
-def _turned(body: _Body, y: str, norms: str | None, table: str | None) -> str:
+def _turned(body: FunctionBody, y: str, norms: str | None, table: str | None) -> str:
     """q, k and v [B, T, 3C] with q and k of each head normalised, then rotated."""
     heads = body("Reshape", body.given("heads", "INT"), body.whole(1))
     x = body("Reshape", y, body("Concat", body.whole(0, 0, 3), heads, body.whole(-1), axis=0))
@@ -210,7 +137,7 @@ def _turned(body: _Body, y: str, norms: str | None, table: str | None) -> str:
     return body("Reshape", stacked, body("Shape", y))
 
 
-def _biases(body: _Body, table: str, index: str, regions: str) -> str:
+def _biases(body: FunctionBody, table: str, index: str, regions: str) -> str:
     """What logits have added [nW heads, L, L]: position biases, of which `index` has one for two tokens, and a mask."""
     regions = body("Cast", regions, to=_FLOAT)
     own, seen = (body("Unsqueeze", regions, body.whole(1, axis)) for axis in (3, 2))
@@ -221,7 +148,7 @@ def _biases(body: _Body, table: str, index: str, regions: str) -> str:
 
 
 def _inside_windows(
-    body: _Body,
+    body: FunctionBody,
     y: str,
     linears: Sequence[str],
     constant: str,
@@ -238,7 +165,7 @@ def _inside_windows(
     return body.linear(y, *linears[5:])
 
 
-def _normalize_lengths(body: _Body, y: str, lengths: str) -> str:
+def _normalize_lengths(body: FunctionBody, y: str, lengths: str) -> str:
     """q, k and v [B, T, 3C] with each head's q normalised to `lengths` [heads], and its k to 1."""
     lengths = body("Concat", lengths, body("Div", lengths, lengths), axis=0)
     channels = body("Slice", body("Shape", y), body.whole(2), body.whole(3))
@@ -256,7 +183,7 @@ def _normalize_lengths(body: _Body, y: str, lengths: str) -> str:
 class _Cut:
     """The cut of maps like `x` [B, H, W, C] into the windows of a function's attributes (`models.maps.Cut`)."""
 
-    def __init__(self, body: _Body, x: str) -> None:
+    def __init__(self, body: FunctionBody, x: str) -> None:
         self.body, self.pad_first = body, body.attributes["pad_first"]
         shape = body("Shape", x)
         self.batch, height, width, self.channels = (body.at(shape, place) for place in range(4))
@@ -320,7 +247,7 @@ class _Cut:
         return body("Reshape", windows, body("Concat", *sizes, axis=0))
 
 
-def _map_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) -> str:
+def _map_branch(body: FunctionBody, x: str, gain: str, offset: str, *constants: str) -> str:
     linears, (table, index, *lengths) = constants[:10], constants[10:]
     cut = _Cut(body, x)
 
@@ -331,7 +258,7 @@ def _map_branch(body: _Body, x: str, gain: str, offset: str, *constants: str) ->
     return body("Add", x, body.normed(x, (gain, offset), inner))
 
 
-def _mlp(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
+def _mlp(body: FunctionBody, x: str, gain: str, offset: str, *linears: str) -> str:
     name = body.attributes.get("activation", "gelu")
 
     wide, size = body.calls[0].inputs[5].shape[1], body.calls[0].inputs[10].shape[0]
@@ -347,7 +274,7 @@ def _mlp(body: _Body, x: str, gain: str, offset: str, *linears: str) -> str:
     return body("Add", x, body.normed(x, (gain, offset), inner))
 
 
-def _patch_merging(body: _Body, x: str, gain: str, offset: str, *constants: str) -> str:
+def _patch_merging(body: FunctionBody, x: str, gain: str, offset: str, *constants: str) -> str:
     linear, places = constants[:5], constants[5:]
     wide = body.size(linear[2], 0)
     if places:
@@ -362,7 +289,7 @@ def _patch_merging(body: _Body, x: str, gain: str, offset: str, *constants: str)
     return body.normed(y, (gain, offset), lambda y: body.linear(y, *linear))
 
 
-def _padded(body: _Body, x: str, first: int, side: int) -> tuple[str, str, str]:
+def _padded(body: FunctionBody, x: str, first: int, side: int) -> tuple[str, str, str]:
     """x of rank 4 with zeros that make two of its dimensions, from `first` on, multiples of `side`; how often these
     hold it."""
     shape, counts, missing = body("Shape", x), [], []
@@ -375,7 +302,9 @@ def _padded(body: _Body, x: str, first: int, side: int) -> tuple[str, str, str]:
     return body("Pad", x, pads), counts[0], counts[1]
 
 
-def _patch_embedding(body: _Body, x: str, filters: str, offsets: str, gain: str, offset: str, *places: str) -> str:
+def _patch_embedding(
+    body: FunctionBody, x: str, filters: str, offsets: str, gain: str, offset: str, *places: str
+) -> str:
     sides = list(body.calls[0].inputs[1].shape[2:])  # the patch: strides are attributes, which no tensor gives
     x = x if places else _padded(body, x, 2, sides[0])[0]
     y = body("Conv", x, filters, offsets, strides=sides, kernel_shape=sides)
@@ -406,7 +335,7 @@ def build_function(plugin: Plugin, calls: Sequence[Node], opset: int) -> "Functi
     """The function that all nodes of a plugin call. UsageError if one function cannot stand for all of them."""
     import onnx
 
-    body = _Body(opset, calls)
+    body = FunctionBody(opset, calls)
     inputs = [f"x{place}" for place in range(len(calls[0].inputs))]
     output = _BODIES[plugin.operator](body, *inputs)
     opsets = [onnx.helper.make_opsetid("", opset)]
