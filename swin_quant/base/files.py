@@ -80,6 +80,8 @@ def require_file(path: str | os.PathLike[str], what: str) -> None:
     except OSError as error:
         raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
     if not stat.S_ISREG(mode):
+        if any(os.path.isdir(os.path.join(path, split)) for split in ("train", "val")):
+            raise UsageError(f"{path}: is a folder of pictures: give the {what} file in its place")
         kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise SwinQuantError(f"{path}: is {kind}: give the {what} file")
 

@@ -305,6 +305,12 @@ def test_a_picture_in_the_place_of_the_model_is_told_so(run, pictures, tmp_path,
     has(line, f"{picture}: is a picture: name the {what} first")
 
 
+@pytest.mark.parametrize("words", [["calibrate", "--data-path", "swin.pth"], ["verify", "--data-path", "swin.onnx"]])
+def test_a_folder_of_pictures_in_the_place_of_the_model_is_told_so(run, pictures, words):
+    line = run(words[0], pictures, *words[1:]).error(2)
+    has(line, f"{pictures}: is a folder of pictures: give the checkpoint file in its place")
+
+
 def test_words_that_nothing_takes_are_told_with_the_flag_of_a_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my pictures").mkdir()

@@ -47,9 +47,9 @@ class PassContext:
             pictures -= len(batch)
         return list(found[0].tensor_split(2)) if len(found) == 1 and len(found[0]) > 1 else found
 
-    def walk(self, pictures: int) -> Iterator[UnitRun]:
+    def walk(self, pictures: int, work: str = "units") -> Iterator[UnitRun]:
         """Each unit in order, with the original's inputs and outputs for the first pictures; it may be changed."""
-        return walk(self.model, self.units, self.first(pictures), self.original)
+        return walk(self.model, self.units, self.first(pictures), self.original, work)
 
 
 @dataclass(frozen=True)

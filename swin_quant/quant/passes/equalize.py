@@ -157,7 +157,7 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
         found = measure(context, options.pictures)
         names = {spread.place.scaled.name for spread in found if spread.stands_out and not spread.place.stream}
         wanted = {unit for unit in context.units if any(inside(name, unit) for name in names)}
-    for step in context.walk(options.pictures) if wanted else ():
+    for step in context.walk(options.pictures, "equalize") if wanted else ():
         if step.name not in wanted:
             continue
         wanted.remove(step.name)

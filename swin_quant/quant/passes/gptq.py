@@ -140,7 +140,7 @@ def run(context: PassContext, options: GptqOptions) -> str:
     gains: dict[str, float] = {}
     skipped: list[str] = []
     inputs: list[Tensor] = []
-    for step in context.walk(options.pictures):
+    for step in context.walk(options.pictures, "gptq"):
         inputs = inputs or step.inputs
         original = copy_state(step.unit)
         outputs = quantized(step.unit, inputs)

@@ -33,7 +33,7 @@ def improve_units(
     gains: dict[str, float] = {}
     known = 0
     inputs: list[Tensor] = []
-    for number, step in enumerate(walk(context.model, context.units, images, context.original)):
+    for number, step in enumerate(walk(context.model, context.units, images, context.original, name)):
         inputs = inputs or step.inputs
         if enabled_in(step.unit):
             file, before, device = f"{key}-{number}", copy_state(step.unit), inputs[0].device

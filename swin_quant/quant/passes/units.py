@@ -49,11 +49,12 @@ class UnitRun:
 
 
 def walk(
-    model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor], original: nn.Module
+    model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor], original: nn.Module, work: str = "units"
 ) -> Iterator[UnitRun]:
-    """Each unit of `model` in order, which may be changed. `original`, a copy, computes inputs and outputs."""
+    """Each unit of `model` in order, which may be changed. `original`, a copy, computes inputs and outputs. `work`
+    names the progress."""
     inputs: list[Tensor] = []
-    for name, unit in track(list(units.items()), "units", len(units)):
+    for name, unit in track(list(units.items()), work, len(units), "units"):
         source = original.get_submodule(name)
         if not inputs:
             with torch.inference_mode():
