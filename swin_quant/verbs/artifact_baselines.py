@@ -108,8 +108,9 @@ def load_baseline(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wo
 def load_own_floats(
     group: Sequence[PreparedArtifact], scoring: Scoring, world: World, folder: Path
 ) -> dict[str, list[Engine]]:
-    """Engine name -> the float forms of the same weights on it, where none is scored: in the type of the artifact's
-    float layers, and in the half type that the engine would choose for float. They are exported into `folder`."""
+    """Engine name -> the float forms of the same weights on it, where none is scored: in the half type that the engine
+    would choose for float, or else in float32; in both if a type is asked for, or engines are only timed. They are
+    exported into `folder`."""
     first, options = group[0], scoring.options
     if first.checkpoint is None or (first.artifact.card.wrapped and scoring.origin is None):
         return {}
@@ -132,7 +133,10 @@ def load_own_floats(
             artifact = target.write(module, card, first.checkpoint, folder / name, plain)
             offered = function(backend.float_types)() if backend.float_types else []
             half = [kind for kind in HALF_TYPES if kind in offered and kind == half_type("auto", world.device)]
-            for kind in dict.fromkeys([options.float_type, *half]):
+            # float32 is the slowest of them to score; to time it takes seconds.
+            is_extra = half and not options.float_type and scoring.timed is None
+            asked = [] if is_extra else [options.float_type]
+            for kind in dict.fromkeys([*asked, *half]):
                 loaded = load_engines(artifact, [name], replace(options, float_type=kind))
                 found.setdefault(name, []).extend(loaded.values())
         except (SwinQuantError, RuntimeError) as error:  # by exporters and engines

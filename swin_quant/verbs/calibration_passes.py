@@ -97,7 +97,7 @@ def outliers_left(
         return []
     ran = [one for one in passes if one["name"] == "equalize"]
     exchanged = any(one["kept"] and not one["note"].startswith(NO_GAIN) for one in ran)
-    context = PassContext(model, _chunked(images), exchanges=list_exchanges(model))
+    context = PassContext(model, _chunked(images), exchanges=list_exchanges(model), changes=False)
     return outlier_channels(context, exchanged, tried=bool(ran))
 
 

@@ -22,7 +22,8 @@ class PassContext:
     `units`: the modules that a forward pass runs one after another, each on the previous one's output. `exchanges`:
     places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
     modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
-    network and measures against `original`, a copy from before. `scratch`: where a long pass stores finished parts.
+    network and measures against `original`, a copy from before; without `changes` the network is only measured, and no
+    copy is made. `scratch`: where a long pass stores finished parts.
     """
 
     model: nn.Module
@@ -33,10 +34,11 @@ class PassContext:
     scratch: Scratch = Scratch()
     padded: Sequence[str] = ()
     fixed: Sequence[str] = ()
+    changes: bool = True
     original: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "original", copy.deepcopy(self.model))
+        object.__setattr__(self, "original", copy.deepcopy(self.model) if self.changes else self.model)
 
     def first(self, pictures: int) -> list[Tensor]:
         """Batches of the first pictures: two at least, if there are two pictures."""
