@@ -116,13 +116,17 @@ def _without_values(cfg: CfgNode) -> nn.Module:
 
 
 def _one_window(cfg: CfgNode) -> tuple[int, int] | None:
-    """The channels of a head and the tokens of a picture of a plain ViT, without positions or norms in its products."""
-    name, plain = cfg.MODEL.TIMM.ARCHITECTURE, import_timm().models.vision_transformer.Attention
+    """The channels of a head and the tokens of a picture of a ViT whose products are plain or rotated alike in every
+    head: no bias of positions and no norm is in them or behind them."""
+    name, models = cfg.MODEL.TIMM.ARCHITECTURE, import_timm().models
     if not import_timm().is_model(name):
         return None
     module: Any = _without_values(cfg)
-    parts = [part for part in module.modules() if hasattr(part, "qkv")]
-    if not parts or any(type(part) is not plain or not isinstance(part.q_norm, nn.Identity) for part in parts):
+    parts: list[Any] = [part for part in module.modules() if hasattr(part, "qkv")]
+    known = {models.vision_transformer.Attention, models.eva.AttentionRope, models.eva.EvaAttention}
+    if not parts or {type(part) for part in parts} - known or getattr(module, "rope_mixed", False):
+        return None
+    if any(not isinstance(norm, nn.Identity) for part in parts for norm in (part.q_norm, part.norm)):
         return None
     return parts[0].head_dim, module.patch_embed.num_patches + module.num_prefix_tokens
 
