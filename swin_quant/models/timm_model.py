@@ -116,19 +116,21 @@ def _without_values(cfg: CfgNode) -> nn.Module:
 
 
 def _one_window(cfg: CfgNode) -> tuple[int, int] | None:
-    """The channels of a head and the tokens of a picture of a ViT whose products are plain or rotated alike in every
-    head: no bias of positions and no norm is in them or behind them."""
+    """The channels of a head and the tokens of a picture of a ViT, unless rotations differ by head, or a norm stands
+    behind its products."""
     name, models = cfg.MODEL.TIMM.ARCHITECTURE, import_timm().models
     if not import_timm().is_model(name):
         return None
     module: Any = _without_values(cfg)
     parts: list[Any] = [part for part in module.modules() if hasattr(part, "qkv")]
-    known = {models.vision_transformer.Attention, models.eva.AttentionRope, models.eva.EvaAttention}
+    plain, rotated = models.vision_transformer.Attention, (models.eva.AttentionRope, models.eva.EvaAttention)
+    known = {plain, models.beit.Attention, *rotated}
     if not parts or {type(part) for part in parts} - known or getattr(module, "rope_mixed", False):
         return None
-    if any(not isinstance(norm, nn.Identity) for part in parts for norm in (part.q_norm, part.norm)):
+    if any(not isinstance(getattr(part, "norm", nn.Identity()), nn.Identity) for part in parts):
         return None
-    return parts[0].head_dim, module.patch_embed.num_patches + module.num_prefix_tokens
+    channels = parts[0].proj.in_features // parts[0].num_heads
+    return channels, module.patch_embed.num_patches + module.num_prefix_tokens
 
 
 def _made(timm: Any, options: Mapping[str, Any], cfg: CfgNode) -> nn.Module:

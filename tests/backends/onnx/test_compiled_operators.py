@@ -323,7 +323,7 @@ def test_operators_are_the_default_where_they_were_measured_to_be_faster(kind, k
         ("vit_small_patch16_dinov3", 224, True),
         ("eva02_small_patch14_224", 224, True),  # its MLP, which has a gate, stays plain
         ("vit_base_patch16_rope_mixed_224", 224, False),  # rotations that differ by head
-        ("beit_base_patch16_224", 224, False),  # has a bias of positions
+        ("beit_base_patch16_224", 224, True),
         ("resnet50", 224, False),
     ],
 )

@@ -137,8 +137,7 @@ class MlpBranch:
 
     @property
     def is_fast(self) -> bool:
-        is_gated = len(self.hidden.parts) > 1  # which nobody has measured yet
-        return not is_gated and is_fast_mlp(*self.fc2._weight_quantizer.values.shape[::-1])
+        return is_fast_mlp(*self.fc2._weight_quantizer.values.shape[::-1])
 
     def operator(self) -> nn.Module:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""

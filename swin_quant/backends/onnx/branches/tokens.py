@@ -197,8 +197,7 @@ class TokenBranch:
 
     @property
     def is_fast(self) -> bool:
-        fits = isinstance(self.tokens, int) and self.tokens <= FAST_HEADS.get(self.rows.shape[1], 0)
-        return fits and self.parts.keys() <= {"rotary"}  # nobody has measured the others yet
+        return isinstance(self.tokens, int) and self.tokens <= FAST_HEADS.get(self.rows.shape[1], 0)
 
     def operator(self) -> nn.Module:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
