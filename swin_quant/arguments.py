@@ -75,15 +75,18 @@ def _kinds(value: Any) -> set[str]:
 
 
 def _right_call(name: str, signature: inspect.Signature, given: Mapping[str, Any], moved: Mapping[str, str]) -> str:
-    """The call with each needed argument, and those `moved` to the parameter of their kind; texts as they are."""
-    texts = {moved.get(key, _EXPECTED.get(key)): repr(value) for key, value in given.items() if isinstance(value, str)}
+    """The call with each needed argument, and those `moved` to the parameter of their kind; texts as they are. What
+    stood where a moved one belongs takes its place."""
+    texts = {key: repr(value) for key, value in given.items() if isinstance(value, str)}
+    for key, kind in moved.items():
+        right = next(one for one in signature.parameters if _EXPECTED.get(one) == kind)
+        here, there = texts.pop(key, None), texts.pop(right, None)
+        texts |= {one: text for one, text in ((right, here), (key, there)) if text}
     shown = []
     for key, parameter in signature.parameters.items():
-        kind = _EXPECTED.get(key)
         is_needed = _is_needed(parameter)
-        if is_needed or kind in moved.values():
-            by_name = f"{key}=" if not is_needed else ""
-            shown.append(by_name + (texts.get(kind, key) if kind in {*moved.values(), "policy", "backend"} else key))
+        if is_needed or (moved and key in texts) or _EXPECTED.get(key) in moved.values():
+            shown.append(("" if is_needed else f"{key}=") + texts.get(key, key))
     return f"sq.{name}({', '.join(shown)})"
 
 

@@ -52,7 +52,7 @@ class PolicyChoice:
             raise UsageError("‹policy› auto: `quantize` has it, and `search` finds it for a calibrated checkpoint")
         rules, policies = self._rules(), [load_policy(name) for name in self.policy]
         if rules and not policies:
-            raise UsageError("‹policy›: name the policy that ‹off›, ‹wprec› or another option changes")
+            raise UsageError("‹policy›: name the policy that ‹off›, ‹wprec› or the like changes, as ‹policy› qdq")
         counted = Counter(policy.sha256 for policy in policies)
         if twice := [policy.name for policy in policies if counted[policy.sha256] > 1]:
             raise UsageError(f"‹policy›: {' and '.join(dict.fromkeys(twice))} is given twice, by its rules")

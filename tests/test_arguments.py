@@ -30,7 +30,7 @@ CALLS = {
     ),
     "calibrate(data, model)": (
         lambda model: sq.calibrate([X], model, "qdq"),
-        "calibrate: model is pictures: call sq.calibrate(model, pictures)",
+        "calibrate: model is pictures: call sq.calibrate(model, pictures, policy='qdq')",
     ),
     "evaluate(model, policy, data)": (
         lambda model: sq.evaluate(model, "qdq", [X]),
@@ -38,11 +38,15 @@ CALLS = {
     ),
     "export(model, folder, backend)": (
         lambda model: sq.export(model, "out", "onnxruntime"),
-        "export: folder is a backend, 'onnxruntime': call sq.export(model, 'onnxruntime')",
+        "export: folder is a backend, 'onnxruntime': call sq.export(model, 'onnxruntime', folder='out')",
     ),
     "quantize(model, backend, data)": (
         lambda model: sq.quantize(model, "openvino", [X], "out"),
-        "quantize: pictures is a backend, 'openvino': call sq.quantize(model, pictures, 'openvino')",
+        "quantize: pictures is a backend, 'openvino': call sq.quantize(model, pictures, 'openvino', folder='out')",
+    ),
+    "calibrate(model, policy, place)": (
+        lambda model: sq.calibrate(model, "cpu", "imagenet"),
+        "calibrate: pictures is a policy, 'cpu': call sq.calibrate(model, 'imagenet', policy='cpu')",
     ),
     "predict(data, model)": (
         lambda model: sq.predict(X, model),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 _LONGEST = 1500  # characters: more than any list of ours takes, less than a screenful
 _FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
 _words: dict[str, str] = {}
+_IN_PYTHON = {"data_path": "pictures"}
 
 
 class SwinQuantError(Exception):
@@ -51,7 +52,12 @@ def offered(word: str, names: Iterable[str]) -> str:
 
 def in_words(text: str) -> str:
     """A message with the names that fields have in this context."""
-    return _FIELD.sub(lambda match: _words.get(match[1], match[1]), text)
+    return _FIELD.sub(lambda match: _words.get(match[1]) or _IN_PYTHON.get(match[1], match[1]), text)
+
+
+def as_flags(text: str) -> str:
+    """A message with its fields as flags of a command, whoever reads it later."""
+    return _FIELD.sub(lambda match: f"--{match[1].replace('_', '-')}", text)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.files import list_parts
+from swin_quant.base.files import configs_dir, list_parts
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
@@ -185,7 +185,10 @@ def config_given(
         if named(name) and "MODEL.NUM_CLASSES" not in explicit:  # the name gives ImageNet's
             overrides |= _find_head_classes(opened.weights(cfg.MODEL.WEIGHTS))
             cfg = load_config(path, opts, overrides, whole=False)
-        cfg = agreed(cfg, opened, keys_set_in(path) | explicit, explicit)
+        stated = keys_set_in(path) | explicit
+        if Path(path).is_relative_to(configs_dir()):  # a shipped name stands for the whole architecture
+            stated |= {f"MODEL.{cfg.MODEL.TYPE.upper()}.{key}" for key in architecture(cfg)}
+        cfg = agreed(cfg, opened, stated, explicit)
     return from_dict(to_dict(cfg), str(path))
 
 

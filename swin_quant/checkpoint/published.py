@@ -227,7 +227,7 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
                 described.say(place, value, f"{processor}: {_NAMED[place][0]}")
             described.refusals.update(refusals)
         else:
-            told = "pictures are prepared as Microsoft's Swins take them; give ‹config› for others"
+            told = "pictures are prepared as Microsoft's Swins take them; give ‹cfg› for others"
             log.warning("%s: has no preprocessor_config.json beside it: %s", path, told)
     elif _is_timm_config(config) or ("architecture" in config and file.name in WEIGHTS):
         _read_timm(described, config, str(path), node)

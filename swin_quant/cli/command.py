@@ -40,14 +40,17 @@ class Command:
         self.examples: str = getattr(module, "EXAMPLES", "")
         self.saves = "save_in" in dir(inspect.signature(self.function).return_annotation)
         self.arguments = {one.name: one for one in command_arguments(self.function)}
+        places = [one.name.upper() for one in self.arguments.values() if one.is_placed]
         self.app = App(
             name=f"swin-quant {name}",
+            usage=" ".join(["Usage: swin-quant", name, *places, "[OPTIONS]"]),
             help=_read_docstring(self.function)[0],
             help_format="markdown",
             version_flags=[],
             default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True, json_list=False),
             result_action="return_value",
         )
+        self.app["--help"].show = False  # else a box of its own tops every help
         self.app.default(self._flat())
 
     @property
@@ -130,8 +133,8 @@ class Command:
 
     def _surplus(self, surplus: Sequence[str], arguments: Sequence[str]) -> str:
         """The message about words that no argument takes; a folder among the words is likely that of the pictures."""
-        places = [one.name.upper() for one in self.arguments.values() if one.is_placed]
-        taken = f"{listed(surplus)}: too many words: {self.name} takes {' and '.join(places) or 'flags'} alone"
+        places = " and ".join(one.name.upper() for one in self.arguments.values() if one.is_placed)
+        taken = f"{listed(surplus)}: too many words: {self.name} takes {places or 'flags'} alone"
         folder = next((word for word in arguments if os.path.isdir(word)), None)
         if folder is None or "--data-path" not in self.flags.difference(arguments):
             return taken

@@ -54,7 +54,8 @@ def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whos
         )
     elif len(data) != classes:
         raise SwinQuantError(
-            f"{place} has {len(data)} classes, but MODEL.NUM_CLASSES is {classes}: correct one of them"
+            f"{place} has {len(data)} classes, but MODEL.NUM_CLASSES is {classes}: correct one of them, or `train` the "
+            "model with ‹replace_head›"
         )
 
 

@@ -130,7 +130,7 @@ class Observation:
     def calibration(self) -> Calibration:
         """The result. SwinQuantError if there was no picture."""
         if self.pictures == 0:
-            raise SwinQuantError("calibration saw no picture: check ‹data_path› and ‹pictures›")
+            raise SwinQuantError("calibration saw no picture: check ‹data_path›")
         seen = self.observers.items()
         return Calibration(
             self.pictures,

@@ -132,7 +132,7 @@ def sensitivity(
             rows.append(row)
             computed += batch.computed
     if not rows:
-        raise SwinQuantError("there was no picture to measure with: check ‹data_path› and ‹pictures›")
+        raise SwinQuantError("there was no picture to measure with: check ‹data_path›")
     overall, *others = zip(*rows, strict=True)  # each with a list of figures for every batch
     depth, pairs = others[: len(blocks)], others[len(blocks) :]
     losses = [make_loss(one) for one in pairs]

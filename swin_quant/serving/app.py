@@ -205,7 +205,7 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, limits
     except Refused:
         raise
     except Exception as error:  # PIL raises a dozen unrelated types on damaged files
-        advice = ""
+        advice = "" if body else ": it is empty"
         if content_type.startswith("application/x-www-form-urlencoded"):  # says curl -d, which drops line ends
             advice = ": send it by curl --data-binary @cat.jpg, or by curl -F file=@cat.jpg"
         raise Refused(400, f"the body: not a picture that can be read{advice}") from error

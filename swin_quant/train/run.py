@@ -10,7 +10,7 @@ from typing import Any
 from yacs.config import CfgNode
 
 from swin_quant.base.distributed import World, from_main
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, is_offered, listed
 from swin_quant.base.files import ensure_writable_dir, resolve_path
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
@@ -191,7 +191,8 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
     except KeyboardInterrupt as stop:
         if not Snapshots(folder / "snapshots").newest_first():
             raise
-        raise KeyboardInterrupt("the run is saved: go on with the same command and ‹continue›") from stop
+        then = "the run is saved: go on with the same command and ‹continue›"
+        raise KeyboardInterrupt(then if is_offered("continue") else "the same command begins again") from stop
     if batches.limit.names:
         log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
     if memory.fsdp:

@@ -39,7 +39,7 @@ Compared: TypeAlias = Model | Exported | str | Path
 EXAMPLES = """swin-quant align out/my_calib.pth out/my_int8_openvino.onnx --policy cpu --images cat.jpg photo.jpg
 swin-quant align my.pth out/my_calib.pth --policy float qdq --data-path data
 swin-quant align out/my_int8.onnx out/my_int8.onnx --engine onnxruntime openvino --data-path data
-swin-quant align my.pth --to theirs.npz --data-path data
+swin-quant align my.pth --to mine.npz --data-path data
 swin-quant align my.pth theirs.npz
 swin-quant align my.pth step.npz --step --data-path data"""
 PICTURES = 4

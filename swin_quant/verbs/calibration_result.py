@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, as_flags
 from swin_quant.base.files import finite
 from swin_quant.base.progress import clock, log, span
 from swin_quant.cards.card import RunCard
@@ -126,8 +126,7 @@ class CalibrationResult:
             log.info("advice: %s", one.text)
         if len(hints) > _SHOWN:
             log.info("advice: %d more in the run card", len(hints) - _SHOWN)
-        plain = str.maketrans("", "", "‹›")  # marks of fields, for the flags of a command
-        told = [AdviceRecord(kind=one.kind, text=one.text.translate(plain), nodes=list(one.nodes)) for one in advice]
+        told = [AdviceRecord(kind=one.kind, text=as_flags(one.text), nodes=list(one.nodes)) for one in advice]
         record: CalibrationRecord = {**self.record, "advice": told}
         if products := getattr(model, "products", ()):
             every = model.named_modules(remove_duplicate=False)  # a shared layer is called by any of its names

@@ -1,5 +1,6 @@
 """The target of an export: its backend and options, the policy that it gets, the artifact that is written."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,9 +98,15 @@ class ExportTarget:
         record = card.checkpoint or {"file": file.name, "sha256": compute_sha256(file)}
         policy = None if self.precision == "float" else used.to_dict()
         card = replace(card, checkpoint={**record, "path": str(resolve_path(file))}, policy=policy)
-        made: Artifact = function(self.backend.exporting.export)(
-            module, card, ensure_writable_dir(folder), self.options
-        )
+        is_new = not Path(folder).exists()
+        place = ensure_writable_dir(folder)
+        try:
+            made: Artifact = function(self.backend.exporting.export)(module, card, place, self.options)
+        except BaseException:
+            if is_new:
+                with contextlib.suppress(OSError):  # it holds something
+                    place.rmdir()
+            raise
         return made
 
 
@@ -121,12 +128,12 @@ def check_policy(target: Backend, policy: Policy) -> None:
 def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None = None, plain: bool = False) -> Policy:
     """The policy of a target where the user names none.
 
-    The run card's policy stays, so that the export is the model that was scored, in three cases: the policy is the
-    user's own, the model was trained under it, or the target takes it (FasterTransformer takes no other). Otherwise
-    it is a policy of the target that was scored, or the target's best built-in one: calibration found the ranges of all
-    nodes. A warning says that the card's results belong to another policy. A `checkpoint` whose ranges are older than
-    zero points lacks one end of each range, and gets the best policy without zero points. `plain`: the best is that of
-    a file without compiled operators.
+    The run card's policy stays, so that the export is the model that was scored, in four cases: the policy is the
+    user's own, the model was trained under it, it has fewer than 8 bits and the target's files hold them, or it is one
+    of the target's (FasterTransformer takes no other). Otherwise it is a policy of the target that was scored, or the
+    target's best built-in one: calibration found the ranges of all nodes. A warning says that the card's results belong
+    to another policy. A `checkpoint` whose ranges are older than zero points lacks one end of each range, and gets the
+    best policy without zero points. `plain`: the best is that of a file without compiled operators.
     """
     backend = target_named(target)
     exports = backend.exporting
@@ -150,6 +157,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     scored = {result.policy_sha256: result.policy for result in card.measured() if result.policy}
     is_made = bool(card.training or card.calibration or card.results)
     fits = own.name in fitting and is_made or own.has_float8 and any(policy.has_float8 for policy in offered)
+    fits = fits or (any((rule.bits or 8) < 8 for rule in own.rules) and backend.takes(own))  # chosen for its weights
     if card.training and not fits:
         told = "policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›"
         log.warning(told, own.name, target, fitting[0])

@@ -63,7 +63,7 @@ def search(
         pictures: From a place on disk 1,024 are drawn, unless it says how many, with its seed + 1: another draw than
             the one that calibrates.
         engine: engine whose latency is measured
-        folder: folder for the policy, <NAME>_auto_<ENGINE>.yaml
+        folder: folder for the policy, NAME_auto_ENGINE.yaml
         policy: Default: the engine's best.
         budget: Limits; without one of the loss, 0.1 points of top-1.
         batch: pictures of a batch that is timed

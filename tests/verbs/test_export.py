@@ -139,6 +139,12 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target, caplog):
     float8 = policy_for(target, RunCard("x", {}, {}, policy=load_policy("tensorrt-fp8").to_dict()))
     assert float8.name == ("tensorrt-fp8" if target in ("onnx", "tensorrt", "cuda") else built_in.name)
     assert (f"is in float8: the file gets {built_in.name}" in caplog.text) == (float8 == built_in)
+    assert policy_for(target, RunCard("x", {}, {}, policy=load_policy("w4a8").to_dict())).name == "w4a8"
+
+
+def test_a_refused_export_leaves_no_folder(run, own, tmp_path):
+    error = run("export", own, "--for", "openvino", "--policy", "cpu", "--int4-weights", "--output", tmp_path / "new")
+    assert "has no weights of 4 bits" in error.error(2) and not (tmp_path / "new").exists()
 
 
 @pytest.mark.nightly

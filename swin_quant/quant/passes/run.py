@@ -64,7 +64,7 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
     if not context.units:
         raise UsageError(f"{names}: this architecture names no `units`, which passes go through one after the other")
     if not len(context.images) or not len(context.images[0]):
-        raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path› and ‹pictures›")
+        raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path›")
     check_weights(context.model)
     images, gains = context.first(PICTURES), list[Gain]()
     expected: Tensor | None = None

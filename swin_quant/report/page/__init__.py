@@ -129,7 +129,7 @@ def _sections(
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
     advice = dict.fromkeys(
-        f"<li><b>{_text(card.name)}</b>: {_text(one['text'])}</li>"
+        f"<li><b>{_text(card.name)}</b>: {_with_commands(_text(one['text']))}</li>"
         for card in cards
         if card.calibration
         for one in card.calibration.get("advice", [])
@@ -217,6 +217,10 @@ def _pictures(data: PageData) -> str:
     return (
         f'{head}{data.compared} pictures differently from float{cut}.</p><div class="pictures">{"".join(figures)}</div>'
     )
+
+
+def _with_commands(text: str) -> str:
+    return re.sub("`([^`]+)`", r"<code>\1</code>", text)
 
 
 def _text(text: str) -> str:
