@@ -39,7 +39,7 @@ BACKEND = Backend(
         ("swin-quant evaluate {file} --no-accuracy",),
         ("cpu-operators", "swin_quant.backends.openvino.operators:are_default"),
     ),
-    writes="ONNX with Q/DQ pairs; each branch of a block is a compiled operator, or plain nodes with attention in float",
+    writes="ONNX with Q/DQ pairs; each branch of a block is a compiled operator, or nodes with attention in float",
     runs_on="OpenVINO",
     runs=("onnx",),
     load="swin_quant.backends.openvino.engine:load",
