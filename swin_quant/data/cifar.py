@@ -107,18 +107,19 @@ class CifarPictures(Pictures):
         return Image.fromarray(np.ascontiguousarray(self._pixels[index].transpose(1, 2, 0)))
 
 
+class _Reader(pickled.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Text for what python 3 wrote of bytes; else an object of numpy, whose last part is its values."""
+        is_text = (module, name) == ("_codecs", "encode")
+        return (lambda text, *how: text) if is_text else lambda *arguments: pickled.Attributes()
+
+
 def _content(path: Path, key: str) -> tuple[dict[str, Any], list[Any]]:
     """The dictionary in a pickle, and its list under `key`."""
 
-    def stand_in(name: str) -> pickled.Known:
-        """Text for what python 3 wrote of bytes; else an object of numpy, whose last part is its values."""
-        if name == "_codecs.encode":
-            return pickled.Known(name, lambda text, *how: text)
-        return pickled.Known(name, lambda *arguments: pickled.Attributes())
-
     data = read_bounded(path, "batch of CIFAR", _MAX_BYTES)
     try:
-        found = pickled.mapping(pickled.load(io.BytesIO(data), stand_in))
+        found = pickled.mapping(_Reader(io.BytesIO(data)).load())
         content = {_text(key): value for key, value in found.items()}
         return content, pickled.items(content.get(key, []))
     except ValueError as error:
