@@ -169,14 +169,16 @@ class Unpickler:
                     values = charge(_expect(tuple, stack.pop()))
                     stack.append(_expect(FunctionType, stack.pop())(*values))
                 case "BINPERSID":
+                    # Of torch: ('storage', type, key, ...), before version 1.6 also ('module', class, file, source)
                     identity = _expect(tuple, stack.pop())
-                    if any(isinstance(part, dict | list | tuple) for part in identity):
-                        raise Malformed("an identity that is not plain")
-                    # Before torch 1.6 also a class of modules, ('module', class, file, source)
-                    stack.append(identity[1] if identity[0] == "module" else self.persistent_load(identity))
-                case (
-                    "BUILD"
-                ):  # attributes of a stand-in that keeps them, versions in a state_dict's `_metadata`; no others
+                    if identity[0] == "module":
+                        stack.append(identity[1])
+                        continue
+                    is_plain = not any(isinstance(part, dict | list | tuple) for part in identity)
+                    if not is_plain or not _expect(str, identity[2]).isdecimal():  # torch finds "a" by "A", too
+                        raise Malformed("an identity of no storage")
+                    stack.append(self.persistent_load(identity))
+                case "BUILD":  # attributes of a stand-in that keeps them, versions in a state_dict's `_metadata`
                     state = stack.pop()
                     if isinstance(stack[-1], Attributes):
                         attributes = dict(enumerate(state)) if isinstance(state, tuple) else _expect(dict, state)

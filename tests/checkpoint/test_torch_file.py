@@ -177,7 +177,8 @@ HOSTILE = {
     "a negative offset": (packed(entry(tensor(1, (1,), (1,), -1)), STORED), "no shape"),
     "a stride of 0": (packed(entry(tensor(1, (10**9,), (0,)), "a._amax"), STORED), "a view [1000000000] of 1 stored"),
     "no elements in 2^62 rows": (packed(entry(tensor(1, (2**62, 2**62, 0), (1, 1, 1))), STORED), "no shape"),
-    "a storage that is not there": (packed(entry(tensor(key="../../1")), STORED), "damaged"),
+    "a storage that is not there": (packed(entry(tensor(key="1")), STORED), "damaged"),
+    "a storage by another name": (packed(entry(tensor(key="A")), [("data/a", bytes(4))]), "no storage"),
     "five gigabytes of zeros": (
         packed(entry(global_of("builtins.bytearray") + number(5 * 10**9) + b"\x85R")),
         "builtins.bytearray",
