@@ -13,7 +13,7 @@ import re
 import struct
 import tarfile
 import zipfile
-from collections.abc import Iterable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from swin_quant.base import pickled
-from swin_quant.base.errors import first_line
+from swin_quant.base.errors import SwinQuantError, first_line, listed
+from swin_quant.base.files import open_plain
 from swin_quant.base.pickled import Malformed, Opaque
-from swin_quant.base.reading import ENCRYPTED, opened
+from swin_quant.base.reading import ENCRYPTED, opened, reads
 
 Shape: TypeAlias = tuple[int, ...]
 _ZIP = b"PK\x03\x04"
@@ -60,29 +61,29 @@ _HARMLESS = re.compile(
 )
 
 
-class Foreign(Exception):
-    """The pickle asks for classes or functions that torch.save does not write: `names`, suspects first."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        super().__init__()
-        self.names = sorted(names, key=lambda name: name.startswith(("torch.", "collections.")))
-
-
-class Script(Exception):
-    """A TorchScript archive, which is code."""
-
-
-class Compressed(Exception):
-    """A zip with a member that is packed or encrypted."""
-
-
-class Bulky(Exception):
-    """A pickle of many megabytes, as one with the numbers of NumPy's arrays is."""
+# Files that torch.save did not write, by the ending of their name. detectron2's converters pickle NumPy arrays.
+_PICKLE_PROBLEM = (
+    "is a pickle that torch.save did not write: if you trust it, run `import pickle, torch; "
+    "s = pickle.load(open('IN.pkl', 'rb')); "
+    "torch.save({k: torch.as_tensor(v) for k, v in s.get('model', s).items()}, 'OUT.pth')`"
+)
+_UNREADABLE = {
+    ".pdparams": "is a checkpoint of PaddlePaddle: not supported: copy its arrays into a state_dict of torch (its "
+    "linear weights are transposed), and save that by torch.save",
+    ".npz": "is an archive of NumPy arrays: not supported: give the folder of FasterTransformer's files, or save a "
+    "state_dict by torch.save",
+    ".pkl": _PICKLE_PROBLEM,
+    ".pickle": _PICKLE_PROBLEM,
+}
 
 
-def read_torch(file: io.BufferedReader) -> Any:
-    """The content of a file of torch.save, tensors on the CPU. Raises a ValueError, Foreign, Script,
-    Compressed or Bulky."""
+@reads("checkpoint")
+def read_pickled(path: Path) -> Any:
+    """The content of a torch.save file, as plain data and tensors on the CPU.
+
+    Raises:
+        SwinQuantError: any other file, described in one line; names of code in it are never imported.
+    """
     foreign: dict[str, None] = {}  # names of other code
 
     class Reader(pickled.Unpickler):
@@ -95,28 +96,34 @@ def read_torch(file: io.BufferedReader) -> Any:
                 foreign[name] = None
             return lambda *arguments: Opaque(name, bool(_REBUILT.fullmatch(name)))
 
+    content, problem = None, ""
     module: Any = SimpleNamespace(__name__=__name__, Unpickler=Reader, load=lambda file, **_: Reader(file).load())
-    is_zip = file.read(len(_ZIP)) == _ZIP
-    file.seek(0)
-    try:
-        if is_zip:
-            _check_zip(file)
-        elif tarfile.is_tarfile(file):  # torch would unpack it to a folder
-            raise Malformed("it is a tar archive")
+    with open_plain(path) as file:
+        is_zip = file.read(len(_ZIP)) == _ZIP
         file.seek(0)
-        content = torch.load(file, "cpu", weights_only=False, pickle_module=module, mmap=False)
-    except (Script, Compressed, Bulky, OSError, MemoryError):
-        raise
-    except Exception as error:
-        if not foreign:
-            raise error if isinstance(error, ValueError) else Malformed(first_line(error, 120)) from error
+        try:
+            if is_zip:
+                _check_zip(file, path)
+            elif tarfile.is_tarfile(file):  # torch would unpack it to a folder
+                raise Malformed("it is a tar archive")
+            file.seek(0)
+            content = torch.load(file, "cpu", weights_only=False, pickle_module=module, mmap=False)
+        except (SwinQuantError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            what = f"is cut short or damaged, or torch.save did not write it ({first_line(error, 120)})"
+            problem = _UNREADABLE.get(path.suffix, f"{what}: download or copy it again")
     if foreign:
-        raise Foreign(foreign)
+        suspects = sorted(foreign, key=lambda name: name.startswith(("torch.", "collections.")))
+        names = listed((f"{name!r:.100}" for name in suspects), 2)
+        problem = f"asks for {names}, which could run code, and was refused: save torch.save(model.state_dict(), FILE)"
+    if problem:
+        raise SwinQuantError(f"{path}: {problem}")
     return content
 
 
-def _check_zip(file: io.BufferedReader) -> None:
-    """ValueError, Script, Compressed or Bulky unless the members of a zip are its own bytes, each once, undamaged.
+def _check_zip(file: io.BufferedReader, path: Path) -> None:
+    """Malformed or SwinQuantError unless the members of a zip are its own bytes, each once, undamaged.
 
     A directory of a bounded size must lie right before the end record, or before the Zip64 one.
     """
@@ -133,14 +140,15 @@ def _check_zip(file: io.BufferedReader) -> None:
     archive = opened(file)
     members = archive.infolist()
     if any(member.filename.endswith("/constants.pkl") for member in members):
-        raise Script
+        raise SwinQuantError(f"{path}: is a TorchScript archive, which is code: save the model's state_dict instead")
     kinds = {(one.compress_type, one.flag_bits & ENCRYPTED, one.compress_size - one.file_size) for one in members}
     if kinds - {(zipfile.ZIP_STORED, 0, 0)}:
-        raise Compressed
+        raise SwinQuantError(f"{path}: is a compressed zip file, not a checkpoint: unpack it first")
     if len(archive.NameToInfo) < len(members) or sum(member.file_size for member in members) > size:
         raise Malformed("two members in one place")
     if any(member.filename.endswith(".pkl") and member.file_size > _MAX_PICKLE for member in members):
-        raise Bulky
+        holds = "holds its numbers in its pickle, as NumPy arrays do"
+        raise SwinQuantError(f"{path}: {holds}: save tensors instead (torch.from_numpy)")
     if damaged := archive.testzip():  # torch ignores the checksums in its own files
         raise Malformed(f"Bad CRC-32 for file {damaged!r:.100}")
 

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, listed
@@ -59,9 +59,18 @@ def _rows(table: Path, split: str) -> Iterator[tuple[int, str, str | None]]:
             if not any(fields):
                 continue
             if columns is None:
-                is_header = not any(map(is_picture, fields))
-                columns = _columns(table, fields) if is_header else (0, 1 if len(fields) > 1 else None, None)
-                if is_header:
+                if any(map(is_picture, fields)):
+                    columns = 0, 1 if len(fields) > 1 else None, None
+                else:
+                    names = [field.lower() for field in fields]
+                    path, label, part = (
+                        next((names.index(name) for name in known if name in names), None)
+                        for known in (PATHS, LABELS, SPLITS)
+                    )
+                    if path is None:
+                        expected = f"expected {' or '.join(PATHS)}"
+                        raise SwinQuantError(f"{table}: no column of paths among {listed(fields)}; {expected}")
+                    columns = path, label, part
                     continue
             path, label, part = columns
             if len(fields) <= max(place for place in columns if place is not None):
@@ -74,16 +83,6 @@ def _rows(table: Path, split: str) -> Iterator[tuple[int, str, str | None]]:
             yield reader.line_num, fields[path], None if label is None else fields[label] or None
     except (csv.Error, UnicodeDecodeError) as error:
         raise SwinQuantError(f"{table}, line {reader.line_num + 1}: cannot be read: {error}") from error
-
-
-def _columns(table: Path, header: Sequence[str]) -> tuple[int, int | None, int | None]:
-    names = [name.lower() for name in header]
-    path, label, part = (
-        next((names.index(name) for name in known if name in names), None) for known in (PATHS, LABELS, SPLITS)
-    )
-    if path is None:
-        raise SwinQuantError(f"{table}: no column of paths among {listed(header)}; expected {' or '.join(PATHS)}")
-    return path, label, part
 
 
 def _find(request: DataRequest) -> list[Path]:
