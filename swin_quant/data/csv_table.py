@@ -10,7 +10,7 @@ from swin_quant.base.files import read_bounded
 from swin_quant.data.class_names import classed
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import is_picture, printable
-from swin_quant.data.source import DataRequest, DataSource, list_files
+from swin_quant.data.source import DataRequest, list_files
 
 PATHS = ("path", "file_name", "filename", "file", "filepath", "image_path", "image", "name")
 LABELS = ("label", "class", "target", "class_name", "category", "wnid", "labels")
@@ -85,14 +85,13 @@ def _rows(table: Path, split: str) -> Iterator[tuple[int, str, str | None]]:
         raise SwinQuantError(f"{table}, line {reader.line_num + 1}: cannot be read: {error}") from error
 
 
-def _find(request: DataRequest) -> list[Path]:
+def find_tables(request: DataRequest) -> list[Path]:
+    """The tables of a split."""
     return list_files(request, ".csv", "metadata.csv") or list_files(request, ".tsv", "metadata.tsv")
 
 
-def _open(files: list[Path], request: DataRequest) -> TablePictures:
+def open_table(files: list[Path], request: DataRequest) -> TablePictures:
+    """The pictures of the one table of a split. SwinQuantError for several."""
     if len(files) > 1:
         raise SwinQuantError(f"{request.place}: {len(files)} tables of split {request.split}: name one of them")
     return TablePictures(files[0], request)
-
-
-SOURCES = [DataSource("csv", "table of path and label (<split>.csv)", _find, _open, names_own=True)]

@@ -21,7 +21,7 @@ from swin_quant.base.files import read_bounded, read_lines
 from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, list_wnids
 from swin_quant.data.folder import FolderPictures, Walk
 from swin_quant.data.pictures import printable
-from swin_quant.data.source import DataRequest, DataSource, subfolders
+from swin_quant.data.source import DataRequest, subfolders
 
 PICTURE = re.compile(r"ILSVRC2012_val_[0-9]{8}\.(?:JPEG|jpeg|jpg|JPG|png)")
 # Each line begins with a wnid, in published order
@@ -146,7 +146,8 @@ def _matlab(path: Path) -> list[tuple[str, str]]:
         raise SwinQuantError(f"{path}: is not the devkit's meta.mat: {type(error).__name__}: {error}") from error
 
 
-def _find(request: DataRequest) -> list[Path]:
+def find_ilsvrc(request: DataRequest) -> list[Path]:
+    """The folder of a split that holds ILSVRC2012's validation pictures; none for any other."""
     if request.split not in ("val", "validation") or (request.classes is None and not request.prefix):
         return []
     for folder in (request.folder, Path(request.place)):
@@ -157,11 +158,9 @@ def _find(request: DataRequest) -> list[Path]:
     return []
 
 
-def _open(files: list[Path], request: DataRequest) -> IlsvrcPictures:
+def open_ilsvrc(files: list[Path], request: DataRequest) -> IlsvrcPictures:
+    """The pictures in a folder, with labels from there, from the data path or from a devkit in it."""
     root, folder = Path(request.place), files[0]
     kits = [kit for kit in sorted(root.glob("*devkit*")) if kit.is_dir()]
     places = [folder, root, root / "data", *kits, *(kit / "data" for kit in kits)]
     return IlsvrcPictures(folder, places)
-
-
-SOURCES = [DataSource("ilsvrc", "ILSVRC2012_val_*.JPEG in one folder, and their labels", _find, _open)]

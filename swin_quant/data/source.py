@@ -1,16 +1,15 @@
-"""A kind of data set: its prefix, how its files are found, and how they are opened."""
+"""A request for a split of the data at a place, and the files there that belong to it."""
 
 import glob
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from swin_quant.base.errors import UsageError
-from swin_quant.data.pictures import Pictures
 
 SPLIT = "{split}"  # stands for the split in a path or pattern
 _MAX_FILES = 100_000  # for one pattern with braces
@@ -37,21 +36,6 @@ class DataRequest:
     def has_splits(self) -> bool:
         """Whether another split means other data: a single file is the same data under any split."""
         return SPLIT in self.place or os.path.isdir(self.place)
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """A kind of data set, which `prefix:PLACE` selects. `what`: its files, in messages.
-
-    `find` gives the files to read, none if the place holds nothing of this kind; `open` reads them. `names_own`: each
-    split states its own classes.
-    """
-
-    prefix: str
-    what: str
-    find: Callable[[DataRequest], list[Path]]
-    open: Callable[[list[Path], DataRequest], Pictures]
-    names_own: bool = False
 
 
 def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
