@@ -61,7 +61,7 @@ class CifarPictures(Pictures):
         SwinQuantError: a batch that is missing, truncated or none, or a label that is no class.
     """
 
-    def __init__(self, files: list[Path]) -> None:
+    def __init__(self, files: Sequence[Path], request: DataRequest) -> None:
         form = next(one for one in (*BINARY, *PICKLED) if files[0].name in (*one.train, one.test))
         self._pixels: list[NDArray[np.uint8]] = []
         self.names, self.labels = [], []

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from swin_quant.base.errors import SwinQuantError, listed
@@ -29,7 +29,10 @@ class TablePictures(FolderPictures):
         SwinQuantError: names the table and the line.
     """
 
-    def __init__(self, table: Path, request: DataRequest) -> None:
+    def __init__(self, files: Sequence[Path], request: DataRequest) -> None:
+        table = files[0]
+        if len(files) > 1:
+            raise SwinQuantError(f"{request.place}: {len(files)} tables of split {request.split}: name one of them")
         self.folder = table.parent
         lines: dict[str, tuple[int, str | None]] = {}
         for number, path, label in _rows(table, request.split):
@@ -88,10 +91,3 @@ def _rows(table: Path, split: str) -> Iterator[tuple[int, str, str | None]]:
 def find_tables(request: DataRequest) -> list[Path]:
     """The tables of a split."""
     return list_files(request, ".csv", "metadata.csv") or list_files(request, ".tsv", "metadata.tsv")
-
-
-def open_table(files: list[Path], request: DataRequest) -> TablePictures:
-    """The pictures of the one table of a split. SwinQuantError for several."""
-    if len(files) > 1:
-        raise SwinQuantError(f"{request.place}: {len(files)} tables of split {request.split}: name one of them")
-    return TablePictures(files[0], request)

@@ -46,7 +46,9 @@ def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
     """
     if not os.path.isdir(request.place):
         place = request.place.replace(SPLIT, request.split)
-        return [file for each in _braces(place) for file in _matches(each)] if place.endswith(ending) else []
+        every = _braces(place) if place.endswith(ending) else ()
+        # A missing file stays, for opening it to fail
+        return [Path(file) for each in every for file in (sorted(glob.glob(each)) if glob.has_magic(each) else [each])]
     root, split = Path(request.place), glob.escape(request.split)
     if request.folder.is_dir():
         if subfolders(request.folder):
@@ -64,11 +66,6 @@ def subfolders(folder: Path) -> list[str]:
         return sorted(item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith("."))
     except OSError:
         return []
-
-
-def _matches(place: str) -> list[Path]:
-    """Files of a pattern; a missing file stays, for opening it to fail."""
-    return [Path(file) for file in sorted(glob.glob(place))] if glob.has_magic(place) else [Path(place)]
 
 
 def _braces(place: str) -> Iterator[str]:

@@ -15,9 +15,9 @@ from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
 from swin_quant.data import cifar
 from swin_quant.data.class_names import fit, in_order, stated
-from swin_quant.data.csv_table import find_tables, open_table
+from swin_quant.data.csv_table import TablePictures, find_tables
 from swin_quant.data.folder import FolderPictures, open_wnids
-from swin_quant.data.ilsvrc import find_ilsvrc, open_ilsvrc
+from swin_quant.data.ilsvrc import IlsvrcPictures, find_ilsvrc
 from swin_quant.data.parquet import ParquetPictures
 from swin_quant.data.pictures import Pictures, is_picture
 from swin_quant.data.shards import ShardPictures
@@ -51,8 +51,8 @@ KINDS = {
         lambda request: [request.folder] if request.prefix and subfolders(request.folder) else [],
         open_wnids,
     ),
-    "ilsvrc": DataSource("ILSVRC2012_val_*.JPEG in one folder, and their labels", find_ilsvrc, open_ilsvrc),
-    "csv": DataSource("table of path and label (<split>.csv)", find_tables, open_table, names_own=True),
+    "ilsvrc": DataSource("ILSVRC2012_val_*.JPEG in one folder, and their labels", find_ilsvrc, IlsvrcPictures),
+    "csv": DataSource("table of path and label (<split>.csv)", find_tables, TablePictures, names_own=True),
     "wds": DataSource(
         "tar shards of key.jpg and key.cls", lambda request: list_files(request, ".tar", "*.tar"), ShardPictures
     ),
@@ -65,12 +65,12 @@ KINDS = {
     "cifar": DataSource(
         "CIFAR's binary batches (data_batch_1.bin, ...)",
         lambda request: cifar.find_cifar(request, cifar.BINARY),
-        lambda files, request: cifar.CifarPictures(files),
+        cifar.CifarPictures,
     ),
     "cifar-python": DataSource(
         "CIFAR's python batches (data_batch_1, ...)",
         lambda request: cifar.find_cifar(request, cifar.PICKLED),
-        lambda files, request: cifar.CifarPictures(files),
+        cifar.CifarPictures,
     ),
 }
 
