@@ -53,14 +53,14 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         except ValueError as error:
             raise SwinQuantError(f"{path}: is no .npz of arrays: {one_line(str(error))}") from error
     total = 0
-    for file in sorted(path.rglob("*.npy")):
-        name = file.relative_to(path).as_posix().removesuffix(".npy")
-        data = read_bounded(file, "array", MAX_BYTES - total)
+    for each in sorted(path.rglob("*.npy")):
+        name = each.relative_to(path).as_posix().removesuffix(".npy")
+        data = read_bounded(each, "array", MAX_BYTES - total)
         total += len(data)
         try:
             found[name] = _array(name, data)
         except ValueError as error:
-            raise SwinQuantError(f"{file}: is no array: {one_line(str(error))}") from error
+            raise SwinQuantError(f"{each}: is no array: {one_line(str(error))}") from error
         if len(found) > _MAX_ARRAYS:
             raise SwinQuantError(f"{path}: holds more than {_MAX_ARRAYS:,} arrays")
     if not found:
