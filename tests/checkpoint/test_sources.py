@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.checkpoint import load_float, read_weights
+from swin_quant.checkpoint import load_float, open_checkpoint
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.sources import local_file
 from swin_quant.cli import main
@@ -116,7 +116,7 @@ def test_a_folder_is_a_snapshot(tmp_path):
     load_float(build_model(cfg), folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(SwinQuantError, match="is a directory: give the checkpoint file"):
-        read_weights(folder)
+        open_checkpoint(folder).weights()
 
 
 PARTS = ("model-00001-of-00002", "model-00002-of-00002")
@@ -140,7 +140,7 @@ def test_weights_in_parts_are_read_by_any_of_their_names(tmp_path, ending):
     index = in_parts(tmp_path / "my-swin", ending, made)
     given = [index, index.with_name(f"{PARTS[0]}.{ending}"), index.with_name(f"{PARTS[1]}.{ending}")]
     for checkpoint in [*given, index.parent] if ending == "safetensors" else given:
-        read = read_weights(checkpoint)
+        read = open_checkpoint(checkpoint).weights()
         assert read.source.path == index
         assert all(torch.equal(read.state[key], value) for key, value in made.state_dict().items())
     images = torch.randn(2, 3, 32, 32)
@@ -170,7 +170,7 @@ def test_an_index_is_not_believed(tmp_path, fault, words):
     else:
         places = {} if fault == "empty" else places | {"norm.weight": fault}
     index.write_text(json.dumps({"weight_map": places}))
-    refused(lambda: read_weights(index.parent), words)
+    refused(lambda: open_checkpoint(index.parent).weights(), words)
 
 
 @pytest.mark.parametrize(
