@@ -134,8 +134,7 @@ def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[
         found = "no state_dict, though there are tensors in it" if _has_tensor(content) else "no tensors"
         raise SwinQuantError(f"{path}: holds {found} (keys: {keys}): a state_dict is expected, bare or under a key")
     tensors = {name: {key: x for key, x in each.items() if isinstance(x, Tensor)} for name, each in sets.items()}
-    shapes = {name: {str(key): tuple(x.shape) for key, x in each.items()} for name, each in tensors.items()}
-    name, _ = choose_set(path, shapes, weights, last=False)
+    name, _ = choose_set(path, tensors, weights, last=False)
     state = sets[name]
     for key, value in state.items():
         if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_KEY:
