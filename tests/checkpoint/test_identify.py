@@ -144,8 +144,7 @@ def test_a_geometry_of_its_own_without_a_size_names_the_nearest(weights):
 def test_a_file_without_a_head_asks_for_the_classes(weights):
     cfg = config()
     state = {key: value for key, value in on_meta(cfg).items() if not key.startswith("head.")}
-    with pytest.raises(UsageError, match="has no head: set MODEL.NUM_CLASSES"):
-        config_for(weights(state))
+    refused(lambda: config_for(weights(state)), "has no head: set MODEL.NUM_CLASSES", kind=UsageError)
     assert config_for(weights(state), {"MODEL.NUM_CLASSES": 5}).MODEL.NUM_CLASSES == 5
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save
 
 import swin_quant as sq
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_float, open_checkpoint
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.checkpoint.sources import local_file
@@ -115,8 +115,7 @@ def test_a_folder_is_a_snapshot(tmp_path):
     assert (cfg.DATA.IMG_SIZE, cfg.MODEL.NAME) == (32, "my-swin")
     load_float(build_model(cfg), folder)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(SwinQuantError, match="is a directory: give the checkpoint file"):
-        open_checkpoint(folder).weights()
+    refused(lambda: open_checkpoint(folder).weights(), "is a directory: give the checkpoint file")
 
 
 PARTS = ("model-00001-of-00002", "model-00002-of-00002")
