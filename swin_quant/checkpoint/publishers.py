@@ -112,18 +112,14 @@ TRANSFORMERS: Table = {
 
 # preprocessor_config.json of transformers.
 PROCESSOR: Table = {
-    **_known(  # read together
-        "do_resize size default_to_square crop_pct do_center_crop crop_size do_rescale rescale_factor do_normalize "
-        "image_mean image_std resample image_processor_type feature_extractor_type",
-    ),
-    "do_pad": Only((None, False), FRAMED),
+    **dict.fromkeys(("do_pad", "do_thumbnail", "do_align_long_axis"), Only((None, False), FRAMED)),
     "size_divisor": Only((None,), FRAMED),
-    "do_thumbnail": Only((None, False), FRAMED),
-    "do_align_long_axis": Only((None, False), FRAMED),
-    "do_flip_channel_order": Only((None, False)),
-    "do_grayscale": Only((None, False)),
+    **dict.fromkeys(("do_flip_channel_order", "do_grayscale"), Only((None, False))),
     "rescale_offset": Only((None, False), ("DATA.MEAN", "DATA.STD")),
     **_known(
+        # read together by `prepared_by_processor`
+        "do_resize size default_to_square crop_pct do_center_crop crop_size do_rescale rescale_factor do_normalize "
+        "image_mean image_std resample image_processor_type feature_extractor_type "
         "do_convert_rgb data_format input_data_format device disable_grouping return_tensors pad_size image_seq_length "
         "include_top do_reduce_labels processor_class auto_map _valid_processor_keys _processor_class "
         "image_processor_class transformers_version",
