@@ -125,10 +125,8 @@ def test_up_to_the_limit_pictures_may_be_unreadable():
     limit.count(["a", "b"])
     limit.count(["b"])
     assert limit.names == ["a", "b"]
-    with pytest.raises(
-        SwinQuantError, match=r"^3 of 200 pictures are unreadable: a, b, c; .*max_unreadable \(now 0.01"
-    ):
-        limit.count(["c"])
+    message = refused(lambda: limit.count(["c"]), "max_unreadable (now 0.01")
+    assert message.startswith("3 of 200 pictures are unreadable: a, b, c; ")
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
