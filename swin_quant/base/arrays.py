@@ -31,7 +31,41 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     Numbers only, of types of 1 to 8 bytes. SwinQuantError names the file and the array.
     """
     path = Path(path)
-    return _read_folder(path) if path.is_dir() else _read_archive(path)
+    found: dict[str, NDArray[Any]] = {}
+    if not path.is_dir():
+        try:
+            with open_plain(path) as file, opened(file) as archive:
+                members = archive.infolist()
+                total = sum(member.file_size for member in members)
+                if len(members) > _MAX_ARRAYS or total > MAX_BYTES:
+                    raise ValueError(f"holds {len(members)} arrays of {total >> 20} MB: too many")
+                if len({member.filename for member in members}) < len(members):
+                    raise ValueError("holds two arrays of one name")
+                size = os.fstat(file.fileno()).st_size
+                for member in members:
+                    if member.file_size > 1100 * max(member.compress_size, 1) or member.compress_size > size:
+                        raise ValueError(f"{member.filename[:200]}: declares {member.file_size} bytes: too many")
+                    name = member.filename.removesuffix(".npy")
+                    found[name] = _array(name, unpacked(archive, member.filename, MAX_BYTES))
+                return found
+        except OSError as error:
+            raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
+        except ValueError as error:
+            raise SwinQuantError(f"{path}: is no .npz of arrays: {one_line(str(error))}") from error
+    total = 0
+    for each in sorted(path.rglob("*.npy")):
+        name = each.relative_to(path).as_posix().removesuffix(".npy")
+        data = read_bounded(each, "array", MAX_BYTES - total)
+        total += len(data)
+        try:
+            found[name] = _array(name, data)
+        except ValueError as error:
+            raise SwinQuantError(f"{each}: is no array: {one_line(str(error))}") from error
+        if len(found) > _MAX_ARRAYS:
+            raise SwinQuantError(f"{path}: holds more than {_MAX_ARRAYS:,} arrays")
+    if not found:
+        raise SwinQuantError(f"{path}: holds no .npy")
+    return found
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -39,47 +73,6 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # names are arrays' here, not its own options
     atomic_write_bytes(path, buffer.getbuffer())
-
-
-def _read_archive(path: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with open_plain(path) as file, opened(file) as archive:
-            members = archive.infolist()
-            total = sum(member.file_size for member in members)
-            if len(members) > _MAX_ARRAYS or total > MAX_BYTES:
-                raise ValueError(f"holds {len(members)} arrays of {total >> 20} MB: too many")
-            if len({member.filename for member in members}) < len(members):
-                raise ValueError("holds two arrays of one name")
-            size = os.fstat(file.fileno()).st_size
-            found = {}
-            for member in members:
-                if member.file_size > 1100 * max(member.compress_size, 1) or member.compress_size > size:
-                    raise ValueError(f"{member.filename[:200]}: declares {member.file_size} bytes: too many")
-                name = member.filename.removesuffix(".npy")
-                found[name] = _array(name, unpacked(archive, member.filename, MAX_BYTES))
-            return found
-    except OSError as error:
-        raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
-    except ValueError as error:
-        raise SwinQuantError(f"{path}: is no .npz of arrays: {one_line(str(error))}") from error
-
-
-def _read_folder(path: Path) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {}
-    total = 0
-    for file in sorted(path.rglob("*.npy")):
-        name = file.relative_to(path).as_posix().removesuffix(".npy")
-        data = read_bounded(file, "array", MAX_BYTES - total)
-        total += len(data)
-        try:
-            found[name] = _array(name, data)
-        except ValueError as error:
-            raise SwinQuantError(f"{file}: is no array: {one_line(str(error))}") from error
-        if len(found) > _MAX_ARRAYS:
-            raise SwinQuantError(f"{path}: holds more than {_MAX_ARRAYS:,} arrays")
-    if not found:
-        raise SwinQuantError(f"{path}: holds no .npy")
-    return found
 
 
 def _array(name: str, data: bytes) -> NDArray[Any]:

@@ -1,20 +1,26 @@
-"""Read pickles as data. No name in a pickle is imported or called: `find` gives a stand-in for it, or refuses.
+"""Read pickles as data. No name in a pickle is imported or called: `find_class` gives a stand-in for it, or refuses.
 
 A small machine runs the opcodes for dictionaries, lists, tuples, sets, text and numbers. Its result is a tree that is
 safe to walk: bounded in depth and in size, however much of it is shared, and without circles. The work is bounded, too:
-one list can be an argument of every call, and each call may copy it.
+one list can be an argument of every call, and each call may copy it. (The standard library's unpickler hashes any key,
+and fills a memo of any size.)
 """
 
 import pickletools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, BinaryIO
 
 _MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 400_000, 4_000_000, 100, 512
 _MAX_KEY_PARTS, _MAX_TEXT = 16, 4096  # parts of a key, characters of a name
 _COPIED = 2  # levels below the arguments that a call may copy
 _SCALARS = (str, int, float, bool, bytes, type(None))
+_LITERALS = frozenset(
+    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
+    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
+)
 
 
 class Malformed(ValueError):
@@ -27,14 +33,6 @@ class Opaque:
 
     what: str
     is_tensor: bool = False
-
-
-@dataclass(frozen=True)
-class Known:
-    """A stand-in for a class or function: `make` is called with the pickle's arguments."""
-
-    name: str
-    make: Callable[..., Any]
 
 
 class Attributes(dict[Any, Any]):
@@ -52,126 +50,146 @@ class Ordered(dict[Any, Any]):
         return OrderedDict, (), None, None, iter(self.items())
 
 
-def load(
-    file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any], Any] = lambda key: _refuse("PERSID")
-) -> Any:
-    """The next pickle of `file`, which is left at its end. Raises Malformed, and whatever `find` raises.
+class Unpickler:
+    """Reads the pickles in a file, one by one; `torch.load` takes it for one of the module `pickle`.
 
-    `find` is called for every `module.name`, `persistent` for every object outside the pickle.
+    A subclass gives the function that stands for a class or function, and the object of an identity outside the pickle.
+    The functions are called with the pickle's arguments; nothing else ever is.
     """
-    try:
-        return _bounded(_run(file, find, persistent))
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise Malformed(str(error)) from error
 
+    def __init__(self, file: BinaryIO, **options: Any) -> None:
+        self._file = file
 
-def _run(file: BinaryIO, find: Callable[[str], Known], persistent: Callable[[Any], Any]) -> Any:
-    """The result of a pickle's opcodes, which work on a stack, its marks, and a memo."""
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[int, Any] = {}
-    left = _MAX_VALUES
+    def find_class(self, module: str, name: str) -> Any:
+        raise Malformed(f"the name {module}.{name}")
 
-    def above_mark() -> list[Any]:
-        start = marks.pop()
-        items = stack[start:]
-        del stack[start:]
-        return items
+    def persistent_load(self, key: Any) -> Any:
+        raise Malformed("an object outside the pickle")
 
-    def top(count: int) -> list[Any]:
-        """Take the last `count` values from the stack."""
-        if len(stack) < count:
-            raise Malformed("the stack is empty")
-        return [stack.pop() for _ in range(count)][::-1]
+    def load(self) -> Any:
+        """The next pickle of the file, which is left at its end. Raises Malformed, and whatever a subclass raises."""
+        try:
+            content = self._run()
+            _measure(content, {})
+            return content
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            raise Malformed(str(error)) from error
 
-    def charge(values: Any, depth: int = _COPIED) -> Any:
-        """Count the values that a call may copy, and return them. Malformed if all calls together copy too many."""
-        nonlocal left
-        left -= len(values)
-        if left < 0:
-            raise Malformed("too many values")
-        for part in _parts(values) if depth else ():
-            if isinstance(part, dict | list | tuple):
-                charge(part, depth - 1)
-        return values
+    def _run(self) -> Any:
+        """The result of a pickle's opcodes, which work on a stack, its marks, and a memo."""
+        stack: list[Any] = []
+        marks: list[int] = []
+        memo: dict[int, Any] = {}
+        left = _MAX_VALUES
 
-    argument: Any
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-        if count > _MAX_OPCODES:
-            raise Malformed(f"more than {_MAX_OPCODES:,} opcodes")
-        match opcode.name:
-            case "STOP":
-                return stack.pop()
-            case "PROTO" | "FRAME":
-                pass
-            case name if name in _LITERALS:
-                if isinstance(argument, int) and argument.bit_length() > _MAX_BITS:
-                    raise Malformed("a number of too many digits")
-                stack.append(argument)
-            case "NONE":
-                stack.append(None)
-            case "NEWTRUE" | "NEWFALSE":
-                stack.append(opcode.name == "NEWTRUE")
-            case "EMPTY_DICT":
-                stack.append({})
-            case "EMPTY_LIST" | "EMPTY_SET":  # a list hashes nothing
-                stack.append([])
-            case "EMPTY_TUPLE":
-                stack.append(())
-            case "MARK":
-                marks.append(len(stack))
-            case "POP":
-                stack.pop()
-            case "POP_MARK":
-                above_mark()
-            case "DUP":
-                stack.append(stack[-1])
-            case "BINPUT" | "LONG_BINPUT" | "PUT":
-                memo[argument] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "BINGET" | "LONG_BINGET" | "GET":
-                stack.append(memo[argument])
-            case "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(top(int(opcode.name[-1]))))
-            case "TUPLE":
-                stack.append(tuple(above_mark()))
-            case "LIST" | "FROZENSET":
-                stack.append(above_mark())
-            case "DICT":
-                stack.append(_put({}, above_mark()))
-            case "APPEND" | "APPENDS" | "ADDITEMS":
-                values = top(1) if opcode.name == "APPEND" else above_mark()
-                if not isinstance(stack[-1], Opaque):
-                    _expect(list, stack[-1]).extend(values)
-            case "SETITEM" | "SETITEMS":
-                values = top(2) if opcode.name == "SETITEM" else above_mark()
-                if not isinstance(stack[-1], Opaque):
-                    _put(_expect(dict, stack[-1]), values)
-            case "GLOBAL":
-                stack.append(find(".".join(argument.split(" ", 1))))
-            case "STACK_GLOBAL":
-                name, module = _expect(str, stack.pop()), _expect(str, stack.pop())
-                if len(module) + len(name) > _MAX_TEXT:
-                    raise Malformed("a name of too many letters")
-                stack.append(find(f"{module}.{name}"))
-            case "REDUCE" | "NEWOBJ":
-                values = charge(_expect(tuple, stack.pop()))
-                stack.append(_expect(Known, stack.pop()).make(*values))
-            case "BINPERSID":
-                stack.append(persistent(charge(_expect(tuple, stack.pop()))))
-            case "BUILD":  # attributes of a stand-in that keeps them, versions in a state_dict's `_metadata`; no others
-                state = stack.pop()
-                if isinstance(stack[-1], Attributes):
-                    attributes = dict(enumerate(state)) if isinstance(state, tuple) else _expect(dict, state)
-                    stack[-1].update(charge(attributes, 0))
-                elif isinstance(stack[-1], Ordered) and isinstance(state, dict):
-                    notes = state.get("_metadata")
-                    pairs = notes.items() if isinstance(notes, dict) else ()
-                    stack[-1].versions = {key: one.get("version") for key, one in pairs if isinstance(one, dict)}
-            case _:
-                _refuse(opcode.name)
-    raise Malformed("no end")
+        def above_mark() -> list[Any]:
+            start = marks.pop()
+            items = stack[start:]
+            del stack[start:]
+            return items
+
+        def top(count: int) -> list[Any]:
+            """Take the last `count` values from the stack."""
+            if len(stack) < count:
+                raise Malformed("the stack is empty")
+            return [stack.pop() for _ in range(count)][::-1]
+
+        def charge(values: Any, depth: int = _COPIED) -> Any:
+            """Count the values that a call may copy, and return them. Malformed if all calls together copy too many."""
+            nonlocal left
+            left -= len(values)
+            if left < 0:
+                raise Malformed("too many values")
+            for part in _parts(values) if depth else ():
+                if isinstance(part, dict | list | tuple):
+                    charge(part, depth - 1)
+            return values
+
+        argument: Any
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(self._file)):
+            if count > _MAX_OPCODES:
+                raise Malformed(f"more than {_MAX_OPCODES:,} opcodes")
+            match opcode.name:
+                case "STOP":
+                    return stack.pop()
+                case "PROTO" | "FRAME":
+                    pass
+                case name if name in _LITERALS:
+                    if isinstance(argument, int) and argument.bit_length() > _MAX_BITS:
+                        raise Malformed("a number of too many digits")
+                    stack.append(argument)
+                case "NONE":
+                    stack.append(None)
+                case "NEWTRUE" | "NEWFALSE":
+                    stack.append(opcode.name == "NEWTRUE")
+                case "EMPTY_DICT":
+                    stack.append({})
+                case "EMPTY_LIST" | "EMPTY_SET":  # a list hashes nothing
+                    stack.append([])
+                case "EMPTY_TUPLE":
+                    stack.append(())
+                case "MARK":
+                    marks.append(len(stack))
+                case "POP":
+                    stack.pop()
+                case "POP_MARK":
+                    above_mark()
+                case "DUP":
+                    stack.append(stack[-1])
+                case "BINPUT" | "LONG_BINPUT" | "PUT":
+                    memo[argument] = stack[-1]
+                case "MEMOIZE":
+                    memo[len(memo)] = stack[-1]
+                case "BINGET" | "LONG_BINGET" | "GET":
+                    stack.append(memo[argument])
+                case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                    stack.append(tuple(top(int(opcode.name[-1]))))
+                case "TUPLE":
+                    stack.append(tuple(above_mark()))
+                case "LIST" | "FROZENSET":
+                    stack.append(above_mark())
+                case "DICT":
+                    stack.append(_put({}, above_mark()))
+                case "APPEND" | "APPENDS" | "ADDITEMS":
+                    values = top(1) if opcode.name == "APPEND" else above_mark()
+                    if not isinstance(stack[-1], Opaque):
+                        _expect(list, stack[-1]).extend(values)
+                case "SETITEM" | "SETITEMS":
+                    values = top(2) if opcode.name == "SETITEM" else above_mark()
+                    if not isinstance(stack[-1], Opaque):
+                        _put(_expect(dict, stack[-1]), values)
+                case "GLOBAL":
+                    stack.append(self.find_class(*argument.split(" ", 1)))
+                case "STACK_GLOBAL":
+                    name, module = _expect(str, stack.pop()), _expect(str, stack.pop())
+                    if len(module) + len(name) > _MAX_TEXT:
+                        raise Malformed("a name of too many letters")
+                    stack.append(self.find_class(module, name))
+                case "REDUCE" | "NEWOBJ":
+                    values = charge(_expect(tuple, stack.pop()))
+                    stack.append(_expect(FunctionType, stack.pop())(*values))
+                case "BINPERSID":
+                    # Of torch: ('storage', type, key, ...), before version 1.6 also ('module', class, file, source)
+                    identity = _expect(tuple, stack.pop())
+                    if identity[0] == "module":
+                        stack.append(identity[1])
+                        continue
+                    is_plain = not any(isinstance(part, dict | list | tuple) for part in identity)
+                    if not is_plain or not _expect(str, identity[2]).isdecimal():  # torch finds "a" by "A", too
+                        raise Malformed("an identity of no storage")
+                    stack.append(self.persistent_load(identity))
+                case "BUILD":  # attributes of a stand-in that keeps them, versions in a state_dict's `_metadata`
+                    state = stack.pop()
+                    if isinstance(stack[-1], Attributes):
+                        attributes = dict(enumerate(state)) if isinstance(state, tuple) else _expect(dict, state)
+                        stack[-1].update(charge(attributes, 0))
+                    elif isinstance(stack[-1], Ordered) and isinstance(state, dict):
+                        notes = state.get("_metadata")
+                        pairs = notes.items() if isinstance(notes, dict) else ()
+                        stack[-1].versions = {key: one.get("version") for key, one in pairs if isinstance(one, dict)}
+                case _:
+                    raise Malformed(f"opcode {opcode.name} is not one of plain data")
+        raise Malformed("no end")
 
 
 def mapping(pairs: Any = ()) -> dict[Any, Any]:
@@ -205,40 +223,19 @@ def _expect(kind: type, value: Any) -> Any:
     return value
 
 
-def _refuse(name: str) -> Any:
-    raise Malformed(f"opcode {name} is not one of plain data")
-
-
-_LITERALS = frozenset(
-    "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
-    "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
-)
-
-
-def _bounded(root: Any) -> Any:
-    """`root`, unless it contains itself, is too deep, or too large with shared parts counted each time."""
-    sizes: dict[int, int] = {}
-    depths: dict[int, int] = {}
-    path: set[int] = set()
-    pending = [(root, False)]
-    while pending:
-        value, done = pending.pop()
-        key = id(value)
-        if key in sizes or not isinstance(value, dict | list | tuple):
-            continue
-        inside = list(_parts(value))
-        if not done:
-            if key in path:
-                raise Malformed("it contains itself")
-            path.add(key)
-            pending += [(value, True), *((part, False) for part in inside)]
-            continue
-        path.discard(key)
-        sizes[key] = 1 + sum(sizes.get(id(part), 1) for part in inside)
-        depths[key] = 1 + max((depths.get(id(part), 0) for part in inside), default=0)
-        if sizes[key] > _MAX_VALUES or depths[key] > _MAX_DEPTH:
+def _measure(value: Any, known: dict[int, tuple[int, int]], depth: int = 0) -> tuple[int, int]:
+    """The number of values in a tree, shared parts counted each time, and its depth. Malformed for too many or deep."""
+    if not isinstance(value, dict | list | tuple):
+        return 1, 0
+    if depth > _MAX_DEPTH:
+        raise Malformed("too deep, or it contains itself")
+    if id(value) not in known:
+        inside = [_measure(part, known, depth + 1) for part in _parts(value) if isinstance(part, dict | list | tuple)]
+        size = 1 + len(value) - len(inside) + sum(count for count, _ in inside)
+        known[id(value)] = size, 1 + max((height for _, height in inside), default=0)
+        if size > _MAX_VALUES or known[id(value)][1] > _MAX_DEPTH:
             raise Malformed("too deep, or too many values")
-    return root
+    return known[id(value)]
 
 
 def _parts(value: Any) -> Iterable[Any]:

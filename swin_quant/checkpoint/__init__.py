@@ -8,7 +8,6 @@ from swin_quant.checkpoint.opened import (
     is_calibrated,
     made_before,
     open_checkpoint,
-    read_weights,
 )
 from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.save import calibrated_bytes, calibrated_state, save_calibrated, save_float
@@ -26,7 +25,6 @@ __all__ = [
     "made_before",
     "open_checkpoint",
     "read_state_dict",
-    "read_weights",
     "save_calibrated",
     "save_float",
 ]

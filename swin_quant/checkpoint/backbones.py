@@ -46,8 +46,7 @@ def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[st
     prefix = found[0] if found else ""
     if len(found) > 1:
         inside = {root[:-1]: below(weights.state, root) for root in found}
-        shapes = {name: {key: tuple(x.shape) for key, x in each.items()} for name, each in inside.items()}
-        name, _ = choose_set(weights.source.path, shapes, weights.asked)
+        name, _ = choose_set(weights.source.path, inside, weights.asked)
         prefix = f"{name}." if name else ""
     state = below(weights.state, prefix)
     norms = {key: match for key in weights.state if (match := _STATE_NORM.fullmatch(key))}

@@ -34,8 +34,12 @@ def geometry(state: Mapping[str, Tensor]) -> Geometry:
     if (proj := _shape(state, "patch_embed.proj.weight", 4)) is not None:
         found["EMBED_DIM"], found["IN_CHANS"], found["PATCH_SIZE"] = proj[:3]
     found["DEPTHS"] = [depths[stage] for stage in stages]
-    heads = [_heads(state, stage) for stage in stages]
-    if None not in heads:
+    heads = []
+    for attention in (f"layers.{stage}.blocks.0.attn." for stage in stages):
+        table = _shape(state, f"{attention}relative_position_bias_table", 2)
+        scale = _shape(state, f"{attention}logit_scale", 3)
+        heads += [table[1]] if table is not None else [scale[0]] if scale is not None else []
+    if len(heads) == len(stages):
         found["NUM_HEADS"] = heads
     windows = stage_windows(state, stages)
     if windows[0] is not None:
@@ -121,13 +125,6 @@ def _root(area: int) -> int | None:
     """The side of a square; None for an area that is none."""
     side = math.isqrt(area)
     return side if side * side == area else None
-
-
-def _heads(state: Mapping[str, Tensor], stage: int) -> int | None:
-    attention = f"layers.{stage}.blocks.0.attn."
-    table = _shape(state, f"{attention}relative_position_bias_table", 2)
-    scale = _shape(state, f"{attention}logit_scale", 3)
-    return table[1] if table is not None else scale[0] if scale is not None else None
 
 
 def _mlp_ratio(state: Mapping[str, Tensor], stages: list[int]) -> float | None:

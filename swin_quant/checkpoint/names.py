@@ -113,17 +113,6 @@ OPENMMLAB = Publisher(
 PUBLISHERS = (MICROSOFT, TIMM_FEATURES, TRANSFORMERS, TRANSFORMERS_V2, TRANSFORMERS_BODY, OPENMMLAB)
 
 
-@dataclass(frozen=True)
-class Convention:
-    """A way of naming, in use when a key matches `seen` and none matches `unseen`; `pattern` -> `to` undoes it."""
-
-    name: str
-    seen: str
-    pattern: str
-    to: str | Replacement
-    unseen: str = r"(?!)"
-
-
 INSERTED = re.compile(r"(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _WRAPPERS = {  # before all keys, in any order and depth
     "DistributedDataParallel": r"^module\.",
@@ -131,25 +120,21 @@ _WRAPPERS = {  # before all keys, in any order and depth
     "Lightning": r"^model\.",
     "a wrapper's": r"^(net|network|ema|model_ema|ema_model|student|teacher)\.",
 }
-CONVENTIONS = (
-    Convention("timm features", r"^layers_0\.", *TIMM_FEATURES.renames[0]),
-    Convention("SimMIM", r"\.attn\.rpe_mlp\.", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
-    Convention(  # for a Swin alone: the heads of timm's other models have this name here, too
-        "timm",
-        r"^head\.fc\.",
-        r"^head\.fc\.",
-        "head.",
-        unseen=r"^(?!(head|layers|patch_embed|norm|absolute_pos_embed)\b)",
-    ),
-    Convention(  # Microsoft ends stage i with its downsample, newer timm begins stage i + 1 with it
+# Ways of naming: (name, seen, unseen, pattern, replacement). A row is in use when a key matches `seen` and none matches
+# `unseen`; the replacement undoes it.
+CONVENTIONS: tuple[tuple[str, str, str, str, str | Replacement], ...] = (
+    ("timm features", r"^layers_0\.", r"(?!)", *TIMM_FEATURES.renames[0]),
+    ("SimMIM", r"\.attn\.rpe_mlp\.", r"(?!)", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
+    # For a Swin alone: the heads of timm's other models have this name here, too
+    ("timm", r"^head\.fc\.", r"^(?!(head|layers|patch_embed|norm|absolute_pos_embed)\b)", r"^head\.fc\.", "head."),
+    (  # Microsoft ends stage i with its downsample, newer timm begins stage i + 1 with it
         "timm",
         r"^layers\.[1-9]\d*\.downsample\.",
+        r"^layers\.0\.downsample\.",
         r"^layers\.(\d+)\.downsample\.",
         lambda match: f"layers.{int(match[1]) - 1}.downsample.",
-        unseen=r"^layers\.0\.downsample\.",
     ),
 )
-
 _TRANSFORMERS_SEEN = re.compile(r"(swin(v2)?\.)?encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm_before)\.")
 _PART = re.compile(r"(.*\.attn\.)[qkv]\.(weight|bias)")
 
@@ -168,10 +153,10 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     while state and (used := [name for name, word in _WRAPPERS.items() if all(re.match(word, key) for key in state)]):
         found += used
         state = renamed(state, used[0], (_WRAPPERS[used[0]], ""))
-    for one in CONVENTIONS:
-        if any(re.search(one.seen, key) for key in state) and not any(re.search(one.unseen, key) for key in state):
-            found.append(one.name)
-            state = renamed(state, one.name, (one.pattern, one.to))
+    for name, seen, unseen, pattern, to in CONVENTIONS:
+        if any(re.search(seen, key) for key in state) and not any(re.search(unseen, key) for key in state):
+            found.append(name)
+            state = renamed(state, name, (pattern, to))
     if any(map(_TRANSFORMERS_SEEN.match, state)):
         found.append("transformers")
         state = _joined(renamed(state, "transformers", *TRANSFORMERS.renames))

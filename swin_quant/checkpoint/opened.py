@@ -1,7 +1,7 @@
 """A checkpoint opened once and passed on: its file, hash, weights and run card."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import compute_sha256
-from swin_quant.base.reading import reads
+from swin_quant.base.reading import reading
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find_card
 from swin_quant.cards.paths import card_path
@@ -42,19 +42,11 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
     return any(key.endswith(SUFFIX) for key in state)
 
 
-@reads("checkpoint")
-def read_weights(
-    checkpoint: str | os.PathLike[str], weights: str = "", get_hash: Callable[[Path], str] = compute_sha256
-) -> Weights:
-    """The weights of a file; SwinQuantError as in `read_state_dict`.
+def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:
+    """The tensors of a file under Microsoft's names.
 
     `weights`: the set to take from a file that holds several (`roots`); a file of ours holds one.
     """
-    return named_weights(*read_state_dict(local_file(checkpoint), weights, get_hash), weights)
-
-
-def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:
-    """The tensors of a file under Microsoft's names, as `read_weights` returns them."""
     names = [INSERTED.sub("", key) for key in state]
     raw = dict(zip(names, state.values(), strict=True)) if len({*names}) == len(names) else state
     calibrated = is_calibrated(raw)
@@ -107,7 +99,9 @@ class OpenedCheckpoint:
     def weights(self, asked: str = "") -> Weights:
         """The weights under Microsoft's names; `asked` (ema, raw, a name) chooses among several sets in the file."""
         if asked not in self._read:
-            self._read[asked] = read_weights(self.file, asked, lambda file: self.sha256)
+            with reading(self.file, "checkpoint"):
+                found = read_state_dict(self.file, asked, lambda file: self.sha256)
+                self._read[asked] = named_weights(*found, asked)
         return self._read[asked]
 
     def forget(self) -> None:

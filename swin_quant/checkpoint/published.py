@@ -93,7 +93,7 @@ class Description:
             elif isinstance(rule, Only) and value not in rule.values:
                 usual = " or ".join(show(each) for each in rule.values if each is not None) or "none"
                 self.refusals[f"{place} is {show(value)}, and only {usual} is supported"] = rule.unless
-            elif rule is None or (isinstance(rule, Sets) and value not in (None, [], 0)):  # a key from another version
+            elif key not in table or (isinstance(rule, Sets) and value not in (None, [], 0)):  # of another version
                 self.unknown.append(place)
 
     def contradictions(self, determined: Geometry, explicit: Set[str]) -> list[str]:

@@ -39,16 +39,14 @@ class Only:
     unless: tuple[str, ...] = ()
 
 
-Table: TypeAlias = Mapping[str, Sets | Only | str]
-IGNORED = "ignored"  # no effect on the computation: training, bookkeeping, provenance
-NAMES = "names"  # class names, which `class_names` reads
-COMBINED = "combined"  # a function for its source reads the key together with others
+Table: TypeAlias = Mapping[str, Sets | Only | None]
 HOW_PREPARED = ("TEST.CROP", "TEST.CROP_RATIO", "TEST.SHAPE", "DATA.INTERPOLATION", "DATA.MEAN", "DATA.STD")
 FRAMED = ("TEST.CROP", "TEST.SHAPE")
 
 
-def _each(rule: str, names: str) -> dict[str, Sets | Only | str]:
-    return dict.fromkeys(names.split(), rule)
+def _known(names: str) -> dict[str, Sets | Only | None]:
+    """Keys that have no effect on the computation (training, bookkeeping), or that other functions read."""
+    return dict.fromkeys(names.split())
 
 
 def side(size: Any) -> Any:
@@ -88,9 +86,9 @@ TRANSFORMERS: Table = {
     "layer_norm_eps": Only((1e-5,)),
     "problem_type": Only((None, "single_label_classification"), ("MODEL.OUTPUT_KIND",)),
     "quantization_config": Only((None,)),
-    **_each(NAMES, "id2label label2id"),
-    **_each(
-        IGNORED,
+    **_known(
+        # class names, which `class_names` reads
+        "id2label label2id "
         # training, other heads than the classifier's, and values that follow from the keys above
         "attention_probs_dropout_prob hidden_dropout_prob drop_path_rate initializer_range encoder_stride hidden_size "
         "num_layers num_hidden_layers num_attention_heads out_features out_indices stage_names _out_features "
@@ -114,20 +112,14 @@ TRANSFORMERS: Table = {
 
 # preprocessor_config.json of transformers.
 PROCESSOR: Table = {
-    **_each(
-        COMBINED,
-        "do_resize size default_to_square crop_pct do_center_crop crop_size do_rescale rescale_factor do_normalize "
-        "image_mean image_std resample image_processor_type feature_extractor_type",
-    ),
-    "do_pad": Only((None, False), FRAMED),
+    **dict.fromkeys(("do_pad", "do_thumbnail", "do_align_long_axis"), Only((None, False), FRAMED)),
     "size_divisor": Only((None,), FRAMED),
-    "do_thumbnail": Only((None, False), FRAMED),
-    "do_align_long_axis": Only((None, False), FRAMED),
-    "do_flip_channel_order": Only((None, False)),
-    "do_grayscale": Only((None, False)),
+    **dict.fromkeys(("do_flip_channel_order", "do_grayscale"), Only((None, False))),
     "rescale_offset": Only((None, False), ("DATA.MEAN", "DATA.STD")),
-    **_each(
-        IGNORED,
+    **_known(
+        # read together by `prepared_by_processor`
+        "do_resize size default_to_square crop_pct do_center_crop crop_size do_rescale rescale_factor do_normalize "
+        "image_mean image_std resample image_processor_type feature_extractor_type "
         "do_convert_rgb data_format input_data_format device disable_grouping return_tensors pad_size image_seq_length "
         "include_top do_reduce_labels processor_class auto_map _valid_processor_keys _processor_class "
         "image_processor_class transformers_version",
@@ -136,16 +128,13 @@ PROCESSOR: Table = {
 
 # timm's description of weights: `pretrained_cfg`, or in older files all of config.json.
 TIMM: Table = {
-    **_each(COMBINED, "input_size crop_pct interpolation mean std"),
     "crop_mode": Only((None, "center", "squash"), FRAMED),
     "crop_border_pixels": Only((None, 0), FRAMED),
     "num_classes": Sets("MODEL.NUM_CLASSES"),
     "global_pool": Only((None, "avg")),
     "label_offset": Only((None, 0)),
-    **_each(NAMES, "labels label_names label_descriptions"),
-    **_each(
-        IGNORED,
-        # `architecture` is read elsewhere, to find the model
+    **_known(
+        "input_size crop_pct interpolation mean std labels label_names label_descriptions "
         "architecture model_args pretrained_cfg url file state_dict hf_hub_id hf_hub_filename source tag custom_load "
         "test_input_size min_input_size fixed_input_size test_crop_pct pool_size test_pool_size num_features "
         "first_conv classifier license description origin_url paper_name paper_ids notes "
@@ -167,8 +156,7 @@ ARGUMENTS: Table = {
     "global_pool": Only((None, "avg")),
     "head_dim": Only((None,)),
     "always_partition": Only((None, False)),
-    **_each(
-        IGNORED,
+    **_known(
         "drop_rate proj_drop_rate attn_drop_rate drop_path_rate weight_init use_checkpoint fused_window_process "
         "strict_img_size dynamic_img_size embed_layer device dtype",
     ),
@@ -179,8 +167,7 @@ MICROSOFT: Table = {
     **{key.upper(): rule for key, rule in {**ARGUMENTS, **_SAME}.items() if isinstance(rule, Sets)},
     **{key: Sets(key, entries) for key in (*HOW_PREPARED, "DATA.IMG_SIZE", "MODEL.TYPE", "MODEL.NUM_CLASSES")},
     "NORM_BEFORE_MLP": Only((None, "ln")),
-    **_each(
-        IGNORED,
+    **_known(
         "MODEL.NAME MODEL.PRETRAINED MODEL.RESUME MODEL.DROP_RATE MODEL.DROP_PATH_RATE MODEL.LABEL_SMOOTHING "
         "MODEL.WEIGHTS MODEL.OUTPUT_KIND MODEL.PRETRAINED_TYPE "
         "DATA.BATCH_SIZE DATA.DATA_PATH DATA.DATASET DATA.ZIP_MODE DATA.CACHE_MODE DATA.PIN_MEMORY DATA.NUM_WORKERS "

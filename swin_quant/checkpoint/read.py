@@ -17,7 +17,7 @@ from swin_quant.base.reading import reads
 from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import read_ckpt
 from swin_quant.checkpoint.roots import choose_set, is_tensor, sets_in
-from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, Bulky, Compressed, Foreign, Script, read_torch
+from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, read_pickled
 
 _SNIFFED = 512  # bytes
 _LONGEST_KEY = 512  # characters
@@ -31,20 +31,6 @@ _NOT_WEIGHTS = (
     (rb"[\t\r\n\x20-\x7e]+\Z", "is a text file, not a checkpoint"),
 )
 
-# Files that torch.save did not write, by the ending of their name. detectron2's converters pickle NumPy arrays.
-_PICKLE_PROBLEM = (
-    "is a pickle that torch.save did not write: if you trust it, run `import pickle, torch; "
-    "s = pickle.load(open('IN.pkl', 'rb')); "
-    "torch.save({k: torch.as_tensor(v) for k, v in s.get('model', s).items()}, 'OUT.pth')`"
-)
-_UNREADABLE = {
-    ".pdparams": "is a checkpoint of PaddlePaddle: not supported: copy its arrays into a state_dict of torch (its "
-    "linear weights are transposed), and save that by torch.save",
-    ".npz": "is an archive of NumPy arrays: not supported: give the folder of FasterTransformer's files, or save a "
-    "state_dict by torch.save",
-    ".pkl": _PICKLE_PROBLEM,
-    ".pickle": _PICKLE_PROBLEM,
-}
 VERSIONS = "versions"  # in a source's notes: {module: its version}, of a state_dict that tells them
 _NOTES = ("config", "args", "arch")  # keys by which training scripts name the model, beside the weights
 
@@ -137,27 +123,6 @@ def _read_safetensors(path: Path, head: bytes) -> tuple[dict[str, Tensor], dict[
         raise SwinQuantError(f"{path}: is cut short or not a safetensors file ({first_line(error, 160)})") from error
 
 
-@reads("checkpoint")
-def read_pickled(path: Path) -> Any:
-    """The content of a torch.save file, as plain data and tensors; SwinQuantError describes any other file."""
-    try:
-        with open_plain(path) as file:
-            return read_torch(file)
-    except Foreign as error:
-        names = listed((f"{name!r:.100}" for name in error.names), 2)
-        problem = f"asks for {names}, which could run code, and was refused: save torch.save(model.state_dict(), FILE)"
-    except Script:
-        problem = "is a TorchScript archive, which is code: save the model's state_dict instead"
-    except Compressed:
-        problem = "is a compressed zip file, not a checkpoint: unpack it first"
-    except Bulky:
-        problem = "holds its numbers in its pickle, as NumPy arrays do: save tensors instead (torch.from_numpy)"
-    except ValueError as error:
-        what = f"is cut short or damaged, or torch.save did not write it ({error!s:.120})"
-        problem = _UNREADABLE.get(path.suffix, f"{what}: download or copy it again")
-    raise SwinQuantError(f"{path}: {problem}")
-
-
 def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[str, Tensor], Source]:
     """The tensors of the set in a file's content that is the model, and `source` with its name and the notes beside."""
     path = source.path
@@ -169,8 +134,7 @@ def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[
         found = "no state_dict, though there are tensors in it" if _has_tensor(content) else "no tensors"
         raise SwinQuantError(f"{path}: holds {found} (keys: {keys}): a state_dict is expected, bare or under a key")
     tensors = {name: {key: x for key, x in each.items() if isinstance(x, Tensor)} for name, each in sets.items()}
-    shapes = {name: {str(key): tuple(x.shape) for key, x in each.items()} for name, each in tensors.items()}
-    name, _ = choose_set(path, shapes, weights, last=False)
+    name, _ = choose_set(path, tensors, weights, last=False)
     state = sets[name]
     for key, value in state.items():
         if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_KEY:

@@ -132,9 +132,7 @@ def _below(
     state: Mapping[str, Tensor], roots: Sequence[str], asked: str, file: Path, is_own: Callable[[str], object]
 ) -> FoundModel:
     """The entries under one of `roots`, and entries beside it with the model's own names."""
-    shapes = {key: tuple(value.shape) for key, value in state.items()}
-    sets = {root[:-1]: below(shapes, root) for root in roots}
-    name, user_chose = choose_set(file, sets, asked)
+    name, user_chose = choose_set(file, {root[:-1]: below(state, root) for root in roots}, asked)
     root, several = f"{name}." if name else "", len(roots) > 1
     if not root:
         others = tuple(each for each in roots if each)
@@ -167,12 +165,15 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, Opaque) and value.is_tensor)
 
 
-def choose_set(file: Path, sets: Mapping[str, Shapes], asked: str, last: bool = True) -> tuple[str, bool]:
+def choose_set(
+    file: Path, states: Mapping[str, Mapping[str, Tensor]], asked: str, last: bool = True
+) -> tuple[str, bool]:
     """The name of the set that is the model, and whether `asked` (ema, raw, a name, "") chose it. A choice is logged.
 
     UsageError where no set is `asked`, unless a later search may find it (not `last`); SwinQuantError where two sets
     could be the model.
     """
+    sets = {name: {key: tuple(x.shape) for key, x in each.items()} for name, each in states.items()}
     left = _large(sets)
     if not asked:
         return _default(file, left), False

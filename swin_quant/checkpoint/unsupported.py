@@ -2,7 +2,7 @@
 instead."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -10,50 +10,43 @@ from swin_quant.base.errors import listed
 from swin_quant.checkpoint.geometry import geometry
 from swin_quant.checkpoint.names import below, to_microsoft
 
-_OPENMMLAB = "a Swin of OpenMMLab"
-_WRAP = "build it by its own library and give the module to `sq.wrap`"
-# Files of a model that torch or PEFT has changed: what it is -> the call that undoes it, and the patterns of its keys.
+_WRAP = " as a file: build it by its own library and give the module to `sq.wrap`"
+# What a model is called -> what to do, and patterns that its keys must all have. The first that fits counts.
+# Files of a model that torch or PEFT has changed, with the call that undoes it:
 _CHANGED = {
-    "a pruned model": ("torch.nn.utils.prune.remove(module, 'weight')", (r"weight_orig$", r"weight_mask$")),
-    "a model with spectral norm": ("torch.nn.utils.remove_spectral_norm(module)", (r"weight_orig$", r"weight_u$")),
-    "a model with weight norm": ("torch.nn.utils.remove_weight_norm(module)", (r"weight_g$", r"weight_v$")),
+    "a pruned model": ("torch.nn.utils.prune.remove(module, 'weight')", r"weight_orig$", r"weight_mask$"),
+    "a model with spectral norm": ("torch.nn.utils.remove_spectral_norm(module)", r"weight_orig$", r"weight_u$"),
+    "a model with weight norm": ("torch.nn.utils.remove_weight_norm(module)", r"weight_g$", r"weight_v$"),
     "a parametrized model": (
         "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
-        (r"\.parametrizations\.\w+\.original\d*$",),
+        r"\.parametrizations\.\w+\.original\d*$",
     ),
-    "a model with LoRA adapters": ("model.merge_and_unload()", (r"\.lora_[AB]\.", r"\.base_layer\.")),
-    "LoRA adapters without their model": ("PeftModel.from_pretrained(...).merge_and_unload()", (r"\.lora_[AB]\.",)),
-    "a model of PEFT": ("model.merge_and_unload()", (r"\.modules_to_save\.", r"^base_model\.model\.")),
+    "a model with LoRA adapters": ("model.merge_and_unload()", r"\.lora_[AB]\.", r"\.base_layer\."),
+    "LoRA adapters without their model": ("PeftModel.from_pretrained(...).merge_and_unload()", r"\.lora_[AB]\."),
+    "a model of PEFT": ("model.merge_and_unload()", r"\.modules_to_save\.", r"^base_model\.model\."),
 }
-# Name of a model -> patterns that must all be found in its keys. The first that fits is taken.
 _RELATIVES = {
-    "a Swin-MLP": (r"^layers\.\d+\.blocks\.\d+\.spatial_mlp\.",),
-    "a Swin-MoE": (r"^layers\.\d+\.blocks\.\d+\.mlp\._?moe_layer\.",),
-    "a SwinIR (image restoration)": (r"\blayers\.\d+\.residual_group\.(blocks|layers)\.", r"^conv_first\."),
+    "a Swin-MLP": ("", r"^layers\.\d+\.blocks\.\d+\.spatial_mlp\."),
+    "a Swin-MoE": ("", r"^layers\.\d+\.blocks\.\d+\.mlp\._?moe_layer\."),
+    "a SwinIR (image restoration)": (_WRAP, r"\blayers\.\d+\.residual_group\.(blocks|layers)\.", r"^conv_first\."),
     "a Swin2SR of transformers (image restoration)": (
+        _WRAP,
         r"^(swin2sr\.)?first_convolution\.",
         r"\bencoder\.stages\.\d+\.layers\.",
     ),
-    "the audio encoder of a CLAP": (r"\baudio_encoder\.(\w+\.)*patch_embed\.",),
-    "a Swin-Unet (segmentation)": (r"\blayers_up\.\d+\.",),
-    "a Swin V2-CR of timm": (r"^stages\.\d+\.blocks\.\d+\.attn\.meta_mlp\.",),
-    "a Swin of torchvision": (r"^features\.\d+\.\d+\.attn\.(relative_position_bias_table|cpb_mlp\.)",),
-    _OPENMMLAB: (r"\bstages\.\d+\.blocks\.\d+\.attn\.w_msa\.",),
-    "a Swin of TensorFlow or Keras": (r"\bswin_transformer_block\w*/",),
-    "a Donut or another encoder and decoder": (r"^encoder\.encoder\.layers\.\d+\.blocks\.", r"^decoder\."),
-}
-_REMEDIES = {  # any other relative: no advice
-    _OPENMMLAB: " as a classifier, but as a backbone, by ‹output_kind› features",
-    **dict.fromkeys(
-        (
-            "a SwinIR (image restoration)",
-            "a Swin2SR of transformers (image restoration)",
-            "a Swin of torchvision",
-            "the audio encoder of a CLAP",
-        ),
-        f" as a file: {_WRAP}",
+    "the audio encoder of a CLAP": (_WRAP, r"\baudio_encoder\.(\w+\.)*patch_embed\."),
+    "a Swin-Unet (segmentation)": ("", r"\blayers_up\.\d+\."),
+    "a Swin V2-CR of timm": (
+        " as a Swin: timm has it, by ‹cfg› timm:NAME",
+        r"^stages\.\d+\.blocks\.\d+\.attn\.meta_mlp\.",
     ),
-    "a Swin V2-CR of timm": " as a Swin: timm has it, by ‹cfg› timm:NAME",
+    "a Swin of torchvision": (_WRAP, r"^features\.\d+\.\d+\.attn\.(relative_position_bias_table|cpb_mlp\.)"),
+    "a Swin of OpenMMLab": (
+        " as a classifier, but as a backbone, by ‹output_kind› features",
+        r"\bstages\.\d+\.blocks\.\d+\.attn\.w_msa\.",
+    ),
+    "a Swin of TensorFlow or Keras": ("", r"\bswin_transformer_block\w*/"),
+    "a Donut or another encoder and decoder": ("", r"^encoder\.encoder\.layers\.\d+\.blocks\.", r"^decoder\."),
 }
 _WHOLES = {
     "a detector": r"^(neck|rpn|rpn_head|roi_head|roi_heads|bbox_head|mask_head|query_head|proposal_generator|"
@@ -62,19 +55,19 @@ _WHOLES = {
     r"(model\.)?pixel_level_module)\.",
 }
 _OTHERS = {
-    "a ViT": (r"\bblocks\.\d+\.attn\.qkv\.", r"\b(cls_token|pos_embed)$"),
-    "a ViT of transformers": (r"^(\w+\.)?encoder\.layer\.\d+\.attention\.attention\.",),
-    "a ViT of torchvision": (r"^encoder\.layers\.encoder_layer_\d+\.",),
-    "a CLIP": (r"\b(visual|vision_model)\b", r"\b(text_model|token_embedding|logit_scale)\b"),
-    "a ConvNeXt": (r"\b(stages\.\d+\.(blocks\.)?\d+\.(conv_dw|dwconv)|features\.\d+\.\d+\.layer_scale)\b",),
-    "a ConvNeXt of transformers": (r"^convnext(v2)?\.",),
-    "a ResNet": (r"\blayer1\.0\.conv1\.", r"\blayer1\.0\.bn1\."),
-    "a ResNet of transformers": (r"^resnet\.",),
-    "an EfficientNet or MobileNet": (r"\bblocks\.\d+\.\d+\.(conv_dw|conv_pw)\.",),
-    "a MobileNet or another convolutional network of torchvision": (r"^features\.\d+\.", r"^classifier\.\d+\."),
-    "a YOLO": (r"^(model\.)?\d+\.(conv|cv1|m\.0)\.",),
-    "a diffusion model": (r"\b(down_blocks|input_blocks)\.\d+\.",),
-    "a language model": (r"\b(word_embeddings|embed_tokens|wte)\.weight$",),
+    "a ViT": ("", r"\bblocks\.\d+\.attn\.qkv\.", r"\b(cls_token|pos_embed)$"),
+    "a ViT of transformers": ("", r"^(\w+\.)?encoder\.layer\.\d+\.attention\.attention\."),
+    "a ViT of torchvision": ("", r"^encoder\.layers\.encoder_layer_\d+\."),
+    "a CLIP": ("", r"\b(visual|vision_model)\b", r"\b(text_model|token_embedding|logit_scale)\b"),
+    "a ConvNeXt": ("", r"\b(stages\.\d+\.(blocks\.)?\d+\.(conv_dw|dwconv)|features\.\d+\.\d+\.layer_scale)\b"),
+    "a ConvNeXt of transformers": ("", r"^convnext(v2)?\."),
+    "a ResNet": ("", r"\blayer1\.0\.conv1\.", r"\blayer1\.0\.bn1\."),
+    "a ResNet of transformers": ("", r"^resnet\."),
+    "an EfficientNet or MobileNet": ("", r"\bblocks\.\d+\.\d+\.(conv_dw|conv_pw)\."),
+    "a MobileNet or another convolutional network of torchvision": ("", r"^features\.\d+\.", r"^classifier\.\d+\."),
+    "a YOLO": ("", r"^(model\.)?\d+\.(conv|cv1|m\.0)\."),
+    "a diffusion model": ("", r"\b(down_blocks|input_blocks)\.\d+\."),
+    "a language model": ("", r"\b(word_embeddings|embed_tokens|wte)\.weight$"),
 }
 _BACKBONE = re.compile(
     r"^((?:\w+\.){1,4}?)"
@@ -88,18 +81,17 @@ def unsupported_kind(state: Mapping[str, Tensor]) -> str | None:
     if any(x.ndim == 5 for x in patches) and any("relative_position_bias_table" in key for key in state):
         return "a Video Swin: not supported"  # Swin's names, with patches of several pictures
     keys = "\n".join(state)
-    if what := _named({name: patterns for name, (_, patterns) in _CHANGED.items()}, keys):
+    if what := _named(_CHANGED, keys):
         return f"{what}: undo it by {_CHANGED[what][0]}, and save again"
     if what := _named(_RELATIVES, keys):
-        return f"{what}: not supported{_REMEDIES.get(what, '')}"
+        return f"{what}: not supported{_RELATIVES[what][0]}"
     prefix = next((match[1] for match in map(_BACKBONE.match, state) if match), None)
     if kind := larger_model(state):
         backbone = None
         if prefix is not None:
             inner = below(state, prefix)
             microsoft, _ = to_microsoft(inner)
-            others = _RELATIVES | _OTHERS
-            backbone = _swin(microsoft) if geometry(microsoft) else _named(others, "\n".join(inner))
+            backbone = _swin(microsoft) if geometry(microsoft) else _named(_RELATIVES | _OTHERS, "\n".join(inner))
         backbone = backbone or "not known to us"
         advice = "; its backbone is, by ‹output_kind› features" if backbone.startswith("a Swin V") else ""
         return f"{kind} whose backbone is {backbone}: only classifiers are supported{advice}"
@@ -124,8 +116,9 @@ def describe(state: Mapping[str, Tensor]) -> str:
     return unsupported_kind(state) or f"no checkpoint of a Swin Transformer (its keys are {keys})"
 
 
-def _named(kinds: Mapping[str, Iterable[str]], keys: str) -> str | None:
-    return next((what for what, each in kinds.items() if all(re.search(pattern, keys, re.M) for pattern in each)), None)
+def _named(kinds: Mapping[str, tuple[str, ...]], keys: str) -> str | None:
+    fits = (what for what, (_, *each) in kinds.items() if all(re.search(pattern, keys, re.M) for pattern in each))
+    return next(fits, None)
 
 
 def _swin(state: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,6 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from swin_quant.base import pickled
 from swin_quant.base.errors import SwinQuantError, one_line
 from swin_quant.base.files import read_bounded, read_lines
 from swin_quant.data.pictures import Pictures, printable
-from swin_quant.data.source import DataRequest, DataSource
+from swin_quant.data.source import DataRequest
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
@@ -45,11 +44,11 @@ class CifarForm:
 
 
 _TEN = tuple(f"data_batch_{number}" for number in range(1, 6))
-_BINARY = (
+BINARY = (
     CifarForm("cifar-10-batches-bin", tuple(f"{n}.bin" for n in _TEN), "test_batch.bin", "batches.meta.txt", 10, 1),
     CifarForm("cifar-100-binary", ("train.bin",), "test.bin", "fine_label_names.txt", 100, 2),
 )
-_PICKLED = (
+PICKLED = (
     CifarForm("cifar-10-batches-py", _TEN, "test_batch", "batches.meta", 10, keys=("labels", "label_names")),
     CifarForm("cifar-100-python", ("train",), "test", "meta", 100, keys=("fine_labels", "fine_label_names")),
 )
@@ -62,8 +61,8 @@ class CifarPictures(Pictures):
         SwinQuantError: a batch that is missing, truncated or none, or a label that is no class.
     """
 
-    def __init__(self, files: list[Path]) -> None:
-        form = next(one for one in (*_BINARY, *_PICKLED) if files[0].name in (*one.train, one.test))
+    def __init__(self, files: Sequence[Path], request: DataRequest) -> None:
+        form = next(one for one in (*BINARY, *PICKLED) if files[0].name in (*one.train, one.test))
         self._pixels: list[NDArray[np.uint8]] = []
         self.names, self.labels = [], []
         for file in files:
@@ -107,18 +106,19 @@ class CifarPictures(Pictures):
         return Image.fromarray(np.ascontiguousarray(self._pixels[index].transpose(1, 2, 0)))
 
 
+class _Reader(pickled.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Text for what python 3 wrote of bytes; else an object of numpy, whose last part is its values."""
+        is_text = (module, name) == ("_codecs", "encode")
+        return (lambda text, *how: text) if is_text else lambda *arguments: pickled.Attributes()
+
+
 def _content(path: Path, key: str) -> tuple[dict[str, Any], list[Any]]:
     """The dictionary in a pickle, and its list under `key`."""
 
-    def stand_in(name: str) -> pickled.Known:
-        """Text for what python 3 wrote of bytes; else an object of numpy, whose last part is its values."""
-        if name == "_codecs.encode":
-            return pickled.Known(name, lambda text, *how: text)
-        return pickled.Known(name, lambda *arguments: pickled.Attributes())
-
     data = read_bounded(path, "batch of CIFAR", _MAX_BYTES)
     try:
-        found = pickled.mapping(pickled.load(io.BytesIO(data), stand_in))
+        found = pickled.mapping(_Reader(io.BytesIO(data)).load())
         content = {_text(key): value for key, value in found.items()}
         return content, pickled.items(content.get(key, []))
     except ValueError as error:
@@ -129,7 +129,7 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _find(request: DataRequest, forms: Sequence[CifarForm]) -> list[Path]:
+def find_cifar(request: DataRequest, forms: Sequence[CifarForm]) -> list[Path]:
     """The files of a split at a place, or in CIFAR's own folder there; none for a folder of splits."""
     if not os.path.isdir(request.place) or request.folder.is_dir():
         return []
@@ -140,12 +140,3 @@ def _find(request: DataRequest, forms: Sequence[CifarForm]) -> list[Path]:
                 wanted = (form.test,) if request.split in _VAL else form.train if request.split == "train" else ()
                 return [folder / name for name in wanted]
     return []
-
-
-SOURCES = [
-    DataSource(prefix, what, partial(_find, forms=forms), lambda files, request: CifarPictures(files))
-    for prefix, what, forms in (
-        ("cifar", "CIFAR's binary batches (data_batch_1.bin, ...)", _BINARY),
-        ("cifar-python", "CIFAR's python batches (data_batch_1, ...)", _PICKLED),
-    )
-]

@@ -10,7 +10,7 @@ from swin_quant.base.files import read_bounded
 from swin_quant.data.class_names import classed
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.pictures import is_picture, printable
-from swin_quant.data.source import DataRequest, DataSource, list_files
+from swin_quant.data.source import DataRequest, list_files
 
 PATHS = ("path", "file_name", "filename", "file", "filepath", "image_path", "image", "name")
 LABELS = ("label", "class", "target", "class_name", "category", "wnid", "labels")
@@ -29,7 +29,10 @@ class TablePictures(FolderPictures):
         SwinQuantError: names the table and the line.
     """
 
-    def __init__(self, table: Path, request: DataRequest) -> None:
+    def __init__(self, files: Sequence[Path], request: DataRequest) -> None:
+        table = files[0]
+        if len(files) > 1:
+            raise SwinQuantError(f"{request.place}: {len(files)} tables of split {request.split}: name one of them")
         self.folder = table.parent
         lines: dict[str, tuple[int, str | None]] = {}
         for number, path, label in _rows(table, request.split):
@@ -59,9 +62,18 @@ def _rows(table: Path, split: str) -> Iterator[tuple[int, str, str | None]]:
             if not any(fields):
                 continue
             if columns is None:
-                is_header = not any(map(is_picture, fields))
-                columns = _columns(table, fields) if is_header else (0, 1 if len(fields) > 1 else None, None)
-                if is_header:
+                if any(map(is_picture, fields)):
+                    columns = 0, 1 if len(fields) > 1 else None, None
+                else:
+                    names = [field.lower() for field in fields]
+                    path, label, part = (
+                        next((names.index(name) for name in known if name in names), None)
+                        for known in (PATHS, LABELS, SPLITS)
+                    )
+                    if path is None:
+                        expected = f"expected {' or '.join(PATHS)}"
+                        raise SwinQuantError(f"{table}: no column of paths among {listed(fields)}; {expected}")
+                    columns = path, label, part
                     continue
             path, label, part = columns
             if len(fields) <= max(place for place in columns if place is not None):
@@ -76,24 +88,6 @@ def _rows(table: Path, split: str) -> Iterator[tuple[int, str, str | None]]:
         raise SwinQuantError(f"{table}, line {reader.line_num + 1}: cannot be read: {error}") from error
 
 
-def _columns(table: Path, header: Sequence[str]) -> tuple[int, int | None, int | None]:
-    names = [name.lower() for name in header]
-    path, label, part = (
-        next((names.index(name) for name in known if name in names), None) for known in (PATHS, LABELS, SPLITS)
-    )
-    if path is None:
-        raise SwinQuantError(f"{table}: no column of paths among {listed(header)}; expected {' or '.join(PATHS)}")
-    return path, label, part
-
-
-def _find(request: DataRequest) -> list[Path]:
+def find_tables(request: DataRequest) -> list[Path]:
+    """The tables of a split."""
     return list_files(request, ".csv", "metadata.csv") or list_files(request, ".tsv", "metadata.tsv")
-
-
-def _open(files: list[Path], request: DataRequest) -> TablePictures:
-    if len(files) > 1:
-        raise SwinQuantError(f"{request.place}: {len(files)} tables of split {request.split}: name one of them")
-    return TablePictures(files[0], request)
-
-
-SOURCES = [DataSource("csv", "table of path and label (<split>.csv)", _find, _open, names_own=True)]

@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.data.class_names import ILSVRC_CLASSES, fit, in_order, list_wnids
 from swin_quant.data.pictures import EXTENSIONS, Pictures, is_picture, printable, read_bytes
-from swin_quant.data.source import DataRequest, DataSource, subfolders
+from swin_quant.data.source import DataRequest
 
 _LONGEST = 16  # shown characters of an extension
 
@@ -212,20 +212,11 @@ def _expanded(place: str) -> list[str]:
     return found
 
 
-def _open_wnids(files: list[Path], request: DataRequest) -> FolderPictures:
+def open_wnids(files: list[Path], request: DataRequest) -> FolderPictures:
+    """Class folders that are named by wnid, with the labels of the ImageNet of so many classes."""
     pictures, classes = FolderPictures(files[0], root=Path(request.place)), request.classes or ILSVRC_CLASSES
     known = list_wnids(classes)
     if known is None:
         raise SwinQuantError(f"{files[0]}: there is no ImageNet of {classes} classes")
     fit(pictures, classes, known, str(files[0]))
     return pictures
-
-
-SOURCES = [
-    DataSource(
-        "wnids",
-        "folders named by wnid (n01440764, ...)",
-        lambda request: [request.folder] if request.prefix and subfolders(request.folder) else [],
-        _open_wnids,
-    )
-]

@@ -10,7 +10,7 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from swin_quant.base.files import read_bounded, read_lines
 from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, list_wnids
 from swin_quant.data.folder import FolderPictures, Walk
 from swin_quant.data.pictures import printable
-from swin_quant.data.source import DataRequest, DataSource, subfolders
+from swin_quant.data.source import DataRequest, subfolders
 
 PICTURE = re.compile(r"ILSVRC2012_val_[0-9]{8}\.(?:JPEG|jpeg|jpg|JPG|png)")
 # Each line begins with a wnid, in published order
@@ -38,15 +38,18 @@ class IlsvrcPictures(FolderPictures):
 
     Labels are indices into the sorted list of 1000 wnids, as in published models. They come from the first of val.txt,
     LOC_val_solution.csv, imagenet_2012_validation_synset_labels.txt and ILSVRC2012_validation_ground_truth.txt in one
-    of the `places` (the folder, then the data path, ...); numbers are looked up in the synset_words.txt there.
+    place: the folder, the data path, its `data`, its devkits. Numbers are looked up in the synset_words.txt there.
 
     Raises:
         SwinQuantError: no such file, one without some pictures or with unknown classes, or ids that nothing translates.
     """
 
-    def __init__(self, folder: Path, places: list[Path]) -> None:
-        self.folder = folder
-        walk = Walk([folder, *places[1:2]])
+    def __init__(self, files: Sequence[Path], request: DataRequest) -> None:
+        self.folder = folder = files[0]
+        root = Path(request.place)
+        kits = [kit for kit in sorted(root.glob("*devkit*")) if kit.is_dir()]
+        places = [folder, root, root / "data", *kits, *(kit / "data" for kit in kits)]
+        walk = Walk([folder, root])
         self._files = list(filter(PICTURE.fullmatch, walk.listed(folder)[1]))
         walk.tell(folder)
         self.names = list(self._files)
@@ -87,7 +90,12 @@ def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
 
 def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
     """The devkit's lines: an ILSVRC2012_ID each, whose wnid is in the devkit's own table."""
-    readers: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {"meta.mat": _matlab, "map_clsloc.txt": _text}
+    readers: dict[str, Callable[[Path], Iterable[tuple[str, str]]]] = {
+        "meta.mat": _matlab,
+        "map_clsloc.txt": lambda path: (
+            (row[1], row[0]) for row in map(str.split, read_lines(path, "table of wnids")) if len(row) > 1
+        ),
+    }
     table = _first(readers, places)
     if table is None:
         ids = "numbers classes by the devkit's ids, not by sorted wnids"
@@ -120,11 +128,6 @@ _FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
 }
 
 
-def _text(path: Path) -> Iterator[tuple[str, str]]:
-    rows = (line.split() for line in read_lines(path, "table of wnids"))
-    return ((row[1], row[0]) for row in rows if len(row) > 1)
-
-
 def _matlab(path: Path) -> list[tuple[str, str]]:
     content = read_bounded(path, "table of wnids", _MAX_META_BYTES)
     order = "<" if content[126:128] == b"IM" else ">"
@@ -146,7 +149,8 @@ def _matlab(path: Path) -> list[tuple[str, str]]:
         raise SwinQuantError(f"{path}: is not the devkit's meta.mat: {type(error).__name__}: {error}") from error
 
 
-def _find(request: DataRequest) -> list[Path]:
+def find_ilsvrc(request: DataRequest) -> list[Path]:
+    """The folder of a split that holds ILSVRC2012's validation pictures; none for any other."""
     if request.split not in ("val", "validation") or (request.classes is None and not request.prefix):
         return []
     for folder in (request.folder, Path(request.place)):
@@ -155,13 +159,3 @@ def _find(request: DataRequest) -> list[Path]:
             if not holds_classes and any(PICTURE.fullmatch(item.name) for item in os.scandir(folder)):
                 return [folder]
     return []
-
-
-def _open(files: list[Path], request: DataRequest) -> IlsvrcPictures:
-    root, folder = Path(request.place), files[0]
-    kits = [kit for kit in sorted(root.glob("*devkit*")) if kit.is_dir()]
-    places = [folder, root, root / "data", *kits, *(kit / "data" for kit in kits)]
-    return IlsvrcPictures(folder, places)
-
-
-SOURCES = [DataSource("ilsvrc", "ILSVRC2012_val_*.JPEG in one folder, and their labels", _find, _open)]

@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +49,6 @@ def load_batches(
     loader = DataLoader(
         _Batches(pictures, transform, batches),
         batch_size=None,  # an item of the dataset is a whole batch
-        collate_fn=_unchanged,
         num_workers=workers,
         worker_init_fn=_leave_interrupts_to_parent,
         generator=torch.Generator(),  # the default would draw from, and so change, the global random state
@@ -93,10 +91,6 @@ class _Batches(Dataset["Batch | SwinQuantError"]):
         stacked = torch.stack(images) if images else torch.empty(0, 3, *self.transform.sides)
         labels = torch.tensor([self.pictures.labels[index] for index in indices], dtype=torch.int64)
         return Batch(stacked, labels, indices, unreadable)
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
 
 
 def _leave_interrupts_to_parent(_: int) -> None:

@@ -12,7 +12,7 @@ from swin_quant.base.files import open_plain
 from swin_quant.base.reading import reading
 from swin_quant.data.class_names import MAX_CLASSES, classed
 from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, printable
-from swin_quant.data.source import DataRequest, DataSource, list_files
+from swin_quant.data.source import DataRequest
 
 IMAGES = ("image", "img", "jpg", "png", "picture", "bytes", "image_bytes")
 LABELS = ("label", "labels", "fine_label", "class", "cls", "target")
@@ -176,14 +176,3 @@ def _features(file: Any, label: str) -> list[str] | None:
         return [printable(name) for name in names] if all(isinstance(name, str) for name in names) else None
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
-
-
-SOURCES = [
-    DataSource(
-        "parquet",
-        "Parquet files of pictures",
-        lambda request: list_files(request, ".parquet", "*.parquet"),
-        ParquetPictures,
-        names_own=True,
-    )
-]

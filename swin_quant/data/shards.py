@@ -12,7 +12,7 @@ from swin_quant.base.files import open_plain, reason
 from swin_quant.base.progress import log
 from swin_quant.data.class_names import classed
 from swin_quant.data.pictures import Pictures, is_picture, printable, read_bytes
-from swin_quant.data.source import DataRequest, DataSource, list_files
+from swin_quant.data.source import DataRequest
 
 _MAX_LABEL_BYTES = 64
 _MAX_HEADER_BYTES = 1 << 16  # for one read of tarfile: long names, pax records
@@ -127,10 +127,3 @@ def _members(number: int, shard: Path) -> Iterator[tuple[str, _Place, str | None
         raise SwinQuantError(f"{shard}: cannot be read: {reason(error)}") from error
     except Exception as error:  # tarfile's own errors, and ValueError, UnicodeError, OverflowError of damaged headers
         raise SwinQuantError(f"{shard}: not a readable tar archive: {error}") from error
-
-
-SOURCES = [
-    DataSource(
-        "wds", "tar shards of key.jpg and key.cls", lambda request: list_files(request, ".tar", "*.tar"), ShardPictures
-    )
-]

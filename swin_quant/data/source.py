@@ -1,16 +1,15 @@
-"""A kind of data set: its prefix, how its files are found, and how they are opened."""
+"""A request for a split of the data at a place, and the files there that belong to it."""
 
 import glob
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 from swin_quant.base.errors import UsageError
-from swin_quant.data.pictures import Pictures
 
 SPLIT = "{split}"  # stands for the split in a path or pattern
 _MAX_FILES = 100_000  # for one pattern with braces
@@ -39,21 +38,6 @@ class DataRequest:
         return SPLIT in self.place or os.path.isdir(self.place)
 
 
-@dataclass(frozen=True)
-class DataSource:
-    """A kind of data set, which `prefix:PLACE` selects. `what`: its files, in messages.
-
-    `find` gives the files to read, none if the place holds nothing of this kind; `open` reads them. `names_own`: each
-    split states its own classes.
-    """
-
-    prefix: str
-    what: str
-    find: Callable[[DataRequest], list[Path]]
-    open: Callable[[list[Path], DataRequest], Pictures]
-    names_own: bool = False
-
-
 def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
     """The files with this `ending` at a place: the place itself, or the files of its pattern (`{0..9}`, `{a,b}`, `*`).
 
@@ -62,7 +46,9 @@ def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
     """
     if not os.path.isdir(request.place):
         place = request.place.replace(SPLIT, request.split)
-        return [file for each in _braces(place) for file in _matches(each)] if place.endswith(ending) else []
+        every = _braces(place) if place.endswith(ending) else ()
+        # A missing file stays, for opening it to fail
+        return [Path(file) for each in every for file in (sorted(glob.glob(each)) if glob.has_magic(each) else [each])]
     root, split = Path(request.place), glob.escape(request.split)
     if request.folder.is_dir():
         if subfolders(request.folder):
@@ -80,11 +66,6 @@ def subfolders(folder: Path) -> list[str]:
         return sorted(item.name for item in os.scandir(folder) if item.is_dir() and not item.name.startswith("."))
     except OSError:
         return []
-
-
-def _matches(place: str) -> list[Path]:
-    """Files of a pattern; a missing file stays, for opening it to fail."""
-    return [Path(file) for file in sorted(glob.glob(place))] if glob.has_magic(place) else [Path(place)]
 
 
 def _braces(place: str) -> Iterator[str]:

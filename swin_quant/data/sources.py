@@ -1,9 +1,8 @@
 """Open the pictures of a data path and split, whatever the kind of source, or the digits of scikit-learn."""
 
-import importlib
 import os
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -14,18 +13,66 @@ from yacs.config import CfgNode
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.reading import reads
+from swin_quant.data import cifar
 from swin_quant.data.class_names import fit, in_order, stated
-from swin_quant.data.folder import FolderPictures
+from swin_quant.data.csv_table import TablePictures, find_tables
+from swin_quant.data.folder import FolderPictures, open_wnids
+from swin_quant.data.ilsvrc import IlsvrcPictures, find_ilsvrc
+from swin_quant.data.parquet import ParquetPictures
 from swin_quant.data.pictures import Pictures, is_picture
-from swin_quant.data.source import DataRequest, DataSource, subfolders
+from swin_quant.data.shards import ShardPictures
+from swin_quant.data.source import DataRequest, list_files, subfolders
 from swin_quant.data.zip import ZipPictures
 
 DIGITS = "digits"
 TRAIN = "train"
-# Files here with SOURCES, in the order tried.
-KINDS = ("folder", "ilsvrc", "csv_table", "shards", "parquet", "cifar")
 SPLITS = ("train", "val")
 _VAL_EVERY = 5  # every fifth picture of each class is for validation
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """A kind of data set. `what`: its files, in messages.
+
+    `find` gives the files to read, none if the place holds nothing of this kind; `open` reads them. `names_own`: each
+    split states its own classes.
+    """
+
+    what: str
+    find: Callable[[DataRequest], list[Path]]
+    open: Callable[[list[Path], DataRequest], Pictures]
+    names_own: bool = False
+
+
+# The kinds of data set by the prefix that selects one, `prefix:PLACE`, in the order tried.
+KINDS = {
+    "wnids": DataSource(
+        "folders named by wnid (n01440764, ...)",
+        lambda request: [request.folder] if request.prefix and subfolders(request.folder) else [],
+        open_wnids,
+    ),
+    "ilsvrc": DataSource("ILSVRC2012_val_*.JPEG in one folder, and their labels", find_ilsvrc, IlsvrcPictures),
+    "csv": DataSource("table of path and label (<split>.csv)", find_tables, TablePictures, names_own=True),
+    "wds": DataSource(
+        "tar shards of key.jpg and key.cls", lambda request: list_files(request, ".tar", "*.tar"), ShardPictures
+    ),
+    "parquet": DataSource(
+        "Parquet files of pictures",
+        lambda request: list_files(request, ".parquet", "*.parquet"),
+        ParquetPictures,
+        names_own=True,
+    ),
+    "cifar": DataSource(
+        "CIFAR's binary batches (data_batch_1.bin, ...)",
+        lambda request: cifar.find_cifar(request, cifar.BINARY),
+        cifar.CifarPictures,
+    ),
+    "cifar-python": DataSource(
+        "CIFAR's python batches (data_batch_1, ...)",
+        lambda request: cifar.find_cifar(request, cifar.PICKLED),
+        cifar.CifarPictures,
+    ),
+}
 
 
 @reads("data set")
@@ -95,13 +142,6 @@ def is_archive(data_path: str, split: str) -> bool:
         return False
 
 
-@cache
-def sources() -> dict[str, DataSource]:
-    """The kinds of data set by prefix."""
-    found = (source for kind in KINDS for source in importlib.import_module(f"swin_quant.data.{kind}").SOURCES)
-    return {source.prefix: source for source in found}
-
-
 def is_data_set(data_path: str) -> bool:
     """Whether the path alone shows that this is a data set with labels, not a folder or file of pictures."""
     request = _request(data_path, "val", None)
@@ -130,13 +170,13 @@ def place_has(data_path: str, split: str, zip_mode: bool = False) -> bool:
 
 def _request(data_path: str, split: str, classes: int | None) -> DataRequest:
     prefix, mark, place = data_path.partition(":")
-    if mark and prefix in sources():
+    if mark and prefix in KINDS:
         return DataRequest(place, split, classes, prefix)
     return DataRequest(data_path, split, classes)
 
 
 def _kinds(request: DataRequest) -> list[DataSource]:
-    return [sources()[request.prefix]] if request.prefix else list(sources().values())
+    return [KINDS[request.prefix]] if request.prefix else list(KINDS.values())
 
 
 def _detect(request: DataRequest) -> tuple[DataSource, list[Path]] | None:

@@ -76,43 +76,38 @@ class ZipPictures(Pictures):
 def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> tuple[list[str], list[int]]:
     held = Counter(archive.namelist())
     labels: dict[str, int] = {}
+    limit = num_classes or MAX_CLASSES
     if not path.is_file():
         raise SwinQuantError(f"{path}: no such file; an archive needs this file of member<TAB>label lines")
     for number, line in enumerate(io.BytesIO(read_bounded(path, "map of labels", MAX_MAP_BYTES)), 1):
         if not line.strip():
             continue
         try:
-            member, label = _parsed(line, num_classes)
-            if member in labels:
-                raise ValueError(f"{member} is listed a second time")
-            if held[member] != 1:
-                problem = f"{held[member]} times in" if held[member] else "missing from"
-                raise ValueError(f"{member} is {problem} {archive.filename}")
-        except ValueError as error:
-            raise SwinQuantError(f"{path}, line {number}: {error}") from error
-        labels[member] = label
+            text = line.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise SwinQuantError(f"{path}, line {number}: not UTF-8 text") from error
+        fields = text.split("\t") if "\t" in text else text.rstrip().rsplit(maxsplit=1)  # names may hold blanks
+        member, label = fields if len(fields) == 2 else ("", "")
+        is_outside = re.match(r"/|[A-Za-z]:", member) or "\\" in member or ".." in member.split("/")
+        problem = ""
+        if len(fields) != 2:
+            problem = f"expected member<TAB>label, found {len(fields) - 1} tabs"
+        elif is_outside or not member.isprintable():
+            problem = f"{printable(member)!r} is not a plain relative path with '/'"
+        elif not is_picture(member):
+            problem = f"{member!r} does not end in {', '.join(EXTENSIONS)}"
+        elif not re.fullmatch(r"-?[0-9]{1,9}", label.strip()):
+            problem = f"label {label!r} is not an integer"
+        elif not 0 <= int(label) < limit:
+            why = f" (MODEL.NUM_CLASSES is {num_classes})" if num_classes else ""
+            problem = f"label {int(label)} is outside 0 to {limit - 1}{why}"
+        elif member in labels:
+            problem = f"{member} is listed a second time"
+        elif held[member] != 1:
+            problem = f"{member} is {f'{held[member]} times in' if held[member] else 'missing from'} {archive.filename}"
+        if problem:
+            raise SwinQuantError(f"{path}, line {number}: {problem}")
+        labels[member] = int(label)
     if not labels:
         raise SwinQuantError(f"{path}: lists no pictures; expected member<TAB>label lines")
     return list(labels), list(labels.values())
-
-
-def _parsed(line: bytes, num_classes: int | None) -> tuple[str, int]:
-    try:
-        text = line.decode("utf-8-sig").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise ValueError("not UTF-8 text") from error
-    fields = text.split("\t") if "\t" in text else text.rstrip().rsplit(maxsplit=1)  # names may hold blanks
-    if len(fields) != 2:
-        raise ValueError(f"expected member<TAB>label, found {len(fields) - 1} tabs")
-    member, label = fields
-    if re.match(r"/|[A-Za-z]:", member) or "\\" in member or ".." in member.split("/") or not member.isprintable():
-        raise ValueError(f"{printable(member)!r} is not a plain relative path with '/'")
-    if not is_picture(member):
-        raise ValueError(f"{member!r} does not end in {', '.join(EXTENSIONS)}")
-    if not re.fullmatch(r"-?[0-9]{1,9}", label.strip()):
-        raise ValueError(f"label {label!r} is not an integer")
-    limit = num_classes or MAX_CLASSES
-    if not 0 <= int(label) < limit:
-        why = f" (MODEL.NUM_CLASSES is {num_classes})" if num_classes else ""
-        raise ValueError(f"label {int(label)} is outside 0 to {limit - 1}{why}")
-    return member, int(label)

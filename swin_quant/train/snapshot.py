@@ -22,7 +22,7 @@ from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reading
 from swin_quant.base.schema import check_record
-from swin_quant.checkpoint.read import read_pickled
+from swin_quant.checkpoint.torch_file import read_pickled
 from swin_quant.train.parallel import full_states, load_full_states
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import pytest
 
 from swin_quant.base.arrays import read_arrays, write_arrays
 from swin_quant.base.errors import SwinQuantError
+from tests.helpers.refusals import refused
 
 ARRAYS = {
     "images": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
@@ -42,8 +43,7 @@ def test_a_folder_of_npy_is_read_sorted(tmp_path):
         np.save(tmp_path / "d" / f"{name}.npy", array)
     alike(read_arrays(tmp_path / "d"), dict(sorted(ARRAYS.items())))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SwinQuantError, match="empty: holds no .npy"):
-        read_arrays(tmp_path / "empty")
+    refused(lambda: read_arrays(tmp_path / "empty"), "empty: holds no .npy")
 
 
 def npy(header: str, data: bytes = b"") -> bytes:
@@ -79,25 +79,20 @@ def test_what_is_no_array_of_numbers_is_refused(tmp_path, case):
         read_arrays(archive(tmp_path / "x.npz", x=data))
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "x.npy").write_bytes(data)
-    with pytest.raises(SwinQuantError, match="x.npy: is no array"):
-        read_arrays(tmp_path / "d")
+    refused(lambda: read_arrays(tmp_path / "d"), "x.npy: is no array")
 
 
 def test_pickles_are_never_loaded(tmp_path):
     buffer = io.BytesIO()
     np.save(buffer, np.array([print], dtype=object), allow_pickle=True)
-    with pytest.raises(SwinQuantError, match="no array of plain numbers"):
-        read_arrays(archive(tmp_path / "x.npz", x=buffer.getvalue()))
+    refused(lambda: read_arrays(archive(tmp_path / "x.npz", x=buffer.getvalue())), "no array of plain numbers")
 
 
 def test_a_file_that_is_missing_damaged_or_blown_up_is_named(tmp_path):
-    with pytest.raises(SwinQuantError, match="no.npz: cannot be read: No such file"):
-        read_arrays(tmp_path / "no.npz")
+    refused(lambda: read_arrays(tmp_path / "no.npz"), "no.npz: cannot be read: No such file")
     (tmp_path / "x.npz").write_bytes(b"PK nothing")
-    with pytest.raises(SwinQuantError, match="x.npz: is no .npz of arrays"):
-        read_arrays(tmp_path / "x.npz")
+    refused(lambda: read_arrays(tmp_path / "x.npz"), "x.npz: is no .npz of arrays")
     whole = archive(tmp_path / "bomb.npz", x=npy(PLAIN, bytes(8))).read_bytes()
     size = whole.rindex(b"PK\x01\x02") + 24  # size of the unpacked member, in the directory
     (tmp_path / "bomb.npz").write_bytes(whole[:size] + (2**31).to_bytes(4, "little") + whole[size + 4 :])
-    with pytest.raises(SwinQuantError, match="declares 2147483648 bytes: too many"):
-        read_arrays(tmp_path / "bomb.npz")
+    refused(lambda: read_arrays(tmp_path / "bomb.npz"), "declares 2147483648 bytes: too many")

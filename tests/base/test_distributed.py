@@ -10,6 +10,7 @@ import torch
 from swin_quant.base import distributed
 from swin_quant.base.distributed import World, all_sum, choose_device, from_main, gather, process_group
 from swin_quant.base.errors import SwinQuantError, UsageError
+from tests.helpers.refusals import refused
 
 LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -85,13 +86,10 @@ def test_the_first_reason_reaches_every_rank(ranks, monkeypatch, late, seconds, 
 
 def test_devices(monkeypatch):
     assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(UsageError, match="device tpu"):
-        choose_device("tpu")
+    refused(lambda: choose_device("tpu"), "device tpu", kind=UsageError)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert choose_device("auto") == torch.device("cpu")
-    with pytest.raises(UsageError, match="0 are visible; use device cpu"):
-        choose_device("cuda")
+    refused(lambda: choose_device("cuda"), "0 are visible; use device cpu", kind=UsageError)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match="rank 2 of this machine has no GPU, 2 are visible"):
-        choose_device("cuda", 2)
+    refused(lambda: choose_device("cuda", 2), "rank 2 of this machine has no GPU, 2 are visible", kind=UsageError)

@@ -1,6 +1,7 @@
 """Files are whole or absent after any interruption; JSON from elsewhere is refused in one line."""
 
 import errno
+import functools
 import os
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import (
     atomic_write_bytes,
     compute_sha256,
@@ -17,16 +17,7 @@ from swin_quant.base.files import (
     read_json,
     write_json,
 )
-
-
-def refused(*words, call, args=()) -> str:
-    with pytest.raises(SwinQuantError) as caught:
-        call(*args)
-    message = str(caught.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
-    return message
+from tests.helpers.refusals import refused
 
 
 def names(directory: Path) -> list[str]:
@@ -66,7 +57,7 @@ def test_an_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch, failure,
 
     monkeypatch.setattr(os, "fsync", fail)
     if words:
-        refused(str(target), words, call=atomic_write_bytes, args=(target, b"new" * 1000))
+        refused(lambda: atomic_write_bytes(target, b"new" * 1000), str(target), words)
     else:
         with pytest.raises(KeyboardInterrupt):
             atomic_write_bytes(target, b"new")
@@ -82,14 +73,14 @@ def test_an_output_directory_is_made_with_all_its_levels_and_left_empty(tmp_path
 
 def test_an_impossible_output_directory_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
-    refused(str(tmp_path / "file"), "it is a file", call=ensure_writable_dir, args=(tmp_path / "file",))
-    refused("a file, not a directory", call=ensure_writable_dir, args=(tmp_path / "file" / "out",))
+    refused(lambda: ensure_writable_dir(tmp_path / "file"), str(tmp_path / "file"), "it is a file")
+    refused(lambda: ensure_writable_dir(tmp_path / "file" / "out"), "a file, not a directory")
 
     def fail(self, data):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    refused("read-only", call=ensure_writable_dir, args=(tmp_path,))
+    refused(lambda: ensure_writable_dir(tmp_path), "read-only")
 
 
 def test_json_keeps_order_and_cannot_say_infinity(tmp_path):
@@ -112,30 +103,30 @@ def test_json_keeps_order_and_cannot_say_infinity(tmp_path):
 )
 def test_json_that_is_none_is_refused(tmp_path, content, words):
     (tmp_path / "x.json").write_bytes(content)
-    refused(str(tmp_path / "x.json"), "thing", words, call=read_json, args=(tmp_path / "x.json", "thing"))
+    refused(lambda: read_json(tmp_path / "x.json", "thing"), str(tmp_path / "x.json"), "thing", words)
 
 
 def test_json_of_millions_of_values_is_refused_before_it_takes_their_memory(tmp_path):
     for content in (b"[" + b"[]," * 3_000_000 + b"0]", b'{"a":[' + b"0," * 3_000_000 + b"0]}"):
         (tmp_path / "x.json").write_bytes(content)
-        refused("more than the 1,048,576 values", call=read_json, args=(tmp_path / "x.json", "thing"))
+        refused(lambda: read_json(tmp_path / "x.json", "thing"), "more than the 1,048,576 values")
 
 
 def test_devices_and_pipes_are_no_files_to_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero"):
-        refused("not a regular file", call=read_bounded, args=(path, "thing", 10))
-        refused("not a regular file", call=compute_sha256, args=(path,))
-    refused("no file can have this name", call=read_bounded, args=("a\0b", "thing", 10))
-    refused("cannot be the output directory", "null", call=ensure_writable_dir, args=(tmp_path / "a\0b",))
+        refused(functools.partial(read_bounded, path, "thing", 10), "not a regular file")
+        refused(functools.partial(compute_sha256, path), "not a regular file")
+    refused(lambda: read_bounded("a\0b", "thing", 10), "no file can have this name")
+    refused(lambda: ensure_writable_dir(tmp_path / "a\0b"), "cannot be the output directory", "null")
 
 
 def test_json_that_is_not_there_or_too_large_is_refused(tmp_path, monkeypatch):
-    refused("no such thing", call=read_json, args=(tmp_path / "no.json", "thing"))
-    refused("directory", call=read_json, args=(tmp_path, "thing"))
+    refused(lambda: read_json(tmp_path / "no.json", "thing"), "no such thing")
+    refused(lambda: read_json(tmp_path, "thing"), "directory")
     monkeypatch.setattr("swin_quant.base.files.MAX_JSON_BYTES", 10)
     (tmp_path / "x.json").write_text("[1, 2, 3, 4, 5]")
-    refused("larger", call=read_json, args=(tmp_path / "x.json", "thing"))
+    refused(lambda: read_json(tmp_path / "x.json", "thing"), "larger")
 
 
 json_values = st.recursive(

@@ -8,6 +8,7 @@ import yaml
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.yaml_file import read_yaml
+from tests.helpers.refusals import refused
 
 
 def read(folder, text):
@@ -84,5 +85,4 @@ def test_bombs_are_refused_at_once(tmp_path, name):
 
 def test_a_pipe_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "x.yaml")
-    with pytest.raises(UsageError, match="no such recipe"):
-        read_yaml(tmp_path / "x.yaml", "recipe")
+    refused(lambda: read_yaml(tmp_path / "x.yaml", "recipe"), "no such recipe", kind=UsageError)

@@ -3,7 +3,6 @@
 import copy
 import pickle
 import re
-from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -155,18 +154,3 @@ def test_files_of_other_frameworks_are_not_called_damaged(tmp_path, suffix, says
     with pytest.raises(sq.SwinQuantError, match=says) as refusal:
         sq.load(file)
     assert "damaged" not in str(refusal.value)
-
-
-def test_empty_arguments_of_a_trainer_are_no_statement(tmp_path):
-    """`--interpolation` is '' by default there, which means the model's own."""
-    model = timm.create_model(NAME, num_classes=37).eval()
-    unset = dict.fromkeys(("img_size", "input_size", "crop_pct", "mean", "std"))
-    args = Namespace(model=NAME, num_classes=37, interpolation="", model_kwargs={}, **unset)
-    saved = {"epoch": 1, "arch": NAME, "state_dict": model.state_dict(), "version": 2, "args": args}
-    torch.save(saved, tmp_path / "last.pth.tar")
-    loaded = sq.load(tmp_path / "last.pth.tar")
-    images = torch.randn(2, 3, 224, 224)
-    with torch.no_grad():
-        expected, found = model(images), loaded.module(images)
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
-    assert loaded.config.DATA.INTERPOLATION == "bicubic"

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from swin_quant.config import to_dict
 from swin_quant.config.values import leaves, value_at
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
+from tests.helpers.refusals import refused
 from tests.helpers.settings import small_config as cfg_of
 
 SWIN = {
@@ -101,9 +103,7 @@ def heard(caplog):
 )
 def test_what_we_do_not_do_is_refused_by_its_key(tmp_path, config, processor, words):
     file = folder_of(tmp_path / "a", config=SWIN | config, preprocessor_config=VIT | processor)
-    with pytest.raises(SwinQuantError) as caught:
-        Preprocess.from_config(config_for(file))
-    assert words in str(caught.value) and "\n" not in str(caught.value)
+    refused(lambda: Preprocess.from_config(config_for(file)), words)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,7 @@ def test_what_lies_beside_a_file_of_another_name_is_its_own_if_it_fits(tmp_path,
     file = folder_of(tmp_path / "a", "renamed.safetensors", **said)
     assert config_for(file).DATA.MEAN == [0, 0, 0]
     file = folder_of(tmp_path / "b", "renamed.safetensors", **{**said, "config": SWIN | {"embed_dim": 32}})
-    with pytest.raises(UsageError, match="leave DATA.IMG_SIZE open"):
-        config_for(file)
+    refused(lambda: config_for(file), "leave DATA.IMG_SIZE open", kind=UsageError)
     assert config_for(file, {"DATA.IMG_SIZE": 32}).DATA.MEAN == [0.485, 0.456, 0.406]
     assert "config.json: describes another model than renamed.safetensors is, and is left unread" in heard.text
     assert "embed_dim gives MODEL.SWIN.EMBED_DIM 32" in heard.text
@@ -220,10 +219,9 @@ def test_a_model_of_timm_has_its_logits(tmp_path):
             )
 
 
-def test_a_file_of_timms_training_script_says_how_it_was_validated(tmp_path):
-    import_timm()
-    from argparse import Namespace
-
+@pytest.mark.parametrize("interpolation", ["bilinear", ""])
+def test_a_file_of_timms_training_script_says_how_it_was_validated(tmp_path, interpolation):
+    """`--interpolation` is "" by default there, which means the model's own."""
     sizes = ARGUMENTS | {"img_size": None}
     args = Namespace(
         model="swin_tiny_patch4_window7_224",
@@ -232,14 +230,15 @@ def test_a_file_of_timms_training_script_says_how_it_was_validated(tmp_path):
         crop_pct=None,
         mean=[0.1] * 3,
         std=None,
-        interpolation="bilinear",
+        interpolation=interpolation,
         num_classes=10,
         model_kwargs=sizes,
         lr=0.1,
     )
     torch.save({"epoch": 3, "arch": args.model, "state_dict": bare(trained()), "args": args}, tmp_path / "last.pth.tar")
     data = import_timm().data
-    own = {"mean": (0.1, 0.1, 0.1), "interpolation": "bilinear", "input_size": (3, 32, 32)}
+    own = {"mean": (0.1, 0.1, 0.1), "input_size": (3, 32, 32)}
+    own |= {"interpolation": interpolation} if interpolation else {}
     usual = import_timm().get_pretrained_cfg(args.model).to_dict()
     theirs = data.create_transform(**data.resolve_data_config(own, pretrained_cfg=usual))
     assert torch.equal(prepared(tmp_path / "last.pth.tar"), theirs(picture()))
@@ -391,20 +390,3 @@ def test_other_words_of_a_processor_mean_the_same(tmp_path, said, same):
         folder_of(tmp_path / str(n), config=SWIN, preprocessor_config=each) for n, each in enumerate((said, same))
     )
     assert torch.equal(prepared(one), prepared(other))
-
-
-@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
-def test_logits_of_a_picture_are_those_of_transformers(tmp_path, transformers, kind):
-    more = {"pretrained_window_sizes": [6, 6]} if kind == "Swinv2" else {}
-    same = {key: value for key, value in SWIN.items() if key != "model_type"}
-    config = getattr(transformers, f"{kind}Config")(**same, **more)
-    model = getattr(transformers, f"{kind}ForImageClassification")(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    processor = transformers.ViTImageProcessorPil(size=SQUARE)
-    for each in (model, processor):
-        each.save_pretrained(tmp_path)
-    ours, pixels = sq.load(tmp_path), processor(picture(), return_tensors="pt")["pixel_values"]
-    image = Preprocess.from_config(ours.config)(picture())[None]
-    with torch.no_grad():
-        torch.testing.assert_close(ours(image), model(pixels.float()).logits, rtol=2e-3, atol=2e-3)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import UsageError
 from swin_quant.config import architecture, check_geometry, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import portable_config
+from tests.helpers.refusals import refused
 
 
 def write(folder, text, name="user.yaml"):
@@ -107,10 +108,8 @@ def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, a
         (lambda: from_dict(nested, "run.json"), "run.json"),
         (lambda: load_config(write(tmp_path, "{}"), overrides={key: bad}), "command line"),
     ):
-        with pytest.raises(UsageError) as error:
-            act()
-        message = str(error.value)
-        assert message.startswith(f"{source}: ") and "\n" not in message
+        message = refused(act, kind=UsageError)
+        assert message.startswith(f"{source}: ")
         if not isinstance(bad, dict):
             assert f"{key}{'' if asked[0] == '[' else ' must be '}{asked}" in message
 
@@ -143,10 +142,7 @@ def test_a_wrong_type_names_key_file_and_what_is_asked_for(tmp_path, key, bad, a
 )
 def test_a_bad_file_is_named_with_what_is_wrong(tmp_path, text, named):
     user = write(tmp_path, text)
-    with pytest.raises(UsageError) as error:
-        load_config(user)
-    assert str(error.value).startswith(f"{user}: {named}")
-    assert "\n" not in str(error.value)
+    assert refused(lambda: load_config(user), kind=UsageError).startswith(f"{user}: {named}")
 
 
 @pytest.mark.parametrize("way", ["above", "absolute", "link"])
@@ -172,18 +168,15 @@ def test_bases_that_multiply_are_refused(tmp_path):
     for level in range(20):
         write(tmp_path, f"BASE: [{level + 1}.yaml, {level + 1}.yaml]", f"{level}.yaml")
     write(tmp_path, "{}", "20.yaml")
-    with pytest.raises(UsageError, match=r"0\.yaml: BASE pulls in more than 32 files"):
-        load_config(tmp_path / "0.yaml")
+    refused(lambda: load_config(tmp_path / "0.yaml"), "0.yaml: BASE pulls in more than 32 files", kind=UsageError)
 
 
 def test_files_that_are_no_configuration(tmp_path):
     ran = tmp_path / "ran"
     python = write(tmp_path, f"open({str(ran)!r}, 'w')\ncfg = {{}}", "cfg.py")
-    with pytest.raises(UsageError, match=r"cfg\.py: a configuration file ends in \.yaml"):
-        load_config(python)
+    refused(lambda: load_config(python), "cfg.py: a configuration file ends in .yaml", kind=UsageError)
     assert not ran.exists()
-    with pytest.raises(UsageError, match=r"gone\.yaml: no such configuration file"):
-        load_config(tmp_path / "gone.yaml")
+    refused(lambda: load_config(tmp_path / "gone.yaml"), "gone.yaml: no such configuration file", kind=UsageError)
     with pytest.raises(UsageError, match=r"\.yaml: no such configuration file"):
         (tmp_path / "folder.yaml").mkdir()
         load_config(tmp_path / "folder.yaml")
@@ -242,10 +235,7 @@ def test_bad_opts_and_overrides_name_where_they_came_from(tmp_path):
 )
 def test_impossible_models_name_keys_values_and_file(tmp_path, opts, named):
     user = write(tmp_path, "{}")
-    with pytest.raises(UsageError) as error:
-        load_config(user, opts.split(" "))
-    assert str(error.value).startswith(f"{user}: ")
-    assert named in str(error.value)
+    assert refused(lambda: load_config(user, opts.split(" ")), named, kind=UsageError).startswith(f"{user}: ")
 
 
 def buildable(family, picture, patch, window, embed, heads):

@@ -6,6 +6,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.config import architecture, find_config, load_config
 from swin_quant.config.sides import clipped, compute_map_size
+from tests.helpers.refusals import refused
 
 FILES = sorted(file for folder in ("swin", "swinv2") for file in (configs_dir() / folder).glob("[!_]*.yaml"))
 SIZES = {
@@ -113,10 +114,8 @@ def test_find_config_suggests_what_is_close(tmp_path):
     with pytest.raises(UsageError, match="no such file or shipped configuration: .*window7_22.yaml; there is") as error:
         find_config(tmp_path / "swin_tiny_patch4_window7_22.yaml")
     assert "swin_tiny_patch4_window7_224," in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(UsageError, match="and 24 more"):
-        find_config("resnet?")
+    refused(lambda: find_config("resnet?"), "and 24 more", kind=UsageError)
     with pytest.raises(UsageError, match="there is swin_tiny_[^ ]*window7_224") as error:
         find_config("swin_tini")
     assert "digits" not in str(error.value)
-    with pytest.raises(UsageError, match="no such file or shipped configuration: _base"):
-        find_config("_base")
+    refused(lambda: find_config("_base"), "no such file or shipped configuration: _base", kind=UsageError)

@@ -7,6 +7,7 @@ import pytest
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.sources import open_pictures
+from tests.helpers.refusals import refused
 
 
 def batch(path, pictures, labels, before=()):
@@ -53,14 +54,11 @@ def test_what_is_wrong_with_a_batch_is_named(cifar10):
     with pytest.raises(SwinQuantError, match=r"test_batch\.bin: 18437 bytes are not records of 3073: it is cut off"):
         open_pictures(str(cifar10), "val")
     file.write_bytes(whole[:3073] + b"\x0a" + whole[3074:])
-    with pytest.raises(SwinQuantError, match=r"test_batch\.bin, record 1: label 10 is outside 0 to 9"):
-        open_pictures(str(cifar10), "val")
+    refused(lambda: open_pictures(str(cifar10), "val"), "test_batch.bin, record 1: label 10 is outside 0 to 9")
     file.write_bytes(b"")
-    with pytest.raises(SwinQuantError, match=r"test_batch\.bin: is empty"):
-        open_pictures(str(cifar10), "val")
+    refused(lambda: open_pictures(str(cifar10), "val"), "test_batch.bin: is empty")
     (cifar10 / "data_batch_3.bin").unlink()
-    with pytest.raises(SwinQuantError, match=r"data_batch_3\.bin: no such batch"):
-        open_pictures(str(cifar10), "train")
+    refused(lambda: open_pictures(str(cifar10), "train"), "data_batch_3.bin: no such batch")
 
 
 def theirs(labels: list[int], pixels: bytes) -> bytes:
@@ -99,9 +97,7 @@ def test_no_pickle_is_ever_run(pickled, tmp_path):
         with pytest.raises(SwinQuantError, match=r"test_batch: (is no batch of CIFAR|0 bytes of pictures)"):
             open_pictures(str(pickled), "val", num_classes=10)
     (pickled / "test_batch").write_bytes(theirs([1, 2], bytes(3072)))
-    with pytest.raises(SwinQuantError, match="3072 bytes of pictures, but 2 labels"):
-        open_pictures(str(pickled), "val", num_classes=10)
+    refused(lambda: open_pictures(str(pickled), "val", num_classes=10), "3072 bytes of pictures, but 2 labels")
     (pickled / "test_batch").write_bytes(theirs([1, 10], bytes(6144)))
-    with pytest.raises(SwinQuantError, match="record 1: label 10 is outside 0 to 9"):
-        open_pictures(str(pickled), "val", num_classes=10)
+    refused(lambda: open_pictures(str(pickled), "val", num_classes=10), "record 1: label 10 is outside 0 to 9")
     assert not flag.exists()

@@ -9,6 +9,7 @@ import pytest
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.pictures import UnreadablePicture
 from swin_quant.data.sources import open_pictures
+from tests.helpers.refusals import refused
 
 
 def shard(path, members: dict[str, bytes], form=tarfile.USTAR_FORMAT):
@@ -50,8 +51,7 @@ def test_shards_give_the_pictures_and_labels_of_the_folders(tmp_path, members, a
 def test_pictures_without_labels_serve_where_none_are_needed(tmp_path, files):
     shard(tmp_path / "a.tar", {"1.png": files["cat/0.png"], "2.png": files["dog/0.png"], "2.cls": b"1"})
     assert open_pictures(f"{tmp_path}/a.tar", "val").labels == [-1, 1]
-    with pytest.raises(SwinQuantError, match=r"a\.tar/1\.png: has no label"):
-        open_pictures(f"{tmp_path}/a.tar", "val", num_classes=2)
+    refused(lambda: open_pictures(f"{tmp_path}/a.tar", "val", num_classes=2), "a.tar/1.png: has no label")
 
 
 @pytest.mark.parametrize("where", ["header", "data", "end"])
@@ -90,10 +90,8 @@ def test_a_bad_member_is_named(tmp_path, case):
 def test_compressed_missing_and_endless_shards_are_refused(tmp_path):
     with tarfile.open(tmp_path / "val.tar", "w:gz"):
         pass
-    with pytest.raises(SwinQuantError, match="is compressed: unpack it"):
-        open_pictures(str(tmp_path), "val")
-    with pytest.raises(SwinQuantError, match="val-0003.tar: no such shard"):
-        open_pictures(f"wds:{tmp_path}/val-{{0003..0004}}.tar", "val")
+    refused(lambda: open_pictures(str(tmp_path), "val"), "is compressed: unpack it")
+    refused(lambda: open_pictures(f"wds:{tmp_path}/val-{{0003..0004}}.tar", "val"), "val-0003.tar: no such shard")
     with pytest.raises(UsageError, match="1,000,000,000 files: at most 100,000"):
         open_pictures(f"wds:{tmp_path}/{{0..999999999}}.tar", "val")
 
@@ -102,8 +100,7 @@ def test_a_header_cannot_ask_for_more_memory_than_headers_need(tmp_path):
     info = tarfile.TarInfo("a.png")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
     (tmp_path / "val.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
-    with pytest.raises(SwinQuantError, match="val.tar: not a readable tar archive: a header of"):
-        open_pictures(str(tmp_path), "val")
+    refused(lambda: open_pictures(str(tmp_path), "val"), "val.tar: not a readable tar archive: a header of")
 
 
 def test_a_shard_that_shrinks_costs_its_pictures_only(tmp_path, members):
@@ -111,5 +108,4 @@ def test_a_shard_that_shrinks_costs_its_pictures_only(tmp_path, members):
     pictures = open_pictures(str(tmp_path), "val", num_classes=3)
     path.write_bytes(path.read_bytes()[:3000])
     assert pictures.labels == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(UnreadablePicture, match="shorter than it was"):
-        pictures.read(5)
+    refused(lambda: pictures.read(5), "shorter than it was", kind=UnreadablePicture)

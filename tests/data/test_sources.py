@@ -1,7 +1,6 @@
 """One function opens every kind of data: missing parts are named, and the message names the helpful flag."""
 
 import io
-import os
 import zipfile
 from pathlib import Path
 
@@ -12,10 +11,7 @@ from PIL import Image
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.config import load_config
 from swin_quant.config.load import find_config
-from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
 from swin_quant.data.sources import DigitsPictures, has_split, open_pictures
-
-SHARED = Path(os.environ.get("SWIN_QUANT_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 
 
 def folder(root: Path, *names: str) -> Path:
@@ -87,14 +83,6 @@ def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
     assert "has no folder train" in refusal(SwinQuantError, str(tmp_path), "train", num_classes=10)
     folder(tmp_path, "train/3.png")
     assert open_pictures(str(tmp_path), "train").names == ["3.png"]
-
-
-@pytest.mark.skipif(not (SHARED / "imagenet_sample").is_dir(), reason="the ImageNet sample is not here")
-def test_every_picture_of_the_imagenet_sample_becomes_a_tensor():
-    pictures = open_pictures(str(SHARED / "imagenet_sample"), "val", num_classes=128)
-    preprocess = Preprocess(224, True, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
-    means = [preprocess(pictures.read(index)).mean().item() for index in range(len(pictures))]
-    assert len(means) == 128 and np.isfinite(means).all() and np.std(means) > 0.3
 
 
 def test_which_splits_there_are(tmp_path):
