@@ -70,7 +70,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(line, buffered):
 @needs_full
 @pytest.mark.parametrize("buffered", ["unset PYTHONUNBUFFERED;", "export PYTHONUNBUFFERED=1;"])
 @pytest.mark.parametrize(
-    "line", ["PY -m swin_quant --version", "PY -m swin_quant --help", "PY -m swin_quant demo --help", guarded(LOUD)]
+    "line", ["PY -m swin_quant --version", "PY -m swin_quant --help", "PY -m swin_quant show --help", guarded(LOUD)]
 )
 def test_a_full_disk_is_said_of_standard_output(line, buffered):
     done = shell(f"{line} > /dev/full", buffered)

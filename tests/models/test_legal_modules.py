@@ -389,6 +389,7 @@ def test_an_fft_runs_or_the_engine_names_the_operation_that_it_lacks(tmp_path):
     assert wanted.square().sum() > 1000 * noise.square().sum()
 
 
+@pytest.mark.slow
 def test_a_module_that_ran_with_gradients_before_is_wrapped():
     """timm's EfficientViT keeps its biases of the last forward pass in a dictionary, with their gradient function."""
     module = import_timm().create_model("efficientvit_m0").eval()

@@ -10,6 +10,7 @@ import swin_quant as sq
 from swin_quant.base.compat import import_timm
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow  # its import takes seconds
 QUICK = ["Swin", "ViT", "CLIP", "CLAP", "Swin2SR", "SigLIP", "DINOv3", "ConvNeXt", "SegFormer"]
 
 

@@ -23,6 +23,7 @@ from swin_quant.quant.quantizer import Role
 from swin_quant.score.options import EngineOptions
 
 pytest.importorskip("executorch")
+pytestmark = pytest.mark.slow  # its import takes seconds
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(5))
 FIXED = policy_from_dict(
     {
@@ -134,7 +135,6 @@ def test_convolutions(written, policy, kinds):
     assert sqnr(expected, engine.load(artifact)(IMAGES)) > 30
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_a_swin_has_all_products_of_its_blocks_in_int8(kind, tiny_model, written):
     more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}

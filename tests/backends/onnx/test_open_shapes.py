@@ -29,7 +29,7 @@ def poolformer():
     import_timm()  # allows torchvision beside a CPU-only torch
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    found = transformers.PoolFormerForImageClassification(transformers.PoolFormerConfig(num_labels=10))
+    found = transformers.PoolFormerForImageClassification(transformers.PoolFormerConfig(num_labels=10, depths=[1] * 4))
 
     class Logits(nn.Module):
         def __init__(self):
@@ -51,7 +51,10 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+SLOW = {"PoolFormer": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in NETWORKS])
 def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
     module, side = NETWORKS[name]()
     images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))

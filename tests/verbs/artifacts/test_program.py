@@ -36,7 +36,7 @@ def test_an_executorch_program_is_verified_scored_and_asked(run, program, pictur
     assert "FAIL" not in run("verify", program, "--data-path", pictures, "--device", "cpu").ok().out
     simulated, _ = RunCard.read(program.with_suffix(".json")).verification
     assert simulated["engine"] == "ExecuTorch" and simulated["passed"] and simulated["policy"] == "executorch"
-    run("evaluate", program, "--data-path", pictures, "--device", "cpu").ok()
+    run("evaluate", program, "--data-path", pictures, "--device", "cpu", "--no-own-float").ok()  # the demo has it
     results = [each for each in RunCard.read(program.with_suffix(".json")).results if "ExecuTorch" in each["engine"]]
     (result,) = (each for each in results if each["policy"])
     assert result["precision"] == "int8" and result["dataset"]["pictures"] == 7
