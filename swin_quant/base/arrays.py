@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,23 +41,28 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
     atomic_write_bytes(path, buffer.getbuffer())
 
 
+def unpack_arrays(file: IO[bytes], size: int, most: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz of `size` bytes, which has at most `most` unpacked. ValueError says what is wrong."""
+    with opened(file) as archive:
+        members = archive.infolist()
+        total = sum(member.file_size for member in members)
+        if len(members) > _MAX_ARRAYS or total > most:
+            raise ValueError(f"holds {len(members)} arrays of {total >> 20} MB: too many")
+        if len({member.filename for member in members}) < len(members):
+            raise ValueError("holds two arrays of one name")
+        found = {}
+        for member in members:
+            if member.file_size > 1100 * max(member.compress_size, 1) or member.compress_size > size:
+                raise ValueError(f"{member.filename[:200]}: declares {member.file_size} bytes: too many")
+            name = member.filename.removesuffix(".npy")
+            found[name] = _array(name, unpacked(archive, member.filename, most))
+        return found
+
+
 def _read_archive(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with open_plain(path) as file, opened(file) as archive:
-            members = archive.infolist()
-            total = sum(member.file_size for member in members)
-            if len(members) > _MAX_ARRAYS or total > MAX_BYTES:
-                raise ValueError(f"holds {len(members)} arrays of {total >> 20} MB: too many")
-            if len({member.filename for member in members}) < len(members):
-                raise ValueError("holds two arrays of one name")
-            size = os.fstat(file.fileno()).st_size
-            found = {}
-            for member in members:
-                if member.file_size > 1100 * max(member.compress_size, 1) or member.compress_size > size:
-                    raise ValueError(f"{member.filename[:200]}: declares {member.file_size} bytes: too many")
-                name = member.filename.removesuffix(".npy")
-                found[name] = _array(name, unpacked(archive, member.filename, MAX_BYTES))
-            return found
+        with open_plain(path) as file:
+            return unpack_arrays(file, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
     except ValueError as error:
