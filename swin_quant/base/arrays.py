@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
     atomic_write_bytes(path, buffer.getbuffer())
 
 
-def unpack_arrays(file: IO[bytes], size: int, most: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+def unpack_arrays(file: BinaryIO, size: int, most: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz of `size` bytes, which has at most `most` unpacked. ValueError says what is wrong."""
     with opened(file) as archive:
         members = archive.infolist()

@@ -69,6 +69,7 @@ def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
     assert -10 * error.log10() > 25
 
 
+@pytest.mark.slow
 def test_verify_warns_of_a_file_that_open_shapes_change(tmp_path, caplog):
     """OpenVINO 2026.4 does so to timm's MViTv2, whose biases are added to a part of the logits in place."""
     import_timm()
