@@ -204,6 +204,7 @@ def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_
     assert torch.equal(loaded(x), model(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(MODULES, 3))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     pytest.importorskip("onnxruntime")
