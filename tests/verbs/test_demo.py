@@ -43,6 +43,7 @@ def demo(tmp_path_factory, operators_folder):
         words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if in_ci:
+        (ROOT / "build").mkdir(exist_ok=True)
         (ROOT / "build" / "demo.log").write_text(done.stdout)
     assert done.returncode == 0, done.stdout
     return folder, done.stdout
