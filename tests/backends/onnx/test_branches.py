@@ -352,7 +352,7 @@ def replaced(network):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [16, 1])
+@pytest.mark.parametrize("tokens", share([16, 1], 2))
 def test_branches_are_found_by_pattern_and_the_others_stay_plain(tokens):
     """All ways to write a block in one network, which computes the same afterwards."""
     network, images = calibrated({name: how for name, (how, *_) in VARIANTS.items()}, tokens=tokens)
@@ -389,7 +389,7 @@ def exported_to(folder, network, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side, any_size, attentions", [(16, False, 2), (100, False, 0), (16, True, 0)])
+@pytest.mark.parametrize("side, any_size, attentions", share([(16, False, 2), (16, True, 0), (100, False, 0)], 2))
 def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
     side, any_size, attentions, with_operators, tmp_path, monkeypatch
 ):
