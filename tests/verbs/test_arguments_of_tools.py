@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reached import Reached
+from commands import Reached
 
 import swin_quant as sq
 from swin_quant.backends.tensorrt.plan import BuildOptions

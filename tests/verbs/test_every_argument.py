@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reached import Reached
+from commands import Reached
 from torch import nn
 
 import swin_quant as sq
