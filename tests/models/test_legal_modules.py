@@ -218,7 +218,7 @@ def test_it_computes_what_the_module_does_in_float_and_in_int8(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", share(MODULES, 3))
+@pytest.mark.parametrize("kind", share(MODULES, 6))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
