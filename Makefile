@@ -15,6 +15,7 @@ PUBLISHERS := mmpretrain mmengine mmcv-lite kserve
 EXECUTORCH := executorch torchao ruamel.yaml tabulate
 BIN := .venv/bin
 STAMP := .venv/.installed
+PUBLISHING := .venv/.publishing
 PYTEST := OMP_NUM_THREADS=1 MAKEFLAGS= $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # pip compiles no module: most are never imported.
 PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check --constraint constraints.txt
@@ -105,13 +106,16 @@ nightly: $(STAMP)  ## what is too slow for CI (faults, damaged files, other CPUs
 	$(PYTEST) -m nightly
 	@$(MAKE) --no-print-directory kernels test-cpus releases FORM=short
 
-dist: $(STAMP)  ## sdist and wheel, checked, in dist/
-	$(PIP) --quiet --no-build-isolation --editable '.[release]'
+# One installation for both, which may run side by side.
+$(PUBLISHING): $(STAMP)
+	$(PIP) --quiet --no-build-isolation --editable '.[docs,release]'
+	touch $@
+
+dist: $(PUBLISHING)  ## sdist and wheel, checked, in dist/
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
 
-site: $(STAMP)  ## the documents as a site, links checked, in build/site
-	$(PIP) --quiet --no-build-isolation --editable '.[docs]'
+site: $(PUBLISHING)  ## the documents as a site, links checked, in build/site
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/python -m mkdocs build --quiet

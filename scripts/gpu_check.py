@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gpu_steps import Place, Step, steps_of
+from gpu_steps import Place, Step, list_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHIVE, SUMMARY, RECORD = "gpu_check.tar.gz", "summary.md", "run.json"
@@ -266,7 +266,7 @@ def refused(said: str) -> int:
     return 2
 
 
-def environment_of(device: str, work: Path) -> dict[str, str]:
+def make_environment(device: str, work: Path) -> dict[str, str]:
     """The environment of every step."""
     path = [str(ROOT), os.environ.get("PYTHONPATH", ""), str(work / "site")]
     given = os.environ | {"PYTHONPATH": ":".join(filter(None, path)), "PYTHONUNBUFFERED": "1"}
@@ -298,11 +298,11 @@ def main(words: list[str], python: str = sys.executable) -> int:
         evidence = work / "evidence"
         evidence.mkdir()
         out = Path(os.environ.get("OUT") or ROOT / "out/gpu_check").resolve()
-        check = Check(out, evidence, args.device, args.seconds, environment_of(args.device, work))
+        check = Check(out, evidence, args.device, args.seconds, make_environment(args.device, work))
         place = Place(python, args.device, work, evidence)
-        unknown = set(args.only) - {step.name for step in steps_of(place)}
+        unknown = set(args.only) - {step.name for step in list_steps(place)}
         if unknown:
-            known = ", ".join(step.name for step in steps_of(place))
+            known = ", ".join(step.name for step in list_steps(place))
             return refused(f"--only {' '.join(sorted(unknown))}: it is one of {known}")
         for name, content in before.items():
             (evidence / name).write_bytes(content)
@@ -317,7 +317,7 @@ def main(words: list[str], python: str = sys.executable) -> int:
 
 def run_all(check: Check, place: Place, only: list[str], before: dict) -> int:
     """Run the environment's step, then all that it allows."""
-    environment, *rest = steps_of(place)
+    environment, *rest = list_steps(place)
     check.run([environment])
     place.facts = check.log(environment.name)
     made_with = next((line for line in place.facts if line.startswith("made with ")), "")
@@ -333,7 +333,7 @@ def run_all(check: Check, place: Place, only: list[str], before: dict) -> int:
         check.notes.append("the earlier run is of another GPU, other versions or other sources: every step is run anew")
     if before:
         print(check.notes[-1], flush=True)
-    _, *rest = steps_of(place)
+    _, *rest = list_steps(place)
     check.run(chosen(rest, only, passed))
     return int(any(one.kind == "failed" for one in check.results.values()))
 

@@ -30,7 +30,7 @@ SHOWN = ("torch", "triton", "timm", "numpy", "swin-quant")
 def main(device: str) -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if device == "cuda":
-        missing += of_triton()
+        missing += describe_triton()
     print(f"python {platform.python_version()}, {platform.platform()}")
     print(", ".join(f"{name} {installed(name)}" for name in SHOWN))
     if missing:
@@ -63,7 +63,7 @@ def main(device: str) -> int:
     return int(bool(missing))
 
 
-def of_triton() -> list[str]:
+def describe_triton() -> list[str]:
     """Missing parts of Triton, and of the tools that build its launchers."""
     missing = [] if importlib.util.find_spec("triton") else ["triton"]
     compilers = [os.environ["CC"]] if "CC" in os.environ else COMPILERS

@@ -120,7 +120,7 @@ class Place:
         return self.step(name, "-m", "pytest", "-m", "gpu", "-rA", "-p", "no:cacheprovider", *processes, *files)
 
 
-def steps_of(place: Place) -> list[Step]:
+def list_steps(place: Place) -> list[Step]:
     """Every step; the first one prints the facts about this machine."""
     groups = (what_is_wrong, accuracy, exports, deployed, finetuning)
     return [step for group in groups for step in group(place) if step.name in SECONDS[place.device]]

@@ -74,16 +74,16 @@ def with_links(text: str, folder: str, place: str) -> str:
 def _rendered(folder: str, name: str, kind: str, named: str) -> str:
     with open(os.path.join(folder, name), encoding="utf-8", newline="") as opened:
         rows = list(csv.DictReader(opened))
-    shown = of_columns(rows, named.split(", ")) if kind == ": " else of_table(rows, named)
+    shown = render_columns(rows, named.split(", ")) if kind == ": " else render_table(rows, named)
     return f"Rendered from [{name}]({name}):\n\n{shown}"
 
 
-def of_columns(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
+def render_columns(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> str:
     """The named columns as Markdown, figures with two decimals; `x` has the error in `x_se` behind it."""
     return _markdown(columns, ([_cell(row, column) for column in columns] for row in rows))
 
 
-def of_table(rows: Sequence[Mapping[str, str]], name: str) -> str:
+def render_table(rows: Sequence[Mapping[str, str]], name: str) -> str:
     """The rows whose `table` is that name as Markdown, as they stand, without columns that are empty there."""
     these = [row for row in rows if row["table"] == name]
     columns = [key for key in rows[0] if key != "table" and any(row[key] for row in these)]

@@ -98,9 +98,9 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that have slow tests: one of minutes at the end would leave the other workers idle."""
+    """Begin with the demo and the files that have slow tests: minutes at the end would leave the other workers idle."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.name != "test_demo.py", item.path not in slow))
 
 
 # A fork lacks the threads of engines that earlier tests left as garbage: to collect one there would wait for ever.
@@ -148,14 +148,19 @@ def no_terminal(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def library(request, tmp_path_factory) -> Path:
+def operators_folder(request, tmp_path_factory) -> Path:
+    """The cache folder of OpenVINO's compiled operators, which lasts from session to session."""
+    cache = getattr(request.config, "cache", None)
+    return cache.mkdir("operators") if cache else tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def library(operators_folder) -> Path:
     """OpenVINO's operators, compiled where their sources changed since the last session: that takes 20 seconds."""
     if not shutil.which("g++") or operators.cpu_kind() is None:
         pytest.skip("needs g++ and AVX2")
-    cache = getattr(request.config, "cache", None)
-    folder = cache.mkdir("operators") if cache else tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
+        patch.setenv("XDG_CACHE_HOME", str(operators_folder))
         patch.delenv(operators.SWITCH)
         found = operators._library.__wrapped__()
     assert isinstance(found, Path), found

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,27 +31,15 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     Numbers only, of types of 1 to 8 bytes. SwinQuantError names the file and the array.
     """
     path = Path(path)
-    found: dict[str, NDArray[Any]] = {}
     if not path.is_dir():
         try:
-            with open_plain(path) as file, opened(file) as archive:
-                members = archive.infolist()
-                total = sum(member.file_size for member in members)
-                if len(members) > _MAX_ARRAYS or total > MAX_BYTES:
-                    raise ValueError(f"holds {len(members)} arrays of {total >> 20} MB: too many")
-                if len({member.filename for member in members}) < len(members):
-                    raise ValueError("holds two arrays of one name")
-                size = os.fstat(file.fileno()).st_size
-                for member in members:
-                    if member.file_size > 1100 * max(member.compress_size, 1) or member.compress_size > size:
-                        raise ValueError(f"{member.filename[:200]}: declares {member.file_size} bytes: too many")
-                    name = member.filename.removesuffix(".npy")
-                    found[name] = _array(name, unpacked(archive, member.filename, MAX_BYTES))
-                return found
+            with open_plain(path) as file:
+                return unpack_arrays(file, os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise SwinQuantError(f"{path}: cannot be read: {reason(error)}") from error
         except ValueError as error:
             raise SwinQuantError(f"{path}: is no .npz of arrays: {one_line(str(error))}") from error
+    found: dict[str, NDArray[Any]] = {}
     total = 0
     for each in sorted(path.rglob("*.npy")):
         name = each.relative_to(path).as_posix().removesuffix(".npy")
@@ -73,6 +61,24 @@ def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, NDArray[Any]
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # type: ignore[arg-type]  # names are arrays' here, not its own options
     atomic_write_bytes(path, buffer.getbuffer())
+
+
+def unpack_arrays(file: BinaryIO, size: int, most: int = MAX_BYTES) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz of `size` bytes, which has at most `most` unpacked. ValueError says what is wrong."""
+    with opened(file) as archive:
+        members = archive.infolist()
+        total = sum(member.file_size for member in members)
+        if len(members) > _MAX_ARRAYS or total > most:
+            raise ValueError(f"holds {len(members)} arrays of {total >> 20} MB: too many")
+        if len({member.filename for member in members}) < len(members):
+            raise ValueError("holds two arrays of one name")
+        found = {}
+        for member in members:
+            if member.file_size > 1100 * max(member.compress_size, 1) or member.compress_size > size:
+                raise ValueError(f"{member.filename[:200]}: declares {member.file_size} bytes: too many")
+            name = member.filename.removesuffix(".npy")
+            found[name] = _array(name, unpacked(archive, member.filename, most))
+        return found
 
 
 def _array(name: str, data: bytes) -> NDArray[Any]:

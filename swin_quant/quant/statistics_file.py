@@ -2,32 +2,34 @@
 
 A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, 2, BINS], `width` and `largest` float64
 [nodes, 2], for values below zero and all others; `peaks` float32 [nodes, pictures], the sorted largest magnitudes of
-the pictures, -1 if unknown. The file is not trusted: shape, type and size of every part are checked before it is
-unpacked.
+the pictures, -1 if unknown. The file is not trusted: what it unpacks is bounded, and shape and type of every part are
+checked.
 """
 
 import io
 import json
 import os
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from swin_quant.base.arrays import unpack_arrays
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded
-from swin_quant.base.reading import opened, reads, unpacked
+from swin_quant.base.reading import reads
 from swin_quant.quant.observers import BINS
 from swin_quant.quant.statistics import Statistics, join_sides
 
 SUFFIX = ".stats.npz"
 MAX_BYTES = 64 * 1024 * 1024
-_HEADER = 4096  # bytes; more than numpy writes before an array's values
+_UNPACKED = 256 * 1024 * 1024
 _ENTRY, _MAX_ENTRIES = b"PK\x01\x02", 100  # in a zip's directory: zipfile makes 600 bytes of 46; four are needed
-_MAGIC = b"\x93NUMPY\x01\x00"  # then two bytes of length and the text of the header: numpy.lib.format
 _WIDTHS = 2.0**-100 / BINS, 2.0**128 / BINS  # powers of two, as in histograms of float32
+_PARTS: dict[str, tuple[str, tuple[int, ...]]] = {  # the type, and the shape for a side of a node
+    **{"names": ("uint8", ()), "counts": ("int64", (BINS,))},
+    **{"width": ("float64", ()), "largest": ("float64", ())},
+}
 _LARGEST_COUNT = 2**62  # of a node's values: sums of counts stay within int64
 
 
@@ -53,12 +55,15 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
     try:
         if data.count(_ENTRY) > _MAX_ENTRIES:
             raise ValueError("it has too many parts")
-        with opened(io.BytesIO(data)) as archive:
-            found = _part(archive, "names", np.uint8, (len(listed),)).tobytes()
-            counts = _part(archive, "counts", np.int64, (*shape, BINS))
-            width, largest = (_part(archive, name, np.float64, shape) for name in ("width", "largest"))
-        if found != listed:
+        arrays = unpack_arrays(io.BytesIO(data), len(data), _UNPACKED)
+        for name, (dtype, wanted) in _PARTS.items():
+            if name not in arrays or arrays[name].dtype != dtype:
+                raise ValueError(f"it has no {name} of {dtype}")
+            if name != "names" and arrays[name].shape != (*shape, *wanted):
+                raise ValueError(f"{name} has another shape")
+        if arrays["names"].tobytes() != listed:
             raise ValueError("it is of the nodes of another model")
+        counts, width, largest = (arrays[name] for name in ("counts", "width", "largest"))
         total = counts.astype(np.float64).reshape(len(counts), -1).sum(axis=1)
         if (counts < 0).any() or not ((total > 0) & (total < _LARGEST_COUNT)).all():
             raise ValueError("counts are negative, missing or too many")
@@ -72,16 +77,3 @@ def read_statistics(path: str | os.PathLike[str], names: Sequence[str]) -> dict[
         name: join_sides(*(Statistics(counts[i, k], float(width[i, k]), float(largest[i, k])) for k in (0, 1)))
         for i, name in enumerate(names)
     }
-
-
-def _part(archive: zipfile.ZipFile, name: str, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[Any]:
-    """An array of exactly this type and shape; no more bytes are unpacked."""
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    content = unpacked(archive, f"{name}.npy", size + _HEADER)
-    header, _, values = content.partition(b"\n")  # numpy's own reader evaluates the header as Python
-    if header[: len(_MAGIC)] != _MAGIC:
-        raise ValueError(f"{name} is no array")
-    wanted = f"{{'descr': {np.dtype(dtype).str!r}, 'fortran_order': False, 'shape': {shape}, }}"
-    if header[len(_MAGIC) + 2 :].rstrip() != wanted.encode():
-        raise ValueError(f"{name} has another shape or type")
-    return np.frombuffer(values, dtype).reshape(shape)

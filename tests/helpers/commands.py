@@ -23,6 +23,10 @@ from swin_quant.cli import main
 from swin_quant.cli.commands import FRONT_DOOR
 
 
+class Reached(Exception):
+    """The step of a verb that a test is about was reached; its work is another test's."""
+
+
 def command(*words) -> None:
     """Run a command that succeeds: for fixtures of a module or a session, which cannot have `run`."""
     assert main([*map(str, words)]) == 0

@@ -233,30 +233,6 @@ def test_what_cannot_be_captured_is_named_with_the_reason():
         captured(nn.Sequential(nn.Flatten()), (3, 2, 2), 12, what="mine")
 
 
-class Attention(nn.Module):
-    """A user's own attention, on torch's fused attention."""
-
-    def __init__(self, masked):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(3, 24), nn.Linear(8, 3)
-        self.register_buffer("mask", torch.arange(4)[:, None] >= torch.arange(4) if masked else None)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x.flatten(2).transpose(1, 2)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
-        return self.out(y.transpose(1, 2).flatten(2)).mean(1)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_fused_attention_is_spelt_out(masked):
-    module, x = Attention(masked).eval(), torch.randn(2, 3, 2, 2)
-    with torch.no_grad():
-        wanted = module(x)
-        model = captured(module, (3, 2, 2), 3, what="mine")
-        torch.testing.assert_close(model(x), wanted)
-    assert sum(node.role in MATMULS for node in named_nodes(model).values()) == 4
-
-
 def test_training_moves_norms_and_reaches_every_parameter():
     model = family("resnet18")
     before = model.bn1.running_mean.clone()

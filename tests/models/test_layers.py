@@ -110,7 +110,7 @@ def test_export_serves_any_batch(kind, policy, quantized):
 
 
 @pytest.mark.slow
-@KINDS
+@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_compile_makes_one_graph(kind, quantized):
     torch._dynamo.reset()
     model = quantized(kind, "ft-mode1")

@@ -217,7 +217,8 @@ def test_it_computes_what_the_module_does_in_float_and_in_int8(kind):
     assert wanted.square().sum() > 1000 * noise.square().sum()
 
 
-@pytest.mark.parametrize("kind", share(MODULES, 3))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", share(MODULES, 6))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
@@ -389,6 +390,7 @@ def test_an_fft_runs_or_the_engine_names_the_operation_that_it_lacks(tmp_path):
     assert wanted.square().sum() > 1000 * noise.square().sum()
 
 
+@pytest.mark.slow
 def test_a_module_that_ran_with_gradients_before_is_wrapped():
     """timm's EfficientViT keeps its biases of the last forward pass in a dictionary, with their gradient function."""
     module = import_timm().create_model("efficientvit_m0").eval()

@@ -92,18 +92,6 @@ def test_tables_of_a_window(window):
         assert torch.equal(table.view(1, 7, 7, 2), relative_coords_table(4, 8))
 
 
-def test_a_window_sees_what_were_neighbours_before_the_shift():
-    """Brute force: two places of a rolled map stay together where rolling moved both, or neither, round its end."""
-    height, width, window, shift = 8, 12, (4, 3), (2, 1)
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    rolled = torch.roll(torch.stack([y, x], -1), (-shift[0], -shift[1]), dims=(0, 1))
-    places = maps.cut(rolled[None], window)[0]
-    distance = (places[:, :, None] - places[:, None]).abs()
-    near = (distance < torch.tensor(window)).all(-1)
-    assert torch.equal(maps.mask(height, width, window, shift) == 0, near)
-    assert torch.equal(maps.joined(maps.cut(rolled[None], window), window, height, width)[0], rolled)
-
-
 def windows_of_microsoft(tokens, window, block):
     """The window's sides and their shifts on a map in the repository microsoft/Swin-Transformer, in closed form.
 

@@ -37,6 +37,7 @@ def test_another_size_is_refused_in_words(model):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["swin", "wrapped"], indirect=True)
 def test_the_check_stays_when_a_model_is_compiled_or_exported(model):
     compiled = torch.compile(model.module, dynamic=True, backend="eager")
     assert torch.equal(compiled(torch.ones(2, 3, 32, 32)), model.module(torch.ones(2, 3, 32, 32)))

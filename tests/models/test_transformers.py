@@ -10,6 +10,7 @@ import swin_quant as sq
 from swin_quant.base.compat import import_timm
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow  # its import takes seconds
 QUICK = ["Swin", "ViT", "CLIP", "CLAP", "Swin2SR", "SigLIP", "DINOv3", "ConvNeXt", "SegFormer"]
 
 
@@ -40,6 +41,7 @@ def test_a_network_computes_what_transformers_computes_and_is_calibrated(name, n
         assert 20 * torch.log10(float_one.norm() / (quantized - float_one).norm()) > 15
 
 
+@pytest.mark.nightly  # `test_legal_modules` has `len` of a tensor
 def test_a_publisher_s_batch_that_is_the_length_of_a_tensor_is_any_batch(networks):
     """`batch_size = len(source_flatten)` in modeling_rt_detr.py; `wrap` compares batches of two sizes."""
     assert sq.wrap(networks.built("RT-DETR"), (3, 64, 64), name="x").name == "x"

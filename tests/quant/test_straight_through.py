@@ -73,18 +73,12 @@ def test_the_ranges_gradient_is_lsqs(op):
     assert found.item() == pytest.approx((weights * slopes).sum().item() / qmax / (5 * qmax) ** 0.5, rel=5e-3)
 
 
-def test_keeps_little_for_the_backward_pass():
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        simulate(torch.randn(1000, 100, requires_grad=True), torch.tensor(3.9), -128, 127)
-    assert sum(t.numel() * t.element_size() for t in kept) < 0.01 * 1000 * 100 * 4
-
-
-def test_a_learned_range_keeps_a_byte_a_value():
-    x, amax, kept = torch.randn(1000, 100, requires_grad=True), torch.tensor(3.9, requires_grad=True), []
+@pytest.mark.parametrize(("learns", "most"), [(False, 0.04), (True, 1.01)])  # bytes a value
+def test_keeps_little_for_the_backward_pass(learns, most):
+    x, amax, kept = torch.randn(1000, 100, requires_grad=True), torch.tensor(3.9, requires_grad=learns), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         simulate(x, amax, -128, 127)
-    assert sum(t.numel() * t.element_size() for t in kept) < 1.01 * x.numel()
+    assert sum(t.numel() * t.element_size() for t in kept) < most * x.numel()
 
 
 @given(

@@ -115,9 +115,10 @@ def test_qat_is_paired_with_the_ptq_of_its_policy():
 
 
 def at_most(right, pictures, chance):
-    """The binomial distribution in exact arithmetic."""
-    chance = Fraction(chance)
-    return sum(math.comb(pictures, n) * chance**n * (1 - chance) ** (pictures - n) for n in range(right + 1))
+    """The binomial distribution in exact arithmetic, on whole numbers over one denominator."""
+    hit, whole = chance.as_integer_ratio()
+    ways = (math.comb(pictures, n) * hit**n * (whole - hit) ** (pictures - n) for n in range(right + 1))
+    return Fraction(sum(ways), whole**pictures)
 
 
 @pytest.mark.parametrize(("pictures", "classes"), [(5, 2), (12, 10), (7, 3), (400, 10), (100, 2)])

@@ -18,7 +18,7 @@ def test_changes_lie_between_known_sizes():
 def test_by_the_table_the_engine_takes_the_fusions_of_the_least_sum():
     """Of any times, if blocks of one size have one best choice."""
     batches = (1, 8)
-    programs = tool.programs_of(["swin_tiny_patch4_window7_224"], batches)
+    programs = tool.build_programs(["swin_tiny_patch4_window7_224"], batches)
     random = Random(3)
     times = {}
 
@@ -29,7 +29,7 @@ def test_by_the_table_the_engine_takes_the_fusions_of_the_least_sum():
 
         return us
 
-    table = tool.table_of(programs, us_at)
+    table = tool.make_table(programs, us_at)
     assert set(table) == {"int8", "float8", "half"}
     for (_, _, batch), launches in programs.items():
         best = tool.chosen(launches, us_at(batch))

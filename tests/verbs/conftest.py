@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from reached import Reached
+from commands import Reached
 from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq

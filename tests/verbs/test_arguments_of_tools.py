@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from reached import Reached
+from commands import Reached
 
 import swin_quant as sq
 from swin_quant.backends.tensorrt.plan import BuildOptions
@@ -30,6 +30,7 @@ def assert_all(function, *names):
     assert {*inspect.signature(function).parameters} == {*names}
 
 
+@pytest.mark.slow
 def test_package(verb, exported, tmp_path, heard):
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
     calls = heard(verb("package"), "write_package", ends=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from reached import Reached
+from commands import Reached
 from torch import nn
 
 import swin_quant as sq
@@ -50,12 +50,13 @@ SETS = {
 
 @pytest.mark.parametrize("values", SETS)
 @pytest.mark.parametrize("verb", ["calibrate", "evaluate", "verify"])
-def test_pictures_are_opened_as_the_set_says(verb, values, file, exported, pictures, heard):
+def test_pictures_are_opened_as_the_set_says(verb, values, file, pictures, heard, request):
     own = SETS[values] | {"split": "train", "count": 5, "batch": 2, "classes": 3}
     opened = heard(PictureSet, "open", ends=True)
+    subject = request.getfixturevalue("exported") if verb == "verify" else sq.load(file)
     for given in ({"path": str(pictures), **own}, {"images": (str(pictures / "val"),), "batch": 2}):
         with pytest.raises(Reached):
-            getattr(sq, verb)(exported if verb == "verify" else sq.load(file), PictureSet(**given))
+            getattr(sq, verb)(subject, PictureSet(**given))
         reached = opened.pop()["self"]
         assert {name: getattr(reached, name) for name in given} == given
     assert {*own, "path", "images"} == {one.name for one in fields(PictureSet)}

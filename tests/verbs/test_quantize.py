@@ -94,8 +94,8 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        ("onnx", {"policy": "qdq"}),
-        ("onnxruntime", {"policy": "w4a16", "int4_weights": True}),
+        pytest.param("onnx", {"policy": "qdq"}, marks=pytest.mark.slow),
+        pytest.param("onnxruntime", {"policy": "w4a16", "int4_weights": True}, marks=pytest.mark.slow),
         ("torchscript", {"policy": "qdq", "wprec": 7}),
         ("fastertransformer", {"policy": "ft-mode2"}),
         ("cuda", {"policy": "cuda"}),

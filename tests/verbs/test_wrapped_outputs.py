@@ -174,7 +174,7 @@ class Detector(nn.Module):
         return self.head(list(self.backbone(images).values()))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_detector_of_torchvision_is_what_it_was_in_float_in_int8_and_on_an_engine(tmp_path):
     """Two heads over six maps, no residual unit, and batch norms whose channels differ a hundredfold."""
     torch.manual_seed(0)

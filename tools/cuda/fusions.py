@@ -78,7 +78,7 @@ def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Ro
     return rows
 
 
-def programs_of(models: Sequence[str], batches: Sequence[int]) -> Programs:
+def build_programs(models: Sequence[str], batches: Sequence[int]) -> Programs:
     """The launches of each network, precision and batch, none fused."""
     configs = {name: load_config(find_config(name)) for name in models}
     return {
@@ -111,7 +111,7 @@ def count_one(launch: Launch, capability: int) -> KernelCounts | None:
     return count(launch, capability)
 
 
-def model_of(machine: Machine, counted: Counted, capability: int, batch: int) -> Callable[[Launch], float]:
+def make_estimator(machine: Machine, counted: Counted, capability: int, batch: int) -> Callable[[Launch], float]:
     """Estimated microseconds of a launch; infinite where its kernel does not take it."""
 
     def us(launch: Launch) -> float:
@@ -121,7 +121,7 @@ def model_of(machine: Machine, counted: Counted, capability: int, batch: int) ->
     return us
 
 
-def table_of(programs: Programs, us_at: Callable[[int], Callable[[Launch], float]], has_float8: bool = True) -> Table:
+def make_table(programs: Programs, us_at: Callable[[int], Callable[[Launch], float]], has_float8: bool = True) -> Table:
     """The fusions with the least sum of microseconds, which `us_at` a batch gives for a launch: for operands, fusion
     and channels, the tokens at which it is taken, left, and so on. Where blocks of one size differ, as with and without
     a shift, most of them decide."""
@@ -181,15 +181,15 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--models", nargs="+", default=MODELS)
     args = parser.parse_args()
-    programs = programs_of(args.models, args.batch)
+    programs = build_programs(args.models, args.batch)
     machines = {name: load_machine(name) for name in args.gpus or gpus()}
     counted: dict[tuple[str, int, int], KernelCounts | None] = {}
     for name, machine in machines.items():
         capability = args.capability or machine.gpu.capability
         if not any(known == capability for _, _, known in counted):
             counted |= count_all(programs, capability)
-        us_at = partial(model_of, machine, counted, capability)
-        table = table_of(programs, us_at, bool(machine.gpu.fp8_tflops))
+        us_at = partial(make_estimator, machine, counted, capability)
+        table = make_table(programs, us_at, bool(machine.gpu.fp8_tflops))
         for_one = f" --capability {args.capability}" if args.capability else ""
         about = f"estimated and not measured: `python tools/cuda/fusions.py {name}{for_one}` writes them"
         write_table(MACHINES / f"{name}.yaml", table, about)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from crosscompile import compile_ahead
-from fusions import MACHINES, table_of, with_fusions, write_section, write_table
+from fusions import MACHINES, make_table, with_fusions, write_section, write_table
 from jobs import JobProcess
 
 from swin_quant.backends.cuda.binding import format_shape
@@ -200,7 +200,7 @@ def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapp
     whole = {("", "", batch): launches for batch, launches in lists.items() if is_timed(batch, launches)}
     if whole:
         table = {key: dict(fusions) for key, fusions in load_machine(str(file)).gpu.fusions.items()}
-        for operands, fusions in table_of(whole, us_at).items():
+        for operands, fusions in make_table(whole, us_at).items():
             own = table.setdefault(operands, {})
             own.update({title: {**own.get(title, {}), **widths} for title, widths in fusions.items()})
         write_table(file, table, "estimated, except of launches whose tiles `python tools/cuda/tune.py` timed")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from crosscompile import compile_ahead, kernels_of, recorded
+from crosscompile import compile_ahead, list_kernels, recorded
 
 from swin_quant.backends.cuda import binding
 from swin_quant.backends.cuda.kernels.kernel import without_spills
@@ -66,7 +66,7 @@ def test_the_engine_launches_what_is_compiled_ahead_with_the_tiles_that_were_tim
         with recorded() as calls:
             binding.bind(*bound, given)()
         wanted = [(one, tiles if binding.format_shape(one) in table else None) for one in program.launches]
-        assert calls == kernels_of(wanted)
+        assert calls == list_kernels(wanted)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from nightly import share
 
 from swin_quant.backends.executorch import engine
 from swin_quant.backends.executorch.export import ExecutorchOptions, export
@@ -23,6 +22,7 @@ from swin_quant.quant.quantizer import Role
 from swin_quant.score.options import EngineOptions
 
 pytest.importorskip("executorch")
+pytestmark = pytest.mark.slow  # its import takes seconds
 IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(5))
 FIXED = policy_from_dict(
     {
@@ -134,8 +134,8 @@ def test_convolutions(written, policy, kinds):
     assert sqnr(expected, engine.load(artifact)(IMAGES)) > 30
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
+@pytest.mark.nightly  # CI has one through the commands: tests/verbs/artifacts/test_program.py
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_swin_has_all_products_of_its_blocks_in_int8(kind, tiny_model, written):
     more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}
     model = tiny_model(kind, IMG_SIZE=32, WINDOW_SIZE=4, DEPTHS=[2, 1], NUM_HEADS=[1, 2], **more)

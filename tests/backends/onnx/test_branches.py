@@ -351,7 +351,8 @@ def replaced(network):
     return model, taken
 
 
-@pytest.mark.parametrize("tokens", [16, 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", share([16, 1], 2))
 def test_branches_are_found_by_pattern_and_the_others_stay_plain(tokens):
     """All ways to write a block in one network, which computes the same afterwards."""
     network, images = calibrated({name: how for name, (how, *_) in VARIANTS.items()}, tokens=tokens)
@@ -387,7 +388,8 @@ def exported_to(folder, network, **options):
     return export(deepcopy(network), card, folder, OnnxOptions(target="openvino", **options))
 
 
-@pytest.mark.parametrize("side, any_size, attentions", [(16, False, 2), (100, False, 0), (16, True, 0)])
+@pytest.mark.slow
+@pytest.mark.parametrize("side, any_size, attentions", share([(16, False, 2), (16, True, 0), (100, False, 0)], 2))
 def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
     side, any_size, attentions, with_operators, tmp_path, monkeypatch
 ):
@@ -410,24 +412,24 @@ def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
     assert sqnr(engine.load(artifact, EngineOptions(threads=1, float_type="float32"))(images[:2]), wanted) > 30
 
 
-PUBLISHED = {  # timm's model -> its options, the blocks, and the branches with attention and MLP that are compiled
-    "deit_tiny_patch16_224": ({}, 12, 12, 12),
-    "beit_base_patch16_224": ({"depth": 2}, 2, 2, 2),
-    "vit_small_patch16_dinov3": ({"depth": 2}, 2, 2, 2),
-    "eva02_tiny_patch14_224": ({"depth": 2}, 2, 2, 2),
-    "vit_small_plus_patch16_dinov3": ({"depth": 2}, 2, 2, 2),
-    "vit_giant_patch14_dinov2": ({"depth": 1, "img_size": 224}, 1, 1, 1),
-    "deit_small_patch16_224": ({"depth": 2, "qk_norm": True}, 2, 2, 2),
-    "eva02_base_patch14_224": ({"depth": 2}, 2, 2, 0),  # a norm stands behind the gate
-}
+PUBLISHED = [  # timm's model, its options, the blocks, and the branches with attention and MLP that are compiled
+    ("deit_tiny_patch16_224", {"depth": 2}, 2, 2, 2),
+    ("deit_tiny_patch16_224", {}, 12, 12, 12),
+    ("beit_base_patch16_224", {"depth": 2}, 2, 2, 2),
+    ("vit_small_patch16_dinov3", {"depth": 2}, 2, 2, 2),
+    ("eva02_tiny_patch14_224", {"depth": 2}, 2, 2, 2),
+    ("vit_small_plus_patch16_dinov3", {"depth": 2}, 2, 2, 2),
+    ("vit_giant_patch14_dinov2", {"depth": 1, "img_size": 224}, 1, 1, 1),
+    ("deit_small_patch16_224", {"depth": 2, "qk_norm": True}, 2, 2, 2),
+    ("eva02_base_patch14_224", {"depth": 2}, 2, 2, 0),  # a norm stands behind the gate
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", share(PUBLISHED, 4))
-def test_every_branch_of_a_published_vit_is_compiled(name, with_operators, tmp_path):
+@pytest.mark.parametrize("name, options, blocks, attentions, mlps", share(PUBLISHED, 5))
+def test_every_branch_of_a_published_vit_is_compiled(name, options, blocks, attentions, mlps, with_operators, tmp_path):
     """By timm, at its published width and number of tokens: as near to fake-quant as the plain file."""
     torch.manual_seed(0)
-    options, blocks, *taken = PUBLISHED[name]
     size = {"DATA.IMG_SIZE": options["img_size"]} if "img_size" in options else {}
     pairs = {
         "MODEL.TIMM.OPTIONS": json.dumps({key: value for key, value in options.items() if key != "img_size"})
@@ -443,12 +445,12 @@ def test_every_branch_of_a_published_vit_is_compiled(name, with_operators, tmp_p
     calibrate(network, [images], Method("max"))
     policy = load_policy("cpu-operators")
     card = RunCard("vit", portable_config(cfg), Preprocess.from_config(cfg).to_dict(), policy=policy.to_dict())
-    operators = BOTH if all(taken) else BOTH[:1]
+    operators = BOTH if mlps else BOTH[:1]
     files = {
         plugin: export(deepcopy(network), card, tmp_path / str(len(plugin)), OnnxOptions(target="openvino", **how))
         for plugin, how in ((operators, {"plugin": operators}), ((), {"plain": True}))
     }
-    found = {name: f"{count} of {blocks}" for name, count in zip(("token_branch", "mlp"), taken, strict=True) if count}
+    found = {"token_branch": f"{attentions} of {blocks}"} | ({"mlp": f"{mlps} of {blocks}"} if mlps else {})
     assert files[operators].record["options"]["compiled"] == found
     apply_policy(network, policy)
     quantize(network)

@@ -166,8 +166,12 @@ def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, cal
             np.testing.assert_array_equal(kept(how), wanted, how)
 
 
-@pytest.mark.parametrize("plugins", [None, MANY], ids=["plain", "operators"])
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind, plugins",
+    share([("swin", None), ("swin", MANY), ("swinv2", MANY), ("swinv2", None)], 2),
+    ids=["swin-plain", "swin-operators", "swinv2-operators", "swinv2-plain"],
+)
 def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, calibrated_for, library, tmp_path):
     """Four pictures of 16 pixels have the values of one of 32: either was taken for the other."""
     model, card = calibrated_for(kind, 4, DEPTHS=[2, 2], NUM_HEADS=[1, 2])

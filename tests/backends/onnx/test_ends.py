@@ -66,17 +66,14 @@ def test_normalisation_in_a_convolution_and_before_one(pixels, padding):
 
 
 @pytest.mark.slow
-def test_a_file_that_takes_pixels_computes_the_same(exported, run, pixels, sqnr):
-    """In float up to rounding; in int8 up to levels that round differently."""
+def test_a_file_that_takes_pixels_computes_the_same(exported, run, pixels):
+    """In float up to rounding; `test_swin_maps` has int8."""
     plain = exported("swin", precision="float")
     file = exported("swin", precision="float", uint8_input=True).file
     assert file.stem == f"{plain.file.stem}_uint8"
     (wanted,) = run(plain.file, prepared(pixels)).values()
     (given,) = run(file, pixels).values()
     np.testing.assert_allclose(given, wanted, atol=1e-5 * np.abs(wanted).max())
-    (wanted,) = run(exported("swin").file, prepared(pixels)).values()
-    (given,) = run(exported("swin", uint8_input=True).file, pixels).values()
-    assert sqnr(wanted, given) > 40
 
 
 @pytest.mark.slow

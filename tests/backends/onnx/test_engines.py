@@ -34,6 +34,7 @@ def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
     assert_quantized_alike(compiled(images.numpy())[0], kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", pytest.param("float", marks=pytest.mark.kernels)])
 def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, exported, optimized, count):
     """The exporter's own order of it stays five operators."""

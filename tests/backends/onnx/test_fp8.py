@@ -56,6 +56,7 @@ def test_values_are_float8_and_scales_of_the_graphs_type(kind, options, floats, 
             assert tensors[node.input[1]] == floats(1 / 448)
 
 
+@pytest.mark.slow
 def test_weights_are_torchs_cast_of_what_was_trained(calibrated, exported):
     model, _ = calibrated("swin", "tensorrt-fp8")
     apply_policy(model, load_policy("tensorrt-fp8"))

@@ -89,6 +89,7 @@ def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, i
     assert np.isfinite(run(artifact.file, images)["logits"]).all()
 
 
+@pytest.mark.slow
 def test_blocks_of_a_row_have_scales_of_their_own(exported, calibrated):
     model, _ = calibrated("swin", BLOCKS)
     proto = onnx.load(exported("swin", BLOCKS, int4_weights=True).file)

@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 import torch
+from nightly import share
 from onnx.reference import ReferenceEvaluator
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -16,6 +17,7 @@ from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, load_policy, quantizing
 
+FORMS = [(policy, kind) for policy in ("qdq", "a16", "a16-qnn") for kind in ("swin", "swinv2")]
 BANNED = {"Roll", "Where", "ScatterND", "ScatterElements", "Loop", "If", "Scan"}
 
 
@@ -46,8 +48,8 @@ def ranks(file):
     return max(len(value.type.tensor_type.shape.dim) for value in values)
 
 
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-@pytest.mark.parametrize("policy", ["qdq", "a16", "a16-qnn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("policy, kind", share(FORMS, 3))  # int8 of V1, 16 bits of V2
 def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kind, policy):
     newest = {"opset": 20} if policy == "qdq" else {}  # GELU as one operator, as NPUs want it
     plain, expected, images = written(kind, policy, batch=1, **newest)
@@ -62,6 +64,7 @@ def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kin
     assert sqnr(expected, after) == pytest.approx(sqnr(expected, before), abs=0.5)
 
 
+@pytest.mark.slow
 def test_16_bits_are_uint16_pairs_and_nearly_the_model_with_rounded_weights(written, calibrated):
     artifact, expected, images = written("swin", "a16")
     model = onnx.load(artifact.file)

@@ -29,7 +29,7 @@ def poolformer():
     import_timm()  # allows torchvision beside a CPU-only torch
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    found = transformers.PoolFormerForImageClassification(transformers.PoolFormerConfig(num_labels=10))
+    found = transformers.PoolFormerForImageClassification(transformers.PoolFormerConfig(num_labels=10, depths=[1] * 4))
 
     class Logits(nn.Module):
         def __init__(self):
@@ -51,7 +51,10 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+SLOW = {"PoolFormer": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in NETWORKS])
 def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
     module, side = NETWORKS[name]()
     images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))
@@ -66,6 +69,7 @@ def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
     assert -10 * error.log10() > 25
 
 
+@pytest.mark.slow
 def test_verify_warns_of_a_file_that_open_shapes_change(tmp_path, caplog):
     """OpenVINO 2026.4 does so to timm's MViTv2, whose biases are added to a part of the logits in place."""
     import_timm()

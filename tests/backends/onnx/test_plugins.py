@@ -202,6 +202,7 @@ def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exporte
     assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place, said", [(3, "must be finite and above zero"), (13, "its graph makes no sense")])
 def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, exported, tmp_path):
     model = onnx.load(exported("swinv2", "cpu", plugin=("mlp=swin_quant::Mlp",)).file)

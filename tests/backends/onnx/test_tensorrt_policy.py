@@ -101,6 +101,7 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
         assert not found.of("Mul") and not found.of("Div")
 
 
+@pytest.mark.slow
 @KINDS
 @FORMATS
 def test_behind_the_second_product_there_is_a_pair_reached_by_transposing_and_reshaping_alone(kind, policy, trt):

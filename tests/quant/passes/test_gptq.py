@@ -28,7 +28,6 @@ from swin_quant.quant.passes.gptq import (
 from swin_quant.quant.passes.recipe import parse_steps
 from swin_quant.quant.passes.run import run_passes
 from swin_quant.quant.policy import Rule, apply_policy, enabled_nodes, load_policy
-from tests.helpers.rounding_problem import problem
 
 SMALL = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 FORMATS = [("qdq", 4, 4), ("qdq", 2, 8), ("ft-mode1", 8, 8), ("ft-mode1", 4, 8)]
@@ -93,6 +92,16 @@ def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images)
 
 
 SEEDS = st.integers(0, 2**31)
+
+
+def problem(seed, rows=5, columns=12, mixing=1.0):
+    """float64 weight [rows, columns] and a covariance of correlated inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = ((3 * columns, columns), (columns, columns), (rows, columns))
+    inputs, mixed, weight = (torch.randn(*one, generator=generator, dtype=torch.float64) for one in parts)
+    inputs = inputs @ (torch.eye(columns) + mixing * mixed)
+    hessian = inputs.T @ inputs / len(inputs)
+    return weight, hessian + 0.01 * hessian.diagonal().mean() * torch.eye(columns)
 
 
 def row_errors(difference, hessian):

@@ -6,9 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from swin_quant.backends.executorch import engine
+from swin_quant.backends.open_artifact import open_artifact
+from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.cli import main
+from swin_quant.score.options import EngineOptions
 from tests.verbs.artifacts.test_package import alone, expected
 
 
@@ -36,13 +41,26 @@ def test_an_executorch_program_is_verified_scored_and_asked(run, program, pictur
     assert "FAIL" not in run("verify", program, "--data-path", pictures, "--device", "cpu").ok().out
     simulated, _ = RunCard.read(program.with_suffix(".json")).verification
     assert simulated["engine"] == "ExecuTorch" and simulated["passed"] and simulated["policy"] == "executorch"
-    run("evaluate", program, "--data-path", pictures, "--device", "cpu").ok()
+    run("evaluate", program, "--data-path", pictures, "--device", "cpu", "--no-own-float").ok()  # the demo has it
     results = [each for each in RunCard.read(program.with_suffix(".json")).results if "ExecuTorch" in each["engine"]]
     (result,) = (each for each in results if each["policy"])
     assert result["precision"] == "int8" and result["dataset"]["pictures"] == 7
     run("predict", program, "--data-path", pictures, "--logits", tmp_path / "out").ok()
     (written,) = (tmp_path / "out").glob("*_logits.npz")
     assert np.load(written)["logits"].shape == (7, 3)
+
+
+@pytest.mark.slow
+def test_every_product_of_the_blocks_is_int8_and_one_picture_is_answered_as_in_a_batch(program):
+    artifact = open_artifact(program)
+    products = artifact.record["options"]["products"]
+    floats = {name for name, type_ in products.items() if type_ != "int8"}
+    assert floats <= {"head", "patch_embed.proj", "patch_embed"} and len(products) - len(floats) == 3 * 4 + 1
+    loaded, images = engine.load(artifact, EngineOptions(threads=1)), torch.randn(2, 3, 32, 32)
+    assert loaded.details["int8_gemms"] == 13
+    torch.testing.assert_close(loaded(images[:1]), loaded(images)[:1])  # filled up to the program's batch
+    with pytest.raises(UsageError, match="a batch of 3 is above its limit of 2 pictures"):
+        loaded(torch.zeros(3, 3, 32, 32))
 
 
 @pytest.mark.slow
