@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from swin_quant.train.precision import Precision
+from swin_quant.train.parallel import Precision
 
 CPU = torch.device("cpu")
 

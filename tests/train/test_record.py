@@ -6,7 +6,7 @@ import re
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.train.record import EPOCHS, STEPS, Record, draw, read_table
+from swin_quant.train.outdir import EPOCHS, STEPS, Record, draw, read_table
 
 
 def filled(folder, epochs=3, total=0, epoch=0):

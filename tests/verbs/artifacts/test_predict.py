@@ -10,7 +10,7 @@ import torch
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.score.metrics import class_names, top_classes
+from swin_quant.score.scoring import class_names, top_classes
 from swin_quant.verbs.predict import SCHEMA
 
 
