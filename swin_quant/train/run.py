@@ -23,7 +23,7 @@ from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.config.outputs import count_classes
 from swin_quant.data.class_names import stated
 from swin_quant.data.picture_set import PictureSet
-from swin_quant.data.pictures import Pictures, SomePictures
+from swin_quant.data.pictures import SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
@@ -133,8 +133,16 @@ def run_training(
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     model.to(world.device)
     if request.start and has_labels and snapshot is None and not request.replace_head:
-        some = validation.pictures if validation else pictures
-        _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
+        # Some pictures are scored in float, for a warning before hours of training if the model only guesses.
+        labelled = validation.pictures if validation else pictures
+        some = SomePictures(labelled, evenly(len(labelled), _SCORED_BEFORE))
+        engines = {BASELINE: torch_engines(model, world.device, None)[BASELINE]}
+        dataset = dataset_record(cfg.DATA.DATA_PATH, "", some)
+        dequantize(model)
+        with eval_mode(model):
+            score_pictures(engines, some, preprocess, dataset, cfg.DATA.BATCH_SIZE, 0, world, max_unreadable=1)
+        if policy:
+            quantize(model)
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if recipe.memory.checkpointing and not able:
         raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
@@ -191,20 +199,6 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
         whole.load_state_dict(weights, assign=True)
         whole.to(job.world.device)
     return whole, position
-
-
-def _warn_if_guessing(
-    model: Classifier, pictures: Pictures, preprocess: Preprocess, cfg: CfgNode, world: World, quantized: bool
-) -> None:
-    """Score some pictures in float, for a warning before hours of training if the model only guesses."""
-    some = SomePictures(pictures, evenly(len(pictures), _SCORED_BEFORE))
-    engine = torch_engines(model, world.device, None)[BASELINE]
-    dequantize(model)
-    with eval_mode(model):
-        dataset = dataset_record(cfg.DATA.DATA_PATH, "", some)
-        score_pictures({BASELINE: engine}, some, preprocess, dataset, cfg.DATA.BATCH_SIZE, 0, world, max_unreadable=1)
-    if quantized:
-        quantize(model)
 
 
 def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
