@@ -86,7 +86,7 @@ def steps(job: Quantization, unexported: Path = Path()) -> list[Step]:
     method: dict[str, Any] = {"method": job.method.name, "exact": job.method.exact, "passes": job.passes}
     method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
     own, found = ModelFile(str(job.calibrated), device=device), find_artifact(job)
-    file, chosen = str(found.file if found else unexported), [f"+{half}" for half in HALF_TYPES]
+    file = str(found.file if found else unexported)
 
     def ran_in_type(precision: str) -> bool:
         """Whether an engine ran float layers in the wanted type; one that chooses it adds a half type to its precision,
@@ -95,7 +95,7 @@ def steps(job: Quantization, unexported: Path = Path()) -> list[Step]:
             return True
         if job.float_type_asked in HALF_TYPES:
             return precision.endswith(f"+{job.float_type_asked}")
-        return precision not in [found.record["precision"] + half for half in chosen]
+        return precision not in [f"{found.record['precision']}+{half}" for half in HALF_TYPES]
 
     calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
     done, output = job.is_calibrated, ("--output", shlex.quote(str(job.folder)))
