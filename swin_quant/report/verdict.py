@@ -277,7 +277,7 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
     return DeployVerdict(
         str(deploy),
         f"{figures}; {said}",
-        to_export(policy, deploy, _seen_from(folder, file).parent),
+        to_export(policy, deploy, deploy.parent),
         qat.pictures,
         qat.delta_acc1,
         qat.delta_acc1_se,

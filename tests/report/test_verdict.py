@@ -154,7 +154,8 @@ def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, s
     assert verdict.summary.startswith(f"float32 80.00, PTQ 79.00, QAT {79 + delta:.2f} % top-1; QAT - PTQ {delta:+.2f}")
     assert verdict.summary.endswith(f"±0.10 points on 5,000 pictures: {says}") and verdict.deploy == file
     asked = parsed(verdict.next)
-    assert asked["checkpoint"] == file and "cpu" in targets()[asked["backend"]].exporting.policies
+    assert asked["checkpoint"] == file and str(asked["folder"]) == str(Path(file).parent)
+    assert "cpu" in targets()[asked["backend"]].exporting.policies
 
 
 @pytest.mark.parametrize(

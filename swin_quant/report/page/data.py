@@ -295,7 +295,7 @@ def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     spec = make_spec("latency", "Accuracy against latency, as measured", values)
     low, high = min(row["top-1"] for row in values), max(row["top-1"] for row in values)
     middle, half = (low + high) / 2, max(1.0, 0.55 * (high - low))  # or hundredths of a point would look like an abyss
-    spec["encoding"]["y"]["scale"]["domain"] = [middle - half, middle + half]
+    spec["encoding"]["y"]["scale"]["domain"] = [max(0.0, middle - half), min(100.0, middle + half)]
     return spec
 
 
