@@ -21,7 +21,7 @@ from swin_quant.quant.advice import Findings, advise, format_figures
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import RUIN_DB, check_ranges
 from swin_quant.quant.fold import list_foldable_norms
-from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
+from swin_quant.quant.outlier_channels import PICTURES, OutlierChannels, outlier_channels
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import NO_GAIN, outliers
 from swin_quant.quant.passes.run import CORRECTED, EVENED, PassPlan, run_passes
@@ -58,7 +58,7 @@ def improve(
     parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
     context = PassContext(model, _chunked(images), method, *parts)
     if not steps and context.units:  # the passes that run where none is asked for
-        if found := outliers(context):
+        if found := outliers(context, PICTURES):
             worst = max(found, key=found.__getitem__)
             told = (
                 "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them"

@@ -211,7 +211,7 @@ def _times(size: Tensor, like: Tensor) -> float:
     return size.max().item() / median if median else 1.0
 
 
-def outliers(context: PassContext, pictures: int = 32) -> dict[str, float]:
+def outliers(context: PassContext, pictures: int) -> dict[str, float]:
     """Outlier channels that an exchange could cure, as the ratio of their size, by the module that shows them."""
     found: dict[str, float] = {}
     for spread in measure(context, pictures):

@@ -64,11 +64,11 @@ def test_factors_balance_both_sides_at_half_strength():
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
     model = shallow(kind)
-    clean = outliers(make_context(model, images))
+    clean = outliers(make_context(model, images), 32)
     before = logits(model, images)
     plant(model, where, 100)
     assert torch.allclose(logits(model, images), before, atol=1e-3)
-    found = outliers(make_context(model, images))
+    found = outliers(make_context(model, images), 32)
     assert max(found.values(), default=0) > 10 * max([*clean.values(), 1])
 
 
@@ -88,7 +88,7 @@ def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(
 ):
     model = shallow(kind)
     plant(model, where, 1 / 100, share)
-    found = outliers(make_context(model, images))
+    found = outliers(make_context(model, images), 32)
     in_first_block = [times for name, times in found.items() if name.startswith("layers.0.blocks.0.")]  # only one head
     assert max(in_first_block, default=0) > 10
 
