@@ -77,13 +77,13 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
     for name, node in named_nodes(model).items():
         kind: Literal["weights", "activations"] = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
         setting = settings.get(name)
-        if trained and setting and not setting.enabled:
-            # QAT calibrates the disabled nodes again
-            found[name] = Origin(Method().for_bits(setting.bits), setting.bits, setting.format)
-        elif trained and setting and (method := trained[kind]):
+        method = None
+        if setting and trained:  # QAT calibrates the disabled nodes again
+            method = trained[kind] if setting.enabled else Method().for_bits(setting.bits)
+        if setting and setting.enabled and fitted:
+            method = method or fitted[-1]
+        if setting and method:
             found[name] = Origin(method, setting.bits, setting.format)
-        elif fitted and setting and setting.enabled:
-            found[name] = Origin(fitted[-1], setting.bits, setting.format)
         elif kind == "weights" or card.calibration is None:
             found[name] = Origin("max")
         else:
