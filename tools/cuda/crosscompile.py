@@ -161,7 +161,7 @@ def tool(name: str, how: str, made: Any) -> str:
         return subprocess.run([place, how, cubin], check=True, capture_output=True, text=True).stdout
 
 
-def kernels_of(wanted: Iterable[Launch | tuple[Launch, Tiles | None]]) -> list[KernelCall]:
+def list_kernels(wanted: Iterable[Launch | tuple[Launch, Tiles | None]]) -> list[KernelCall]:
     """The kernels that these launches need, each once, with the given tiles or the kernel's default. Nothing is
     allocated or run."""
     with recorded() as found:
@@ -190,7 +190,7 @@ def compile_ahead(
     if os.environ.get("TRITON_INTERPRET") == "1":
         return CompiledAhead(0, [], 0)
     end, said = time.monotonic() + seconds, []
-    calls = kernels_of(wanted)
+    calls = list_kernels(wanted)
     context = multiprocessing.get_context("forkserver")  # a process with a GPU's context cannot be forked
     context.set_forkserver_preload([__name__])
     with context.Pool(processes or len(os.sched_getaffinity(0))) as pool, suppress(multiprocessing.TimeoutError):

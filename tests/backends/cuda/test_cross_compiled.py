@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
-from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, kernels_of
-from fusions import candidates, with_fusions
+from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, list_kernels
+from fusions import with_fusions
 from nightly import share
 
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -57,10 +57,10 @@ def kernels():
     found = {}
     for name in MODELS:
         launches = launches_of(name)
-        for call in kernels_of(launches):
+        for call in list_kernels(launches):
             constants = dict(call.constants)
             found[call.name, constants.get("KIND"), dict(call.types).get("a"), constants.get("WINDOW") == 8] = call
-        found |= {(call.name,): call for call in kernels_of(candidates(launches))}
+        found |= {(call.name,): call for call in list_kernels(with_fusions(launches)[len(launches) :])}
     return list(found.values())
 
 
@@ -93,7 +93,7 @@ def test_all_shapes_of_a_model_compile(model, precision):
     """Single and fused, for one kind of GPU each: the script compiles for all."""
     turn = SHAPES.index((model, precision))
     capable = [one for one in TARGETS if precision != "fp8" or one >= OLDEST_FLOAT8]
-    for call in kernels_of(with_fusions(launches_of(model, precision))):
+    for call in list_kernels(with_fusions(launches_of(model, precision))):
         assert_fine(call, capable[turn % len(capable)])
 
 
@@ -101,7 +101,7 @@ def test_all_shapes_of_a_model_compile(model, precision):
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_head_of_one_picture_compiles(capability):
     """One row: Triton makes the number of rows a constant."""
-    call = kernels_of(launches_of(MODELS[0], batch=1))[-1]
+    call = list_kernels(launches_of(MODELS[0], batch=1))[-1]
     assert dict(call.constants)["rows_in_all"] == 1
     assert_fine(call, capability)
 
@@ -109,9 +109,9 @@ def test_the_head_of_one_picture_compiles(capability):
 @pytest.mark.nightly
 def test_no_two_warps_compute_the_same():
     """Eight warps with 64 rows did: products and GELU were computed twice."""
-    mlps = [one for one in candidates(launches_of(MODELS[0])) if one.op == "mlp"]
+    mlps = [one for one in with_fusions(launches_of(MODELS[0])) if one.op == "mlp"]
     launch = next(one for one in mlps if one.arguments["w1"].shape[1] == 192)
-    once, twice = kernels_of([launch, (launch, Tiles(64, 64, 64, warps=8, stages=2))])
+    once, twice = list_kernels([launch, (launch, Tiles(64, 64, 64, warps=8, stages=2))])
     assert (cross_compile(once, 80).repeated, cross_compile(twice, 80).repeated) == (1, 2)
 
 
@@ -119,7 +119,7 @@ def test_no_two_warps_compute_the_same():
 @pytest.mark.parametrize("op", ["attention", "attention_norm"])
 def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
     """Rows of 49 halves start at any address: each value was one load, 25 a thread."""
-    call = next(call for call in kernels_of(with_fusions(launches_of(MODELS[0]))) if call.name == op)
+    call = next(call for call in list_kernels(with_fusions(launches_of(MODELS[0]))) if call.name == op)
     _, made = compiled(call, 80)
     loads = re.findall(r"ld\.global\S*", made.asm["ptx"])
     assert loads and not [load for load in loads if load.endswith((".b16", ".b8"))], loads
@@ -128,7 +128,7 @@ def test_the_position_bias_of_a_window_of_7_is_loaded_in_vectors(op):
 @pytest.fixture(scope="module")
 def of_float8():
     """Products of SwinV2-T in float8, one of each kind, single and fused."""
-    found = kernels_of(with_fusions(launches_of(MODELS[1], "fp8")))
+    found = list_kernels(with_fusions(launches_of(MODELS[1], "fp8")))
     kinds = {(call.name, dict(call.constants).get("KIND")): call for call in found}
     return [call for call in kinds.values() if "*fp8e4nv" in (dict(call.types).get("w"), dict(call.types).get("qkv"))]
 
@@ -147,7 +147,7 @@ def test_sums_of_float8_are_added_up_in_float32_after_each_tile(op):
     """Hopper's tensor cores keep 14 bits of a sum. Float8 probabilities, and windows of several tiles of keys."""
     spec = spec_of_model("swinv2_tiny_patch4_window16_256", "fp8")
     launches = build_program(replace(spec, quantized=frozenset(spec.products())), 32).launches
-    call = next(call for call in kernels_of(with_fusions(launches)) if call.name == op)
+    call = next(call for call in list_kernels(with_fusions(launches)) if call.name == op)
     for capability in (89, 90, 100, 120):
         assert_fine(call, capability)
     _, made = compiled(call, 90)
@@ -170,7 +170,7 @@ def forms():
 def of_each_form(spec):
     """One launched kernel for each distinct set of constants and operand types in a network."""
     found = {}
-    for call in kernels_of(with_fusions(build_program(spec, 32).launches)):
+    for call in list_kernels(with_fusions(build_program(spec, 32).launches)):
         rounding = (dict(call.constants).get(word) for word in ("KIND", "PRODUCT_ROUNDS", "HALF_STEPS", "POST"))
         found.setdefault((call.name, *rounding, call.types), call)
     return found.values()

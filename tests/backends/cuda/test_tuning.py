@@ -3,13 +3,13 @@
 from dataclasses import astuple, replace
 
 import pytest
-from crosscompile import kernels_of
+from crosscompile import list_kernels
 from fusions import with_fusions
 from tune import tiles_to_try
 
-from swin_quant.backends.cuda.binding import format_shape, tiles_for
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.program import format_shape, tiles_for
 from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.base.errors import SwinQuantError
 
@@ -89,7 +89,7 @@ def test_every_launch_says_whether_products_and_sums_are_rounded_as_one(tiny_con
     """Triton's default differs between versions; FasterTransformer rounds products by themselves."""
     pytest.importorskip("triton")
     spec = replace(make_spec_from_config(tiny_config("swin", EMBED_DIM=64)), arithmetic=arithmetic)
-    found = kernels_of(build_program(spec, 2).launches)
+    found = list_kernels(build_program(spec, 2).launches)
     apart = [call for call in found if dict(call.types).get("product_levels") == "fp32"]
     assert bool(apart) == (arithmetic != "cuda")
     for call in found:
