@@ -356,9 +356,8 @@ def by_tensorrt(name: str, batch: int, place: Place, precision: str) -> Run:
     """A TensorRT engine of our own ONNX export for this batch; the rest is float16."""
     from swin_quant.backends.onnx.export import OnnxOptions, export
     from swin_quant.backends.tensorrt import host
-    from swin_quant.backends.tensorrt.build import build
+    from swin_quant.backends.tensorrt.build import BuildOptions, build, default_output, make_plan
     from swin_quant.backends.tensorrt.engine import open_session
-    from swin_quant.backends.tensorrt.plan import BuildOptions, default_output, make_plan
 
     trt, gpu = host.tensorrt(), host.find_gpu()
     cfg, policy = load_config(find_config(name)), load_policy("tensorrt").to_dict() if precision == "int8" else None

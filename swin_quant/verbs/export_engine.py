@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from swin_quant.backends.tensorrt import host
-from swin_quant.backends.tensorrt.build import build
+from swin_quant.backends.tensorrt.build import SUFFIX, BuildOptions, build, default_output, make_plan
 from swin_quant.backends.tensorrt.layers import LayerReport
-from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log

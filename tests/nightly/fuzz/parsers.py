@@ -30,7 +30,7 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact, get_policy_name
-from swin_quant.backends.fastertransformer.engine import load as load_emulator
+from swin_quant.backends.fastertransformer.emulator import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
@@ -568,12 +568,12 @@ def programs() -> list[Files]:
 
 def open_program(folder: Path) -> None:
     """All that is read of a program before it runs: it says itself which of the two cards it has."""
-    from swin_quant.backends.executorch import engine
+    from swin_quant.backends.executorch import export as executorch
 
     given = Artifact(folder / "x.pte", program("int8").card)
-    engine.read_labels(given)
-    is_float = engine.about(given).get("artifact.precision") == "float32"
-    engine.check_card(replace(given, card=program("float").card) if is_float else given)
+    executorch.read_labels(given)
+    is_float = executorch.about(given).get("artifact.precision") == "float32"
+    executorch.check_card(replace(given, card=program("float").card) if is_float else given)
 
 
 # Training
