@@ -36,7 +36,7 @@ from statistics import median
 
 import torch
 from cpu_page import OPERATORS, OPERATORS_OF_ANY, Run, record
-from cpu_rivals import CALIBRATION, nncf_candidates, own_quantization, seeded, torch_candidates
+from cpu_rivals import CALIBRATION, float_engine, nncf_candidates, own_quantization, seeded, torch_candidates
 from measuring import BenchCandidate, BenchPlan, bench_table, measure, noise
 from pages import ROOT, cpu, place, script_parser
 
@@ -46,7 +46,7 @@ from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.openvino.engine import float_types
 from swin_quant.backends.openvino.operators import LIMIT, are_faster_here
-from swin_quant.backends.registry import artifact_engine, engine_named, torch_engine
+from swin_quant.backends.registry import artifact_engine, engine_named
 from swin_quant.base.cpu import INT8_PRODUCTS, reproducible, usable_cores, within
 from swin_quant.base.files import compute_sha256
 from swin_quant.base.progress import set_up
@@ -139,7 +139,7 @@ def main() -> None:
     is_on_maps = bool(args.size) and isinstance(model, Swin)
     rewrites = frozenset({"any-size"} if is_on_maps else ())  # which maps cannot do without
     plain = exported(model, card, args.work / "plain", OnnxOptions(precision="float", rewrites=rewrites))
-    reference = BenchCandidate(REFERENCE, partial(torch_engine, str(checkpoint), card.config), checkpoint)
+    reference = BenchCandidate(REFERENCE, partial(float_engine, str(checkpoint), card.config), checkpoint)
     better, folder = model, args.work
     if args.passes:  # of a copy, so that the float model does not change
         batches = seeded(CALIBRATION, model.input_shape[1]).split(8)

@@ -17,7 +17,7 @@ from swin_quant.checkpoint import load_float
 from swin_quant.config import from_dict
 from swin_quant.config.sides import sides
 from swin_quant.models import build_model
-from swin_quant.score.engine import Engine
+from swin_quant.score.engine import Engine, torch_engines
 
 CALIBRATION = 16  # pictures
 
@@ -149,6 +149,13 @@ def torch_candidates(checkpoint: Path, config: Mapping[str, Any]) -> list[BenchC
         BenchCandidate(name, partial(load, str(checkpoint), config, **options), checkpoint, "torch float32")
         for name, (load, options) in ways.items()
     ]
+
+
+def float_engine(checkpoint: str, config: Mapping[str, Any]) -> Engine:
+    """The float model in torch, in float32."""
+    model = build_model(from_dict(config, checkpoint))
+    load_float(model, checkpoint)
+    return torch_engines(model, torch.device("cpu"), None)["float32"]
 
 
 def float_model(checkpoint: str, config: Mapping[str, Any]) -> nn.Module:

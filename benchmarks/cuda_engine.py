@@ -35,16 +35,13 @@ import torch
 from pages import ROOT, join_cells, script_parser, versions_here
 from torch import Tensor, nn
 
-from swin_quant.backends.cuda.binding import NO_TILES, Bound, TileTable, bind, tiles_for
-from swin_quant.backends.cuda.engine import capability_here, name_here
 from swin_quant.backends.cuda.fusions import fused_program
+from swin_quant.backends.cuda.gpu import Machine, capability_here, load_machine, name_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.machines import Machine, load_machine
 from swin_quant.backends.cuda.network import Network, pack
-from swin_quant.backends.cuda.program import Launch
+from swin_quant.backends.cuda.program import NO_TILES, Bound, Launch, TileTable, bind, tiles_for
 from swin_quant.backends.cuda.sessions import HostSession
-from swin_quant.backends.cuda.spec import make_spec_from_config
-from swin_quant.backends.cuda.spec_from_policy import spec_for
+from swin_quant.backends.cuda.spec import make_spec_from_config, spec_for
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
@@ -359,9 +356,8 @@ def by_tensorrt(name: str, batch: int, place: Place, precision: str) -> Run:
     """A TensorRT engine of our own ONNX export for this batch; the rest is float16."""
     from swin_quant.backends.onnx.export import OnnxOptions, export
     from swin_quant.backends.tensorrt import host
-    from swin_quant.backends.tensorrt.build import build
+    from swin_quant.backends.tensorrt.build import BuildOptions, build, default_output, make_plan
     from swin_quant.backends.tensorrt.engine import open_session
-    from swin_quant.backends.tensorrt.plan import BuildOptions, default_output, make_plan
 
     trt, gpu = host.tensorrt(), host.find_gpu()
     cfg, policy = load_config(find_config(name)), load_policy("tensorrt").to_dict() if precision == "int8" else None

@@ -53,10 +53,6 @@ def _roll(x: Tensor, shifts: Any, dims: Any = None) -> Node | None:
     return Node((x,), {"shifts": shifts, "dims": [dim % x.dim() for dim in dims]}, tuple(x.shape))
 
 
-def _relu(x: Tensor, inplace: bool = False) -> Node:
-    return Node((x,), {}, tuple(x.shape))
-
-
 def _layer_norm(
     x: Tensor, normalized_shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
 ) -> Node | None:
@@ -93,7 +89,7 @@ def _merged(x: Tensor, first: int, side: int, places: Sequence[Tensor], each: in
 
 CALLS: dict[str, Callable[..., Node | None]] = {
     "roll": _roll,
-    "relu": _relu,
+    "relu": lambda x, inplace=False: Node((x,), {}, tuple(x.shape)),
     "layer_norm": _layer_norm,
     "attention": _attention,
     "attention_branch": _keep_shape,

@@ -14,8 +14,16 @@ from swin_quant.backends.onnx_reader.products import QUANTIZED, Inspection, insp
 from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import library
-from swin_quant.operators.analysis import Analysis, Checked, Operator
-from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, unknown_everywhere
+from swin_quant.operators.analysis import (
+    NOT_KNOWN,
+    REPLACED,
+    SUPPORTED,
+    UNSUPPORTED,
+    Analysis,
+    Checked,
+    Operator,
+    unknown_everywhere,
+)
 from swin_quant.operators.trace import sentence, training_sentence
 from swin_quant.report.table import Column, ReportTable, bullets, field, figure, folded, print_fitted, styled, terminal
 

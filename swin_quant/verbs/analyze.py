@@ -16,8 +16,7 @@ from swin_quant.base.reading import reads
 from swin_quant.config.sides import sides
 from swin_quant.loading import ModelFile, model_or_shapes
 from swin_quant.model import Model
-from swin_quant.operators.analysis import Analysis, analyze_module
-from swin_quant.operators.support import chosen_targets, get_status
+from swin_quant.operators.analysis import Analysis, analyze_module, chosen_targets, get_status
 from swin_quant.operators.trace import Variation
 from swin_quant.report.graph import analysis_text, sections
 from swin_quant.report.table import NARROW, Printed, ReportTable

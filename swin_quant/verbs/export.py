@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from swin_quant.arguments import checked
 from swin_quant.backends.saturation import at_risk, warn
-from swin_quant.backends.tensorrt.plan import BuildOptions
+from swin_quant.backends.tensorrt.build import BuildOptions
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import SwinQuantError, UsageError, listed

@@ -13,9 +13,8 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import artifact_engine
 from swin_quant.backends.tensorrt import host
-from swin_quant.backends.tensorrt.build import build
+from swin_quant.backends.tensorrt.build import SUFFIX, BuildOptions, build, default_output, make_plan
 from swin_quant.backends.tensorrt.layers import LayerReport, LayerRow
-from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
 from swin_quant.base.cpu import cpu_kind, usable_cores
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time

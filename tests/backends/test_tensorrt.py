@@ -18,10 +18,9 @@ from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.tensorrt import host
-from swin_quant.backends.tensorrt.build import build
+from swin_quant.backends.tensorrt.build import BuildOptions, build, make_plan
 from swin_quant.backends.tensorrt.engine import load
 from swin_quant.backends.tensorrt.layers import read_layers
-from swin_quant.backends.tensorrt.plan import BuildOptions, make_plan
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.score.options import EngineOptions

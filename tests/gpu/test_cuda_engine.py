@@ -6,7 +6,7 @@ from kernel_runs import NO_FLOAT8, has_float8
 
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import GraphSession, HostSession
-from swin_quant.backends.cuda.spec_from_policy import spec_for
+from swin_quant.backends.cuda.spec import spec_for
 from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from swin_quant.backends.cuda.binding import bind
-from swin_quant.backends.cuda.engine import name_here
 from swin_quant.backends.cuda.fusions import fused, rows
+from swin_quant.backends.cuda.gpu import load_machine, name_here
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.network import pack
+from swin_quant.backends.cuda.program import bind
 from swin_quant.backends.cuda.sessions import GraphSession
-from swin_quant.backends.cuda.spec_from_policy import spec_for
+from swin_quant.backends.cuda.spec import spec_for
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])

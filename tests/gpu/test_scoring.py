@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from swin_quant.backends.fastertransformer import engine as emulator
+from swin_quant.backends.fastertransformer import emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard

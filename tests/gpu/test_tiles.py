@@ -8,7 +8,7 @@ from crosscompile import compile_ahead
 from fusions import with_fusions
 from tune import best_tiles, filled, tiles_to_try
 
-from swin_quant.backends.cuda.engine import capability_here
+from swin_quant.backends.cuda.gpu import capability_here
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.program import make_kernel

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from swin_quant.backends.cuda.engine import OLDEST
+from swin_quant.backends.cuda.gpu import OLDEST
 from swin_quant.backends.cuda.kernels import KERNELS
 from swin_quant.backends.cuda.kernels.attention import bias_row
 from swin_quant.backends.cuda.kernels.windows import Windows

@@ -5,7 +5,7 @@ from estimates import REACHED, KernelCounts, clock_ghz, count_code, estimate_us,
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.backends.cuda.machines import gpus, load_machine
+from swin_quant.backends.cuda.gpu import gpus, load_machine
 from tests.backends.cuda.conftest import launches_of
 
 LAUNCHES = launches_of("swin_tiny_patch4_window7_224")

@@ -5,9 +5,9 @@ from random import Random
 
 import fusions as tool
 
-from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.backends.cuda.fusions import FUSIONS, listed
-from swin_quant.backends.cuda.machines import load_machine
+from swin_quant.backends.cuda.gpu import load_machine
+from swin_quant.backends.cuda.program import format_shape
 
 
 def test_changes_lie_between_known_sizes():
@@ -18,21 +18,18 @@ def test_changes_lie_between_known_sizes():
 def test_by_the_table_the_engine_takes_the_fusions_of_the_least_sum():
     """Of any times, if blocks of one size have one best choice."""
     batches = (1, 8)
-    programs = tool.build_programs(["swin_tiny_patch4_window7_224"], batches)
+    programs = tool.list_programs(["swin_tiny_patch4_window7_224"], batches)
     random = Random(3)
     times = {}
 
-    def us_at(batch):
-        def us(launch):  # the same with a shift and without
-            key = re.sub(r"shift=\d+", "", format_shape(launch)), batch
-            return times.setdefault(key, random.uniform(1, 4))
+    def us(launch, batch):  # the same with a shift and without
+        key = re.sub(r"shift=\d+", "", format_shape(launch)), batch
+        return times.setdefault(key, random.uniform(1, 4))
 
-        return us
-
-    table = tool.make_table(programs, us_at)
+    table = tool.choose_table(programs, us)
     assert set(table) == {"int8", "float8", "half"}
     for (_, _, batch), launches in programs.items():
-        best = tool.chosen(launches, us_at(batch))
+        best = tool.chosen(launches, lambda launch, batch=batch: us(launch, batch))
         assert [fusion for fusion, _ in listed(launches, table)] == [fusion for fusion, _ in best]
 
 

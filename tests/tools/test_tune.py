@@ -10,14 +10,14 @@ import tune
 from crosscompile import CompiledAhead
 from fusions import with_fusions
 from jobs import JobFailed
-from tune import times_in
+from tune import read_times
 
-from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.backends.cuda.export import CudaOptions, export
+from swin_quant.backends.cuda.gpu import load_machine
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.machines import load_machine
-from swin_quant.backends.cuda.spec_from_policy import spec_for
+from swin_quant.backends.cuda.program import format_shape
+from swin_quant.backends.cuda.spec import spec_for
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy
@@ -144,11 +144,11 @@ def test_kernels_are_timed_batch_after_batch_and_an_interruption_is_gone_on_from
     mine, time = tmp_path / "mine.yaml", [*astuple(Tiles(64)), 10.0]
     gpu.at = {3: KeyboardInterrupt()}
     assert run(file, "--batch", 8, 1, "--machine", mine).code == 130
-    assert times_in(mine) == dict.fromkeys(kernels(8)[:3], time)
+    assert read_times(mine) == dict.fromkeys(kernels(8)[:3], time)
     gpu.timed, gpu.at = [], {}
     done, count = run(file, "--batch", 8, 1, "--machine", mine), len(kernels(8, 1)) - 3
     assert done.code == 0 and gpu.timed == shapes(kernels(8, 1)[3:]) and gpu.compiled == count, done.err
-    assert times_in(mine) == dict.fromkeys(kernels(8, 1), time)
+    assert read_times(mine) == dict.fromkeys(kernels(8, 1), time)
     said = f"{count} kernels on {H200}: {10 * count} µs together, by default {15 * count}; 3 were timed before"
     assert done.out.startswith(f"{mine}: {said}")
     assert f"on {H200}, triton" in mine.read_text() and "rows, columns, inner" in mine.read_text()

@@ -11,7 +11,7 @@ import torch
 from commands import Reached
 
 import swin_quant as sq
-from swin_quant.backends.tensorrt.plan import BuildOptions
+from swin_quant.backends.tensorrt.build import BuildOptions
 from swin_quant.loading import ModelFile
 from swin_quant.serving.batcher import ServiceLimits
 

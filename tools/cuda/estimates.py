@@ -14,15 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from math import nan, prod
-from typing import Any
 
-from crosscompile import KernelCall, compiled, recorded, tool, usage
+from crosscompile import compiled, recorded, tool, usage
 
+from swin_quant.backends.cuda.gpu import Machine
 from swin_quant.backends.cuda.kernels.kernel import PreparedLaunch
-from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.program import Launch, make_kernel
 
 SCHEDULERS = 4  # of a multiprocessor; a warp stays with one of them
@@ -70,22 +67,17 @@ class KernelCounts:
     shared: int
 
 
-def count(launch: Launch, capability: int, tiles: Tiles | None = None) -> KernelCounts:
+def count_kernel(launch: Launch, capability: int) -> KernelCounts:
     """Compile the launch's kernel for a GPU of this compute capability, and count its machine code. It takes seconds,
     unless Triton's cache has the kernel.
 
     UsageError for float8 on a GPU that has none.
     """
-    prepared = make_kernel(launch).prepare(tiles)
+    prepared = make_kernel(launch).prepare()
     with recorded() as calls:
         prepared.run()
-    return _count_kernel(calls[0], trips(prepared), capability)
-
-
-@cache
-def _count_kernel(call: KernelCall, loops: tuple[int, ...], capability: int) -> KernelCounts:
-    made = compiled(call, capability)[1]
-    cycles = count_code(tool("nvdisasm", "-c", made), loops, capability)
+    made = compiled(calls[0], capability)[1]
+    cycles = count_code(tool("nvdisasm", "-c", made), count_trips(prepared), capability)
     return KernelCounts(cycles, made.metadata.num_warps, usage(made)[0], made.metadata.shared)
 
 
@@ -145,14 +137,14 @@ def _hold(name: str, kind: str, capability: int) -> tuple[str, float]:
     return ("", 0) if name in _CONTROL or name.startswith("U") else ("alu", 2)
 
 
-def trips(prepared: PreparedLaunch) -> tuple[int, ...]:
+def count_trips(prepared: PreparedLaunch) -> tuple[int, ...]:
     """How often each loop of the kernel runs, by depth; loops that the compiler unrolls are not in its code."""
     c, name = prepared.constants, prepared.kernel.rpartition(".")[2]
-    tiles_of_keys = -(-(c["WINDOW"] ** 2) // c["BKEYS"]) if "BKEYS" in c else 1
+    key_tiles = -(-(c["WINDOW"] ** 2) // c["BKEYS"]) if "BKEYS" in c else 1
     if name == "attention_norm":
-        return c["HEADS"], tiles_of_keys
+        return c["HEADS"], key_tiles
     if name == "attention":
-        return (c["WINDOWS"], tiles_of_keys) if c["WINDOWS"] > 1 else (tiles_of_keys,)
+        return (c["WINDOWS"], key_tiles) if c["WINDOWS"] > 1 else (key_tiles,)
     if name == "norm_gemm":
         return (c["GROUP"],)
     loops = {"gemm": ("K", "BK"), "gemm_norm": ("K", "BK"), "mlp": ("HIDDEN", "BH"), "pool": ("TOKENS", "ROWS")}
@@ -166,11 +158,17 @@ def find_bounds(launch: Launch, counts: KernelCounts, machine: Machine) -> dict[
     each = -(-programs // gpu.sms)  # on the busiest multiprocessor
     resident = max(1, min(each, resident_programs(gpu.capability, counts.warps, counts.registers, counts.shared)))
     warps = max(1.0, each * counts.warps / SCHEDULERS)
+    # Bytes of weights that each program reads; of a product alone also of its rows
+    k, operands = prepared.constants, launch.operands
+    groups = -(-k["N"] // k["BN"]) // k["GROUP"] if "GROUP" in k else 1  # those of others read the other columns
+    read = sum(operands[word].nbytes for word in ("w", "w1") if word in operands) / groups
+    if launch.op == "gemm":
+        read = (k["BM"] + k["BN"]) * k["K"] * operands["a"].dtype.itemsize
     # Float32 products, the head's alone, get the peak of half precision.
     tops = {"int8": machine.int8_tops, "fp8": gpu.fp8_tflops or nan}.get(launch.products, machine.float_tflops)
     return {
-        "memory": launch.bytes_moved / (machine.bandwidth_gbs * 1e3),
-        "cache": each * read_by_program(launch, prepared.constants) / FROM_CACHE / clock,
+        "memory": sum(one.nbytes for one in operands.values()) / (machine.bandwidth_gbs * 1e3),
+        "cache": each * read / FROM_CACHE / clock,
         "products": max(launch.operations / tops / 1e6, warps * c["tensor"] / clock),
         **{name: warps * c[name] / clock for name in ("issue", "alu", "fma", "special")},
         "loads": warps * c["memory"] / clock,
@@ -182,16 +180,6 @@ def estimate_us(launch: Launch, counts: KernelCounts, machine: Machine) -> float
     """Microseconds of a launch with its default tiles, from the counts of its kernel."""
     bounds = find_bounds(launch, counts, machine)
     return machine.gpu.launch_us + max(time / REACHED[name] for name, time in bounds.items())
-
-
-def read_by_program(launch: Launch, constants: Mapping[str, Any]) -> float:
-    """Bytes of weights that each program reads; of a product alone also of its rows."""
-    weights = sum(launch.operands[word].nbytes for word in ("w", "w1") if word in launch.operands)
-    if launch.op == "gemm":
-        a = launch.operands["a"]
-        return (constants["BM"] + constants["BN"]) * constants["K"] * a.dtype.itemsize
-    groups = -(-constants["N"] // constants["BN"]) // constants["GROUP"] if "GROUP" in constants else 1
-    return weights / groups  # programs of other groups read the other columns
 
 
 def clock_ghz(machine: Machine) -> float:

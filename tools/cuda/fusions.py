@@ -14,18 +14,17 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from functools import cache, partial
 from math import inf, isqrt
 from pathlib import Path
 
 from crosscompile import OLDEST_FLOAT8
-from estimates import KernelCounts, count, estimate_us
+from estimates import KernelCounts, count_kernel, estimate_us
 
-from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, get_size
+from swin_quant.backends.cuda.gpu import Machine, gpus, load_machine
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.machines import Machine, gpus, load_machine
-from swin_quant.backends.cuda.program import Launch, make_kernel
+from swin_quant.backends.cuda.program import Launch, format_shape, make_kernel
 from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes
@@ -41,44 +40,32 @@ MODELS = (
 PRECISIONS = {"int8": "int8", "fp8": "float8", "float": "half"}
 BATCHES = (1, 8, 32)
 Programs = Mapping[tuple[str, str, int], Sequence[Launch]]
-Counted = Mapping[tuple[str, int, int], KernelCounts | None]
+Counted = Mapping[tuple[str, int], KernelCounts | None]
 Table = dict[str, dict[str, dict[str, list[int]]]]
-
-
-def candidates(launches: Sequence[Launch]) -> list[Launch]:
-    """Every launch that some fusion could make of these launches."""
-    places = [(fusion, at) for at in range(len(launches)) for fusion in FUSIONS if fusion.fits(launches[at:])]
-    return [fusion.merged(launches[at : at + len(fusion.patterns)]) for fusion, at in places]
 
 
 def with_fusions(launches: Sequence[Launch]) -> list[Launch]:
     """These launches, and every launch that some fusion could make of them."""
-    return [*launches, *candidates(launches)]
+    places = [(fusion, at) for at in range(len(launches)) for fusion in FUSIONS if fusion.fits(launches[at:])]
+    return [*launches, *(fusion.merged(launches[at : at + len(fusion.patterns)]) for fusion, at in places)]
 
 
 def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:
     """The grouping of launches whose kernels take the least time in sum; of two with equal times, the one with fewer
     kernels."""
-    least: list[float] = [0.0] * (len(launches) + 1)
-    best: list[Row] = []  # from the last launch to the first
+    best: list[tuple[float, list[Row]]] = [(0.0, [])]  # of the launches from a place on, the last place first
     for at in reversed(range(len(launches))):
-        least[at], found = us(launches[at]) + least[at + 1], None
+        choices = [(us(launches[at]) + best[-1][0], None, launches[at : at + 1])]
         for fusion in FUSIONS:
             if fusion.fits(launches[at:]):
-                end = at + len(fusion.patterns)
-                together = us(fusion.merged(launches[at:end])) + least[end]
-                if together <= least[at]:
-                    least[at], found = together, fusion
-        best.append((found, launches[at : at + (len(found.patterns) if found else 1)]))
-    best.reverse()
-    rows, at = [], 0
-    while at < len(launches):
-        rows.append(best[at])
-        at += len(best[at][1])
-    return rows
+                group = launches[at : at + len(fusion.patterns)]
+                choices.append((us(fusion.merged(group)) + best[-len(group)][0], fusion, group))
+        least, taken, group = min(reversed(choices), key=lambda choice: choice[0])
+        best.append((least, [(taken, group), *best[-len(group)][1]]))
+    return best[-1][1]
 
 
-def build_programs(models: Sequence[str], batches: Sequence[int]) -> Programs:
+def list_programs(models: Sequence[str], batches: Sequence[int]) -> Programs:
     """The launches of each network, precision and batch, none fused."""
     configs = {name: load_config(find_config(name)) for name in models}
     return {
@@ -90,9 +77,9 @@ def build_programs(models: Sequence[str], batches: Sequence[int]) -> Programs:
 
 
 def count_all(programs: Programs, capability: int) -> Counted:
-    """Counts of every launch and fusion, by its shape, batch and capability, compiled by all cores."""
+    """Counts of every launch and fusion, by its shape and batch, compiled by all cores."""
     wanted = {
-        (format_shape(one), batch, capability): one
+        (format_shape(one), batch): one
         for (_, precision, batch), launches in programs.items()
         if precision != "fp8" or capability >= OLDEST_FLOAT8
         for one in with_fusions(launches)
@@ -108,21 +95,17 @@ def count_one(launch: Launch, capability: int) -> KernelCounts | None:
         make_kernel(launch).prepare()
     except SwinQuantError:
         return None
-    return count(launch, capability)
+    return count_kernel(launch, capability)
 
 
-def make_estimator(machine: Machine, counted: Counted, capability: int, batch: int) -> Callable[[Launch], float]:
-    """Estimated microseconds of a launch; infinite where its kernel does not take it."""
-
-    def us(launch: Launch) -> float:
-        counts = counted[format_shape(launch), batch, capability]
-        return estimate_us(launch, counts, machine) if counts else inf
-
-    return us
+def estimate_launch(machine: Machine, counted: Counted, launch: Launch, batch: int) -> float:
+    """Microseconds of a launch; infinite where its kernel does not take it."""
+    counts = counted[format_shape(launch), batch]
+    return estimate_us(launch, counts, machine) if counts else inf
 
 
-def make_table(programs: Programs, us_at: Callable[[int], Callable[[Launch], float]], has_float8: bool = True) -> Table:
-    """The fusions with the least sum of microseconds, which `us_at` a batch gives for a launch: for operands, fusion
+def choose_table(programs: Programs, us: Callable[[Launch, int], float], has_float8: bool = True) -> Table:
+    """The fusions with the least sum of microseconds, which `us` gives for a launch and batch: for operands, fusion
     and channels, the tokens at which it is taken, left, and so on. Where blocks of one size differ, as with and without
     a shift, most of them decide."""
     votes: dict[tuple[str, str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -130,7 +113,7 @@ def make_table(programs: Programs, us_at: Callable[[int], Callable[[Launch], flo
         if precision == "fp8" and not has_float8:
             continue
         at = 0
-        for taken, group in chosen(launches, us_at(batch)):
+        for taken, group in chosen(launches, lambda launch, batch=batch: us(launch, batch)):  # type: ignore[misc]
             for fusion in FUSIONS:
                 if fusion.fits(launches[at:]):
                     size = get_size(launches[at : at + len(fusion.patterns)])
@@ -138,8 +121,8 @@ def make_table(programs: Programs, us_at: Callable[[int], Callable[[Launch], flo
                     votes[key][size.tokens] += 1 if fusion is taken else -1
             at += len(group)
     table: Table = {}
-    for (operands, title, channels), of_tokens in sorted(votes.items()):
-        table.setdefault(operands, {}).setdefault(title, {})[str(channels)] = changes(of_tokens)
+    for (operands, title, channels), by_tokens in sorted(votes.items()):
+        table.setdefault(operands, {}).setdefault(title, {})[str(channels)] = changes(by_tokens)
     return table
 
 
@@ -181,15 +164,11 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--models", nargs="+", default=MODELS)
     args = parser.parse_args()
-    programs = build_programs(args.models, args.batch)
-    machines = {name: load_machine(name) for name in args.gpus or gpus()}
-    counted: dict[tuple[str, int, int], KernelCounts | None] = {}
-    for name, machine in machines.items():
-        capability = args.capability or machine.gpu.capability
-        if not any(known == capability for _, _, known in counted):
-            counted |= count_all(programs, capability)
-        us_at = partial(make_estimator, machine, counted, capability)
-        table = make_table(programs, us_at, bool(machine.gpu.fp8_tflops))
+    programs = list_programs(args.models, args.batch)
+    count = cache(partial(count_all, programs))
+    for name, machine in {name: load_machine(name) for name in args.gpus or gpus()}.items():
+        counted = count(args.capability or machine.gpu.capability)
+        table = choose_table(programs, partial(estimate_launch, machine, counted), bool(machine.gpu.fp8_tflops))
         for_one = f" --capability {args.capability}" if args.capability else ""
         about = f"estimated and not measured: `python tools/cuda/fusions.py {name}{for_one}` writes them"
         write_table(MACHINES / f"{name}.yaml", table, about)

@@ -14,28 +14,23 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, fields, replace
 from functools import partial
 from importlib.metadata import version
 from math import inf, prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from crosscompile import compile_ahead
-from fusions import MACHINES, make_table, with_fusions, write_section, write_table
+from fusions import BATCHES, MACHINES, choose_table, with_fusions, write_section, write_table
 from jobs import JobProcess
 
-from swin_quant.backends.cuda.binding import format_shape
-from swin_quant.backends.cuda.engine import capability_here, check_gpu, own_file
-from swin_quant.backends.cuda.file import read_network
-from swin_quant.backends.cuda.gpu_errors import check_launcher
+from swin_quant.backends.cuda.export import read_network
+from swin_quant.backends.cuda.gpu import capability_here, check_gpu, check_launcher, load_machine, own_file
 from swin_quant.backends.cuda.kernels.tiles import FILLED, Tiles, part_columns
-from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.machines import load_machine
-from swin_quant.backends.cuda.program import Launch, TensorRef, make_kernel
-from swin_quant.backends.cuda.spec_from_policy import check_batch
+from swin_quant.backends.cuda.launches import build_program, check_batch
+from swin_quant.backends.cuda.program import Launch, TensorRef, format_shape, make_kernel
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
@@ -50,18 +45,13 @@ INNER, LEAST_INNER = (1, 0.5), 32
 ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, if a window is one tile
 TRIED_WINDOWS = (2, 4, 8)  # windows a program, if enough programs remain
 # factor on the default's warps, stages: with 2, the next window is fetched meanwhile
-OF_SEVERAL = ((1, 1), (1, 2), (2, 1), (2, 2))
+SEVERAL_WINDOWS = ((1, 1), (1, 2), (2, 1), (2, 2))
 SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
            (128, 128, 8, 1))  # fmt: skip
 ROWS = (0.5, 1, 2)  # factors on the default's rows
 WARPS = (4, 8)
-STAGES = {
-    "norm_gemm": (1, 2, 3),
-    "gemm_norm": (1, 2, 3),
-    "mlp": (1, 2, 3),
-    "attention_norm": (1, 2),
-}  # for kernels that loop over weights
-RESULTS = "out", "out_quantized"
+# for kernels that loop over weights
+STAGES = {"norm_gemm": (1, 2, 3), "gemm_norm": (1, 2, 3), "mlp": (1, 2, 3), "attention_norm": (1, 2)}
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # allowed difference: int8 levels, relative, and relative of float8
 FEW = 0.05  # the share of values that may differ by more
@@ -70,32 +60,29 @@ FEW = 0.05  # the share of values that may differ by more
 def tiles_to_try(launch: Launch, programs: int = 0) -> list[Tiles]:
     """The candidate tiles of a launch, the default first, each once. `programs`: the number that the default has; 0 for
     that of its grid."""
-    one = make_kernel(launch).prepare()
-    others = _others(launch.op, one.tiles, one.constants, programs or prod(one.grid))
-    return list(dict.fromkeys([one.tiles, *others]))
-
-
-def _others(op: str, default: Tiles, constants: Mapping[str, Any], programs: int) -> Iterator[Tiles]:
+    one, op = make_kernel(launch).prepare(), launch.op
+    default, constants = one.tiles, one.constants
+    found = [default]
     if op == "gemm":
         steps = {max(LEAST_INNER, int(default.inner * factor)) for factor in INNER}
         fit = [step for step in sorted(steps) if constants["K"] % step == 0]
-        yield from (Tiles(r, c, step, w, s) for r, c, w, s in GEMM for step in fit)
+        found += [Tiles(r, c, step, w, s) for r, c, w, s in GEMM for step in fit]
     elif op == "attention" and constants["WINDOW"] ** 2 <= default.columns:
-        yield from (replace(default, warps=warps, stages=stages, windows=1) for warps, stages in ONE_TILE)
+        found += [replace(default, warps=warps, stages=stages, windows=1) for warps, stages in ONE_TILE]
         for windows in TRIED_WINDOWS:
-            if programs * default.windows >= FILLED * windows:
-                for times, stages in OF_SEVERAL:
-                    yield replace(default, warps=times * default.warps, stages=stages, windows=windows)
+            if (programs or prod(one.grid)) * default.windows >= FILLED * windows:
+                for times, stages in SEVERAL_WINDOWS:
+                    found.append(replace(default, warps=times * default.warps, stages=stages, windows=windows))
     elif op == "attention":
-        yield from (Tiles(r, c, default.inner, w, s) for r, c, w, s in SEVERAL)
+        found += [Tiles(r, c, default.inner, w, s) for r, c, w, s in SEVERAL]
     else:
         least = 16 if op in STAGES or op == "patch_embed" else 1  # rows that a tensor core takes
-        sizes = sorted({max(least, int(default.rows * factor)) for factor in ROWS})
-        for rows in sizes:
+        for rows in sorted({max(least, int(default.rows * factor)) for factor in ROWS}):
             inner = part_columns(constants["N"], rows) if op == "attention_norm" else default.inner
             for stages in STAGES.get(op, (default.stages,)):
                 for warps in sorted({*WARPS, default.warps}):
-                    yield replace(default, rows=rows, inner=inner, warps=warps, stages=stages)
+                    found.append(replace(default, rows=rows, inner=inner, warps=warps, stages=stages))
+    return list(dict.fromkeys(found))
 
 
 def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, float]:
@@ -112,8 +99,7 @@ def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, floa
                 torch.manual_seed(0)  # the same operands each time
                 kernel = make_kernel(launch, partial(filled, device=device))
             kernel.launch(tiles)
-            results = [getattr(kernel, word, None) for word in RESULTS]
-            found = [result for result in results if result is not None]
+            found = [x for word in ("out", "out_quantized") if (x := getattr(kernel, word, None)) is not None]
             if expected and not all(map(is_same, found, expected)):
                 raise RuntimeError("it computes something else than the default does")
             expected = expected or found
@@ -129,10 +115,10 @@ def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, floa
 def is_same(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether all but a few values agree: sums in another order fall on the other side of a tie, which changes later
     values."""
-    rounding, is_int8 = FLOAT8 if expected.dtype == torch.float8_e4m3fn else NEAR, expected.dtype == torch.int8
-    found, expected = found.float(), expected.float()
-    step = LEVEL if is_int8 else NEAR * float(expected[expected.isfinite()].std())
-    near = torch.isclose(found, expected, rtol=rounding, atol=step, equal_nan=True)
+    values = expected.float()
+    step = LEVEL if expected.dtype == torch.int8 else NEAR * float(values[values.isfinite()].std())
+    rounding = FLOAT8 if expected.dtype == torch.float8_e4m3fn else NEAR
+    near = torch.isclose(found.float(), values, rtol=rounding, atol=step, equal_nan=True)
     return bool((~near).float().mean() <= FEW)
 
 
@@ -169,7 +155,7 @@ def microseconds(calls: Sequence[Callable[[], None]]) -> float:
     return statistics.median(1000 * first.elapsed_time(last) / (REPEATS * len(calls)) for first, last in events)
 
 
-def times_in(file: Path) -> dict[tuple[str, int], list[float]]:
+def read_times(file: Path) -> dict[tuple[str, int], list[float]]:
     """Tiles and microseconds by launch and batch, as the file holds them."""
     table = load_machine(str(file)).gpu.tiles
     return {(shape, int(batch)): found for shape, batches in table.items() for batch, found in batches.items()}
@@ -177,36 +163,31 @@ def times_in(file: Path) -> dict[tuple[str, int], list[float]]:
 
 def write_tiles(file: Path, known: Mapping[tuple[str, int], Sequence[float]]) -> None:
     """Put tiles and times into a GPU's file, in place of those that are there."""
-    table: dict[str, dict[int, Sequence[float]]] = {}
-    for (shape, batch), found in known.items():
-        table.setdefault(shape, {})[batch] = found
     lines = ["  tiles:"]
-    for shape, batches in table.items():
+    for shape in dict.fromkeys(shape for shape, _ in known):
         lines.append(f'    "{shape}":')
-        lines += [f'      "{batch}": {json.dumps(list(found))}' for batch, found in sorted(batches.items())]
+        found = sorted((batch, list(values)) for (other, batch), values in known.items() if other == shape)
+        lines += [f'      "{batch}": {json.dumps(values)}' for batch, values in found]
     about = f"timed by `python tools/cuda/tune.py` on {torch.cuda.get_device_name()}, triton {version('triton')}"
     write_section(file, f"Tiles, {about}: {', '.join(TILES)}, µs", lines)
 
 
 def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapping[tuple[str, int], float]) -> None:
     """Put the fusions of the least sum into a GPU's file, for the widths in batches whose launches were all timed."""
-
-    def is_timed(batch: int, launches: Sequence[Launch]) -> bool:
-        return all((format_shape(one), batch) in times for one in with_fusions(launches))
-
-    def us_at(batch: int) -> Callable[[Launch], float]:
-        return lambda launch: times[format_shape(launch), batch]
-
-    whole = {("", "", batch): launches for batch, launches in lists.items() if is_timed(batch, launches)}
+    whole = {
+        ("", "", batch): launches
+        for batch, launches in lists.items()
+        if all((format_shape(one), batch) in times for one in with_fusions(launches))
+    }
     if whole:
         table = {key: dict(fusions) for key, fusions in load_machine(str(file)).gpu.fusions.items()}
-        for operands, fusions in make_table(whole, us_at).items():
+        measured = choose_table(whole, lambda launch, batch: times[format_shape(launch), batch])
+        for operands, fusions in measured.items():
             own = table.setdefault(operands, {})
             own.update({title: {**own.get(title, {}), **widths} for title, widths in fusions.items()})
         write_table(file, table, "estimated, except of launches whose tiles `python tools/cuda/tune.py` timed")
 
 
-BATCHES, SECONDS = (1, 8, 32), 300.0
 COMPILING = 0.5  # the largest share of the time
 LONGEST = 120.0  # seconds for one kernel with all of its tiles
 
@@ -215,7 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", help="a file that `swin-quant export --for cuda` wrote")
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="at most, about (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="at most, about (default: %(default)g)")
     parser.add_argument("--machine", type=Path, metavar="FILE", help="write this file, which starts as a copy")
     args = parser.parse_args()
     try:
@@ -247,7 +228,7 @@ def tune(path: str, batches: Sequence[int], seconds: float, machine: Path | None
         shutil.copyfile(MACHINES / f"{name}.yaml", file)
     lists = {batch: build_program(spec, batch).launches for batch in batches}
     wanted = {(format_shape(one), batch): one for batch, found in lists.items() for one in with_fusions(found)}
-    known = times_in(file)
+    known = read_times(file)
     todo = {which: launch for which, launch in wanted.items() if which not in known}
     failed, now, before, end = set[tuple[str, int]](), [], [], time.monotonic() + seconds
     choices = ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one))
@@ -268,20 +249,16 @@ def tune(path: str, batches: Sequence[int], seconds: float, machine: Path | None
             now.append(us)
             before.append(default)
             with one_at_a_time(file.parent):  # another process may tune for other batches
-                known = {**times_in(file), (shape, batch): [*astuple(tiles), round(us, 2)]}
+                known = {**read_times(file), (shape, batch): [*astuple(tiles), round(us, 2)]}
                 write_tiles(file, known)
     finally:
         process.close()
     if failed and not now:
         raise SwinQuantError(f"{path}: no kernel could be timed on {gpu}: see the lines above")
-    times = {which: found[-1] for which, found in known.items()} | dict.fromkeys(failed, inf)
-    write_fusions(file, lists, times)
-    left_out = len(todo) - len(now) - len(failed)
-    return (
-        f"{file}: {len(now)} kernels on {gpu}: {sum(now):.0f} µs together, by default "
-        f"{sum(before):.0f}; {len(wanted) - len(todo)} were timed before, {len(failed)} ran with no tiles, {left_out} "
-        "were not reached"
-    )
+    write_fusions(file, lists, {which: found[-1] for which, found in known.items()} | dict.fromkeys(failed, inf))
+    timed = f"{len(now)} kernels on {gpu}: {sum(now):.0f} µs together, by default {sum(before):.0f}"
+    left_out = f"{len(failed)} ran with no tiles, {len(todo) - len(now) - len(failed)} were not reached"
+    return f"{file}: {timed}; {len(wanted) - len(todo)} were timed before, {left_out}"
 
 
 if __name__ == "__main__":

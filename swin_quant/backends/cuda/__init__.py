@@ -1,8 +1,7 @@
 """Our own CUDA engine: runs a calibrated Swin as a list of fused kernels, on any GPU with int8 tensor cores.
 
-`spec_from_policy` turns a model's enabled nodes into a `spec`, `network` packs its tensors, and `launches` writes the
-launch list of a batch (`program`). `fusions` merges launches where it pays on the GPU, `binding` gives them memory, and
-`sessions` run them. The kernels are in `kernels`.
+`spec` describes a model under its policy, `network` packs its tensors, and `launches` writes the launch list of a batch
+(`program`). `fusions` merges launches where it pays on the GPU, and `sessions` run them. The kernels are in `kernels`.
 """
 
 from swin_quant.backends.backend import Backend, Exports, Tolerances
@@ -26,7 +25,7 @@ BACKEND = Backend(
     tolerances=Tolerances(quantized=0.05, float32=0.02, half=0.05),
     fast_on="cuda",
     float8=True,
-    check_card="swin_quant.backends.cuda.file:check_card",
-    inside="swin_quant.backends.cuda.inside:inside",
+    check_card="swin_quant.backends.cuda.export:check_card",
+    inside="swin_quant.backends.cuda.engine:inside",
     float_form="float16",
 )

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from swin_quant.backends.cuda.gpu import Machine
 from swin_quant.backends.cuda.kernels.windows import whole_map
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.program import Launch, Program, TensorRef, make_kernel, make_program
 from swin_quant.backends.cuda.spec import NetworkSpec
 from swin_quant.base.errors import SwinQuantError
@@ -84,13 +84,9 @@ def _norm_gemm(norm: Mapping[str, Any], linear: Mapping[str, Any]) -> dict[str, 
         "x": norm["x"],
         **_norm(norm),
         "input_levels": norm["levels"],
-        "windows": norm["windows"],
+        "windows": norm.get("windows") or whole_map(norm["x"].shape[1] // 2),  # patch merging has none
         **{word: value for word, value in linear.items() if word not in left},
     }
-
-
-def _merging(norm: Mapping[str, Any], linear: Mapping[str, Any]) -> dict[str, Any]:
-    return _norm_gemm({**norm, "windows": whole_map(norm["x"].shape[1] // 2)}, linear)
 
 
 def _gemm_norm(linear: Mapping[str, Any], norm: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +126,7 @@ MERGING = Fusion(
     "merging into its linear",
     (r"merge_quantize:.*", r"gemm\.half:.*downsample\.reduction"),
     "norm_gemm",
-    _merging,
+    _norm_gemm,
     {1: 512, 2: 512},  # these are half the merged channels, all of which are on the chip
 )
 EPILOGUE = Fusion("norm2 into proj", (_PROJ, _NORM2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})

@@ -6,6 +6,7 @@ it scatters them.
 """
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -15,17 +16,38 @@ from swin_quant.backends.cuda.kernels.gemm import Epilogue, Kind
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.cuda.program import Launch, Program, ScalarRef, TensorRef, make_program
 from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
+from swin_quant.base.errors import UsageError
 
 EPSILON = 1e-5  # torch's LayerNorm, which the models use
 FT_BLOCK_EPSILON = {1: 1e-5, 2: 1e-6}  # FasterTransformer's norms inside blocks, by version
 FT_EPSILON = 1e-6  # its other norms
 FT_UNIT_EPSILON = 1e-6  # added to the squared length of q and k
 LARGEST_PIXEL = 255
+ADDRESSED = 2**31 - 1
 
 
 def build_program(spec: NetworkSpec, batch: int) -> Program:
     """The program of `spec` for `batch` pictures."""
-    return _Writer(spec, batch).program()
+    g, writer = spec.geometry, _Writer(spec, batch)
+    sides = g.image_size, g.image_size
+    shape = (batch, *sides, g.in_chans) if spec.pixels else (batch, g.in_chans, *sides)
+    images = TensorRef("images", torch.uint8 if spec.pixels else spec.half, shape)
+    x = writer.patch_embed(images)
+    for stage, depth in enumerate(g.depths):
+        for block in range(depth):
+            writer.block(x, stage, block)
+        if stage < len(g.depths) - 1:
+            x = writer.merging(x, stage)
+    logits = writer.head(x)
+    return make_program(batch, tuple(writer.launches), images, logits)
+
+
+def check_batch(spec: NetworkSpec, batch: int) -> None:
+    """UsageError for a batch with a tensor too large for the kernels' int32 addresses."""
+    # for one picture: all grow with the batch
+    largest = max(prod(buffer.shape) for buffer in build_program(spec, 1).buffers.values())
+    if batch > (most := ADDRESSED // largest):
+        raise UsageError(f"‹batch› {batch}: kernels address {ADDRESSED + 1} values of a tensor: at most {most} here")
 
 
 class _Writer:
@@ -35,22 +57,7 @@ class _Writer:
         self.block_epsilon = FT_BLOCK_EPSILON[spec.version] if spec.is_ft else EPSILON
         self.epsilon = FT_EPSILON if spec.is_ft else EPSILON
 
-    def program(self) -> Program:
-        g = self.g
-        sides = g.image_size, g.image_size
-        shape = (self.batch, *sides, g.in_chans) if self.spec.pixels else (self.batch, g.in_chans, *sides)
-        images = TensorRef("images", torch.uint8 if self.spec.pixels else self.spec.half, shape)
-        x = self._patch_embed(images)
-        write_block = self._block_v1 if self.spec.version == 1 else self._block_v2
-        for stage, depth in enumerate(g.depths):
-            for block in range(depth):
-                write_block(x, stage, f"layers.{stage}.blocks.{block}.", self._windows(stage, g.shift(stage, block)))
-            if stage < len(g.depths) - 1:
-                x = self._merging(x, stage)
-        logits = self._head(x)
-        return make_program(self.batch, tuple(self.launches), images, logits)
-
-    def _patch_embed(self, images: TensorRef) -> TensorRef:
+    def patch_embed(self, images: TensorRef) -> TensorRef:
         g, at = self.g, "patch_embed"
         taps, tokens = g.in_chans * g.patch_size**2, self._tokens(0) // self.batch
         x = TensorRef("x0", self.spec.half, (self.batch, g.resolution(0), g.resolution(0), g.embed_dim))
@@ -60,40 +67,41 @@ class _Writer:
             operations=2 * self._tokens(0) * taps * g.embed_dim,
             products=self.spec.float_type,
             images=images,
-            weight=self._packed(f"{at}.proj.weight", self.spec.half, g.embed_dim, taps),
-            bias=self._vector(f"{at}.proj.bias", g.embed_dim),
-            norm_weight=self._vector(f"{at}.norm.weight", g.embed_dim) if g.patch_norm else None,
-            norm_bias=self._vector(f"{at}.norm.bias", g.embed_dim) if g.patch_norm else None,
+            weight=self._packed(f"{at}.proj.weight", g.embed_dim, taps, dtype=self.spec.half),
+            bias=self._packed(f"{at}.proj.bias", g.embed_dim),
+            norm_weight=self._packed(f"{at}.norm.weight", g.embed_dim) if g.patch_norm else None,
+            norm_bias=self._packed(f"{at}.norm.bias", g.embed_dim) if g.patch_norm else None,
             eps=self.epsilon,
             out=x,
-            positions=self._packed("absolute_pos_embed", torch.float32, tokens, g.embed_dim) if g.ape else None,
+            positions=self._packed("absolute_pos_embed", tokens, g.embed_dim) if g.ape else None,
             half_steps=self.spec.is_ft,
             scale=1 / LARGEST_PIXEL if self.spec.pixels else 1.0,
         )
         return x
 
-    def _block_v1(self, x: TensorRef, stage: int, at: str, windows: Windows) -> None:
-        """x + attention(norm1(x)), then x + mlp(norm2(x)), in place."""
-        flat = self._windows(stage)
-        tokens = self._norm_quantize(x, stage, f"{at}attn.qkv", windows, f"{at}norm1")
-        context = self._attention(tokens, stage, at, windows)
-        self._gemm("residual", context, f"{at}attn.proj", x, windows=windows, residual=x)
-        tokens = self._norm_quantize(x, stage, f"{at}mlp.fc1", flat, f"{at}norm2")
-        self._gemm("residual", self._fc1(tokens, stage, at), f"{at}mlp.fc2", x, windows=flat, residual=x)
-
-    def _block_v2(self, x: TensorRef, stage: int, at: str, windows: Windows) -> None:
-        """x + norm1(attention(x)), then x + norm2(mlp(x)), in place."""
-        y, fc1 = (self._tokens(stage), self.spec.channels(stage)), f"{at}mlp.fc1"
+    def block(self, x: TensorRef, stage: int, number: int) -> None:
+        """In place: V1's x + attention(norm1(x)), then x + mlp(norm2(x)); V2's norms are behind its branches."""
+        spec, at = self.spec, f"layers.{stage}.blocks.{number}."
+        flat = whole_map(self.g.resolution(stage))
+        windows = Windows(flat.side, self.g.window_in_use(stage), self.g.shift(stage, number))
+        if spec.version == 1:
+            tokens = self._norm_quantize(x, stage, f"{at}attn.qkv", windows, f"{at}norm1")
+            context = self._attention(tokens, stage, at, windows)
+            self._gemm("residual", context, f"{at}attn.proj", x, windows=windows, residual=x)
+            tokens = self._norm_quantize(x, stage, f"{at}mlp.fc1", flat, f"{at}norm2")
+            self._gemm("residual", self._fc1(tokens, stage, at), f"{at}mlp.fc2", x, windows=flat, residual=x)
+            return
+        y, fc1 = (self._tokens(stage), spec.channels(stage)), f"{at}mlp.fc1"
         tokens = self._norm_quantize(x, stage, f"{at}attn.qkv", windows)
-        branch = TensorRef(f"{at}attn.proj.output", self.spec.half, y)
+        branch = TensorRef(f"{at}attn.proj.output", spec.half, y)
         self._gemm("half", self._attention(tokens, stage, at, windows), f"{at}attn.proj", branch)
         tokens = self._get_input(fc1, stage)
         self._norm_residual(branch, x, f"{at}norm1", windows, out=x, levels=self._levels(fc1), out_quantized=tokens)
-        branch = TensorRef(f"{at}mlp.fc2.output", self.spec.half, y)
+        branch = TensorRef(f"{at}mlp.fc2.output", spec.half, y)
         self._gemm("half", self._fc1(tokens, stage, at), f"{at}mlp.fc2", branch)
-        self._norm_residual(branch, x, f"{at}norm2", self._windows(stage), out=x)
+        self._norm_residual(branch, x, f"{at}norm2", flat, out=x)
 
-    def _merging(self, x: TensorRef, stage: int) -> TensorRef:
+    def merging(self, x: TensorRef, stage: int) -> TensorRef:
         """V1 normalises the 4C channels before the reduction, V2 the 2C channels after it."""
         layer, norm = f"layers.{stage}.{REDUCTION}", f"layers.{stage}.downsample.norm"
         wide, channels, tokens = 4 * self.spec.channels(stage), self.spec.channels(stage + 1), self._tokens(stage + 1)
@@ -114,20 +122,20 @@ class _Writer:
             dtype = torch.float32 if self.spec.is_ft else self.spec.half
             reduced = TensorRef(f"{layer}.output", dtype, (tokens, channels))
             self._gemm("half", merged, layer, reduced)
-            self._norm_residual(reduced, None, norm, self._windows(stage + 1), out=after)
+            self._norm_residual(reduced, None, norm, whole_map(side), out=after)
         return after
 
-    def _head(self, x: TensorRef) -> TensorRef:
+    def head(self, x: TensorRef) -> TensorRef:
         channels, classes = self.spec.channels(len(self.g.depths) - 1), self.g.classes
         pooled = TensorRef("pooled", torch.float32, (self.batch, channels))
         self._launch(
             "pool",
             "norm",
             x=x,
-            weight=self._vector("norm.weight", channels),
-            bias=self._vector("norm.bias", channels),
+            weight=self._packed("norm.weight", channels),
+            bias=self._packed("norm.bias", channels),
             eps=self.epsilon,
-            factors=self._vector("norm.factors", channels) if self.spec.exit_factors else None,
+            factors=self._packed("norm.factors", channels) if self.spec.exit_factors else None,
             out=pooled,
             half_steps=self.spec.is_ft,
         )
@@ -138,9 +146,9 @@ class _Writer:
             operations=2 * self.batch * channels * classes,
             products="float32",
             a=pooled,
-            w=self._packed("head.weight", torch.float32, classes, channels),
+            w=self._packed("head.weight", classes, channels),
             scale=None,
-            bias=self._vector("head.bias", classes),
+            bias=self._packed("head.bias", classes),
             epilogue=Epilogue("half"),
             out=logits,
         )
@@ -169,7 +177,7 @@ class _Writer:
         if norm is None:
             return {"weight": None, "bias": None, "levels": levels}
         times = None if self.spec.is_ft else levels
-        found = {word: replace(self._vector(f"{norm}.{word}", channels), times=times) for word in ("weight", "bias")}
+        found = {word: replace(self._packed(f"{norm}.{word}", channels), times=times) for word in ("weight", "bias")}
         return {**found, "levels": levels if self.spec.is_ft else None}
 
     def _norm_residual(
@@ -180,8 +188,8 @@ class _Writer:
             "norm_residual",
             norm,
             y=y,
-            weight=self._vector(f"{norm}.weight", y.shape[1]),
-            bias=self._vector(f"{norm}.bias", y.shape[1]),
+            weight=self._packed(f"{norm}.weight", y.shape[1]),
+            bias=self._packed(f"{norm}.bias", y.shape[1]),
             eps=self.block_epsilon if residual else self.epsilon,
             residual=residual,
             windows=windows,
@@ -199,9 +207,9 @@ class _Writer:
             tokens,
             layer,
             qkv,
-            levels=self._vector(f"{layer}.levels", 3 * width) if quantized and not self.spec.folds(layer) else None,
-            lengths=self._vector(f"{at}attn.lengths", 3 * width) if v2 else None,
-            before=self._packed(f"{layer}.before", torch.float32, 2, 3 * width) if v2 and ft else None,
+            levels=self._packed(f"{layer}.levels", 3 * width) if quantized and not self.spec.folds(layer) else None,
+            lengths=self._packed(f"{at}attn.lengths", 3 * width) if v2 else None,
+            before=self._packed(f"{layer}.before", 2, 3 * width) if v2 and ft else None,
             head_dim=self.spec.padded_head_dim(stage),
         )
         context = self._get_input(f"{at}attn.proj", stage, width)
@@ -215,7 +223,9 @@ class _Writer:
             windows=windows,
             heads=heads,
             logits_scale=ScalarRef(f"{at}attn.logits_scale"),
-            position_bias=self._packed(f"{at}attn.position_bias", self.spec.half, heads, length, bias_row(length)),
+            position_bias=self._packed(
+                f"{at}attn.position_bias", heads, length, bias_row(length), dtype=self.spec.half
+            ),
             softmax_levels=ScalarRef(f"{at}attn.softmax_levels") if weighs else None,
             context_scale=ScalarRef(f"{at}attn.context_scale"),
         )
@@ -226,7 +236,7 @@ class _Writer:
         hidden, fc2 = self.spec.hidden(stage), f"{at}mlp.fc2"
         out = self._get_input(fc2, stage, hidden)
         if self.spec.is_ft:
-            table = self._packed(f"{at}mlp.fc1.gelu", torch.int8, hidden, 256)
+            table = self._packed(f"{at}mlp.fc1.gelu", hidden, 256, dtype=torch.int8)
             self._gemm("table", tokens, f"{at}mlp.fc1", out, table=table)
         else:
             self._gemm("gelu", tokens, f"{at}mlp.fc1", out, levels=self._levels(fc2))
@@ -237,7 +247,7 @@ class _Writer:
         (rows, k), n, last = a.shape, out.shape[-1], layer.rpartition(".")[2]
         times: TensorRef | ScalarRef | None = None  # the levels that scale and bias hold
         if self.spec.folds(layer):
-            times = self._levels(f"{layer[:-1]}2") if last == "fc1" else self._vector(f"{layer}.levels", n)
+            times = self._levels(f"{layer[:-1]}2") if last == "fc1" else self._packed(f"{layer}.levels", n)
         table = kind == "table"
         scaled = (times or layer in self.spec.quantized) and not table
         biased = not (layer.endswith(REDUCTION) or table)
@@ -257,9 +267,9 @@ class _Writer:
             operations=2 * rows * n * k,
             products=self.spec.kind(layer),
             a=a,
-            w=self._packed(f"{layer}.weight", self._type(layer), n, k),
-            scale=replace(self._vector(f"{layer}.scale", n), times=times) if scaled else None,
-            bias=replace(self._vector(f"{layer}.bias", n), times=times) if biased else None,
+            w=self._packed(f"{layer}.weight", n, k, dtype=self._type(layer)),
+            scale=replace(self._packed(f"{layer}.scale", n), times=times) if scaled else None,
+            bias=replace(self._packed(f"{layer}.bias", n), times=times) if biased else None,
             epilogue=epilogue,
             out=out,
             **rest,
@@ -271,11 +281,6 @@ class _Writer:
     def _tokens(self, stage: int) -> int:
         """Tokens of the whole batch."""
         return self.batch * self.g.resolution(stage) ** 2
-
-    def _windows(self, stage: int, shift: int | None = None) -> Windows:
-        """The windows of attention with this shift, which may be 0; None for the order of the map."""
-        side = self.g.resolution(stage)
-        return whole_map(side) if shift is None else Windows(side, self.g.window_in_use(stage), shift)
 
     def _type(self, layer: str) -> torch.dtype:
         """The type of a layer's operands."""
@@ -290,8 +295,5 @@ class _Writer:
         shape = self._tokens(stage), channels or self.spec.channels(stage)
         return TensorRef(f"{layer}.input", self._type(layer), shape)
 
-    def _packed(self, name: str, dtype: torch.dtype, *shape: int) -> TensorRef:
+    def _packed(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> TensorRef:
         return TensorRef(name, dtype, shape, packed=True)
-
-    def _vector(self, name: str, size: int) -> TensorRef:
-        return self._packed(name, torch.float32, size)

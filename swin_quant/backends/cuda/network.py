@@ -65,7 +65,8 @@ class Packing:
                 self.linear(f"{at}attn.qkv", block.attn.qkv, i)
                 self.attention(f"{at}attn.", block.attn, i)
                 self.linear(f"{at}attn.proj", block.attn.proj, i)
-                self.mlp(f"{at}mlp.", block.mlp)
+                self.linear(f"{at}mlp.fc1", block.mlp.fc1)
+                self.linear(f"{at}mlp.fc2", block.mlp.fc2)
             if stage.downsample is not None:
                 self.linear(f"layers.{i}.{REDUCTION}", stage.downsample.reduction)
                 self.norm(f"layers.{i}.downsample.norm", stage.downsample.norm)
@@ -105,13 +106,15 @@ class Packing:
 
     def attention(self, at: str, attn: Any, stage: int) -> None:
         """Scales of the two products, position biases and, in V2, the lengths of q and k."""
-        logits, context = self.attention_scales(at, attn, stage)
-        self.scalars[f"{at}logits_scale"], self.scalars[f"{at}context_scale"] = logits, context
+        self.scalars[f"{at}logits_scale"], self.scalars[f"{at}context_scale"] = self.attention_scales(at, attn, stage)
         bias = attn.relative_position_bias()
         bias = F.pad(bias, (0, bias_row(bias.shape[-1]) - bias.shape[-1]))
         self.tensors[f"{at}position_bias"] = bias.to(self.spec.half)
-        if self.spec.version == 2:
-            lengths = torch.cat([self.get_q_lengths(attn).float().cpu(), torch.ones(2 * attn.heads)])
+        if self.spec.version == 2:  # q gets the length of its head's logit scale
+            scale = attn.logit_scale.half() if self.spec.is_ft else attn.logit_scale.float()
+            scale = scale.clamp(max=LARGEST_LOGIT_SCALE).float().exp()
+            q_lengths = (scale.half() if self.spec.is_ft else scale).flatten().float().cpu()
+            lengths = torch.cat([q_lengths, torch.ones(2 * attn.heads)])
             self._float(f"{at}lengths", self.padded(lengths.repeat_interleave(self.spec.head_dim(stage)), stage))
 
     def attention_scales(self, at: str, attn: Any, stage: int) -> tuple[float, float]:
@@ -127,19 +130,10 @@ class Packing:
             context *= self.step(a)
         return logits, context * (self.levels(result) if f"{at}proj" in self.spec.quantized else 1.0)
 
-    def get_q_lengths(self, attn: Any) -> Tensor:
-        """V2's logit scale [heads], as the length of the vectors of q."""
-        return attn.logit_scale.float().clamp(max=LARGEST_LOGIT_SCALE).exp().flatten()
-
     def set_qkv_levels(self, at: str, levels: Sequence[float], stage: int) -> None:
         """The factors on q, k and v before they are rounded."""
         by_channel = torch.tensor(levels, dtype=torch.float64).repeat_interleave(self.spec.channels(stage))
         self._float(f"{at}qkv.levels", self.padded(by_channel, stage))
-
-    def mlp(self, at: str, mlp: Any) -> None:
-        """fc1 and fc2."""
-        self.linear(f"{at}fc1", mlp.fc1)
-        self.linear(f"{at}fc2", mlp.fc2)
 
     def norm(self, name: str, norm: Any) -> None:
         """Weight and bias of a norm."""
@@ -154,13 +148,11 @@ class Packing:
 
     def step(self, node: str) -> float:
         """The factor from a level to the real value; 0 for a range that makes everything zero, as in fake-quant."""
-        amax = self.amax(node)
-        return amax / self.largest if amax > TINY_AMAX else 0.0
+        return amax / self.largest if (amax := self.amax(node)) > TINY_AMAX else 0.0
 
     def levels(self, node: str) -> float:
         """The factor from a real value to its level; 0 for such a range."""
-        amax = self.amax(node)
-        return self.largest / amax if amax > TINY_AMAX else 0.0
+        return self.largest / amax if (amax := self.amax(node)) > TINY_AMAX else 0.0
 
     def amax(self, node: str) -> float:
         """The node's amax. SwinQuantError if it was never calibrated."""
@@ -220,6 +212,13 @@ class FtPacking(Packing):
         else:
             levels = given / 127
         self.scalars[f"{name}.product_levels"] = levels
+        if name.endswith("mlp.fc1"):  # GELU's table has its scale and bias, and the levels of fc2's input
+            fc2 = f"{name[:-1]}2._input_quantizer"
+            step, levels = self.step(f"{name}._aftergemm_quantizer"), self.levels(fc2)
+            self.tensors[f"{name}.gelu"] = gelu_table(step, layer.bias.half(), levels)
+            del self.tensors[f"{name}.scale"], self.tensors[f"{name}.bias"]
+        elif name.endswith("mlp.fc2"):
+            del self.scalars[f"{name}.input_levels"]
 
     def quantized(self, name: str, layer: QuantLinear) -> tuple[Tensor, Tensor]:
         amax = self.ranges[f"{name}._weight_quantizer"]
@@ -250,17 +249,10 @@ class FtPacking(Packing):
             q, k = (f"{at}mha_{x}_input_quantizer" for x in "qk")
         self.set_qkv_levels(at, [self.levels(node) for node in (q, k, v)], stage)
         self.scalars[f"{at}softmax_levels"] = self.levels(a)
-        logits = _stored(self._product(q, k) / (127 * 127)) * (attn.scale if self.spec.version == 1 else 1.0)
-        return logits, _stored(self._product(a, v) / (127 * self.ranges[result]))
-
-    def get_q_lengths(self, attn: Any) -> Tensor:
-        return attn.logit_scale.half().clamp(max=LARGEST_LOGIT_SCALE).float().exp().half().flatten()
-
-    def mlp(self, at: str, mlp: Any) -> None:
-        super().mlp(at, mlp)
-        step, levels = self.step(f"{at}fc1._aftergemm_quantizer"), self.levels(f"{at}fc2._input_quantizer")
-        self.tensors[f"{at}fc1.gelu"] = gelu_table(step, mlp.fc1.bias.half(), levels)
-        del self.tensors[f"{at}fc1.scale"], self.tensors[f"{at}fc1.bias"], self.scalars[f"{at}fc2.input_levels"]
+        # The float32 products of two ranges are then divided in double
+        q_k, a_v = (float(np.float32(self.ranges[x]) * np.float32(self.ranges[y])) for x, y in ((q, k), (a, v)))
+        logits = _stored(q_k / (127 * 127)) * (attn.scale if self.spec.version == 1 else 1.0)
+        return logits, _stored(a_v / (127 * self.ranges[result]))
 
     def _float(self, name: str, tensor: Tensor) -> None:
         """Round norms and biases to float16; the head, outside FasterTransformer's op, stays float32."""
@@ -270,10 +262,6 @@ class FtPacking(Packing):
     def _is_wide(self, name: str) -> bool:
         """Whether a layer's int32 sums are not rounded to int8: in mode 2 those of fc2 and of the reduction."""
         return self.spec.arithmetic == "ft-mode2" and name.endswith((".fc2", REDUCTION))
-
-    def _product(self, one: str, other: str) -> float:
-        """The float32 product of two ranges, which is then divided in double."""
-        return float(np.float32(self.ranges[one]) * np.float32(self.ranges[other]))
 
 
 def _stored(value: float) -> float:

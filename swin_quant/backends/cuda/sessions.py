@@ -16,13 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.cuda.binding import NO_TILES, Bound, TileTable, bind, memory
 from swin_quant.backends.cuda.fusions import fused_program
-from swin_quant.backends.cuda.gpu_errors import NoKernel, gpu_errors
+from swin_quant.backends.cuda.gpu import Machine, NoKernel, gpu_errors
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.machines import Machine
 from swin_quant.backends.cuda.network import Network
-from swin_quant.backends.cuda.program import Program
+from swin_quant.backends.cuda.program import NO_TILES, Bound, Program, TileTable, bind, memory
 from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 

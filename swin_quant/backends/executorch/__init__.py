@@ -19,12 +19,12 @@ BACKEND = Backend(
     writes="an ExecuTorch program for XNNPACK, of one batch size",
     runs_on="ExecuTorch, on phones too",
     runs=("executorch",),
-    load="swin_quant.backends.executorch.engine:load",
+    load="swin_quant.backends.executorch.export:load",
     needs=("executorch", installing("executorch")),
     home="cpu",
     only_float_type="float32",
     # XNNPACK rounds the input of each product by the token, which fake-quant leaves as it is: up to half a step of 255.
     tolerances=Tolerances(quantized=0.03, float32=0.001, half=0.05),
-    labels="swin_quant.backends.executorch.engine:read_labels",
-    check_card="swin_quant.backends.executorch.engine:check_card",
+    labels="swin_quant.backends.executorch.export:read_labels",
+    check_card="swin_quant.backends.executorch.export:check_card",
 )

@@ -25,8 +25,8 @@ BACKEND = Backend(
     writes="calibrated .pth, weight list, manifest, loader",
     runs_on="FasterTransformer (`swin-quant export --for fastertransformer`); here an emulator",
     runs=("fastertransformer",),
-    load="swin_quant.backends.fastertransformer.engine:load",
-    inside="swin_quant.backends.fastertransformer.engine:inside",
+    load="swin_quant.backends.fastertransformer.emulator:load",
+    inside="swin_quant.backends.fastertransformer.emulator:inside",
     tolerances=Tolerances(quantized=0.1, float32=0.01, half=0.01),  # its own parity targets (docs/reference, section 8)
     only_float_type="float16",
     emulates=True,

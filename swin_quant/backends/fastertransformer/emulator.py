@@ -3,7 +3,8 @@
 Integers are exact, and every rounding in the kernels' published source is made at the same place: int8 between GEMMs,
 float16 in the residual stream, biases and norms. Whole numbers in float32 tensors stand for integers, for fast GEMMs.
 Window attention is computed as by the fused or the unfused kernels. Pooled features are float16; the head, outside the
-op, is float32.
+op, is float32. Between the emulated blocks the residual stream can be read; inside a block there are only
+FasterTransformer's integers.
 """
 
 from collections.abc import Callable
@@ -12,15 +13,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from swin_quant.backends.fastertransformer.gelu_bias import as_read, shifted
+from swin_quant.backends.artifact import Artifact, Details, get_policy_name
+from swin_quant.backends.fastertransformer.layouts import as_read, shifted
 from swin_quant.backends.fastertransformer.limits import computed_rows, is_default_scale
-from swin_quant.backends.fastertransformer.manifest import Stored
+from swin_quant.backends.fastertransformer.manifest import Stored, read_export
 from swin_quant.backends.fastertransformer.slots import head_dim
 from swin_quant.backends.fastertransformer.weights import REDUCTION, Scales
 from swin_quant.backends.integer_arithmetic import as_half, gelu_table, normed, product, rounded
 from swin_quant.base.errors import UsageError
 from swin_quant.models.maps import window_partition, window_reverse
+from swin_quant.score.engine import Engine
+from swin_quant.score.options import EngineOptions
 
+NAME = "FasterTransformer (emulated)"
 NORMALIZE_EPSILON = SOFTMAX_EPSILON = 1e-6
 EPSILON = 1e-6
 BLOCK_EPSILON = {1: 1e-5, 2: EPSILON}  # V1's norms inside blocks have another epsilon than all others
@@ -29,7 +34,7 @@ BLOCK_EPSILON = {1: 1e-5, 2: EPSILON}  # V1's norms inside blocks have another e
 class Emulator:
     """Images float [B, in, S, S] -> logits float32 [B, classes]. `fused` None: as the target GPU would run.
 
-    With `misread` False, fc1's biases are the right ones (`gelu_bias`).
+    With `misread` False, fc1's biases are the right ones (`layouts`).
     """
 
     def __init__(self, stored: Stored, fused: bool | None = None, device: str = "cpu", misread: bool = True) -> None:
@@ -185,3 +190,50 @@ def _where_computed(new: Tensor, old: Tensor) -> Tensor:
     if computed == rows:
         return new
     return torch.where((torch.arange(rows, device=new.device) < computed).view_as(new[..., :1]), new, old)
+
+
+def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
+    """An engine from the exported files alone. Attention is fused or not as on the target GPU.
+
+    UsageError for a float export, and for a float type other than float16; SwinQuantError for a changed or
+    contradictory file.
+    """
+    if options.float_type not in (None, "float16"):
+        raise UsageError(
+            f"‹float_type› {options.float_type}: FasterTransformer's INT8 kernels keep the rest in float16"
+        )
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("‹device› cuda: torch finds no GPU here")
+    stored = read_export(artifact)
+    if not stored.case.form.int8:
+        raise UsageError(
+            f"{artifact.file}: is a {stored.case.form.kind} export, and the emulator is of the INT8 kernels: evaluate "
+            "its checkpoint instead"
+        )
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    emulator = Emulator(stored, device=options.device)
+    linears = {slot.name.removesuffix(".weight"): "int8" for slot in stored.entries if slot.container}
+    blocks = [name.removesuffix("qkv") for name in linears if name.endswith("qkv")]
+    products = {f"{at}{product}": "int8" for at in blocks for product in ("q k", "a v")}
+    types = {"patch_embed.proj": "float16", **linears, **products, "head": "float32"}
+    known = {
+        "sm": stored.case.form.sm,
+        "int8_mode": stored.case.int8_mode,
+        "attention": "fused" if emulator.fused else "unfused",
+        "float_type": "float16",
+    }
+    most, details = stored.manifest["arguments"]["max_batch"], Details(known, lambda: types)
+    return Engine(NAME, "int8", get_policy_name(artifact), emulator, most, details, device=options.device)
+
+
+def inside(artifact: Artifact, options: EngineOptions) -> Callable[[Tensor], dict[str, Tensor]]:
+    """Maps images [B, 3, S, S] to the residual stream after each part, float16, by the part's name."""
+    emulator = load(artifact, options).run
+
+    def run(images: Tensor) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        emulator.features(images, found.__setitem__)  # type: ignore[attr-defined] # an Emulator
+        return found
+
+    return run

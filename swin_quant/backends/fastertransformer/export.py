@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from swin_quant.backends.artifact import Artifact, finish_artifact
 from swin_quant.backends.fastertransformer import load_weights
 from swin_quant.backends.fastertransformer.emulator import Emulator
-from swin_quant.backends.fastertransformer.gelu_bias import is_misread
+from swin_quant.backends.fastertransformer.layouts import is_misread
 from swin_quant.backends.fastertransformer.limits import (
     Case,
     check_finite,

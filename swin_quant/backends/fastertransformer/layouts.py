@@ -3,6 +3,12 @@
 See docs/reference, sections 3.3 and 3.6. Each tile layout belongs to a generation of GPUs: loading does not reorder it,
 and a mismatch computes garbage without an error. The fused attention kernels take masks and relative position biases
 packed.
+
+The INT8 GELU kernel reads the bias of fc1 three places off from channel 4096 on. A block has at most 1024 threads of
+four channels each, so more than 4096 channels take a second round. The loop variable is also the bias's address, and
+four channels advance it by three: in the second round channel c gets the bias of c + 3, and the last three get whatever
+follows the array. The data are addressed in fours, which hides the error from them, except in a third round: there four
+channels are left out, and no stored array can correct that (docs/reference/weights.md, section 3.9).
 """
 
 import functools
@@ -18,6 +24,8 @@ TILE = 32
 Offsets = Callable[[int, int], Tensor]
 PADDING = -30000.0
 LARGEST = 256
+ROUND, DRIFT = 4 * 1024, 3  # channels of GELU's first round; places off behind it
+MOST_HIDDEN = 2 * ROUND
 _WARPS = {64: (2, 2), 128: (2, 2), 256: (1, 4), 384: (1, 8)}  # side -> warps along rows, along columns
 
 
@@ -124,3 +132,28 @@ def _order(side: int) -> Tensor:
     row, column = source(torch.arange(side * side // 64)[:, None], torch.arange(32)[None], side)
     first = row * side + column
     return torch.stack([first, first + 1], dim=-1).flatten()
+
+
+def is_misread(hidden: int) -> bool:
+    """Whether the kernel misreads the bias of this many channels."""
+    return hidden > ROUND
+
+
+def places(hidden: int) -> Tensor:
+    """int64 [hidden]: the index at which the kernel reads each channel's bias, for up to MOST_HIDDEN channels."""
+    channels = torch.arange(hidden)
+    return channels + DRIFT * (channels // ROUND)
+
+
+def as_read(array: Tensor, hidden: int) -> Tensor:
+    """[hidden]: the biases that the kernel reads from `array`; values past its end are unknown, and 0 here."""
+    at = places(hidden).to(array.device)
+    return pad(array, (0, max(0, int(at[-1]) + 1 - len(array))))[at]
+
+
+def shifted(bias: Tensor) -> Tensor:
+    """The array from which the kernel reads `bias` [hidden]: three longer if there are more than ROUND channels."""
+    at = places(len(bias))
+    array = bias.new_zeros(int(at[-1]) + 1)
+    array[at] = bias
+    return array

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from swin_quant.backends.fastertransformer import KINDS, gelu_bias
-from swin_quant.backends.fastertransformer.layouts import LARGEST
+from swin_quant.backends.fastertransformer import KINDS
+from swin_quant.backends.fastertransformer.layouts import LARGEST, MOST_HIDDEN, is_misread
 from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim, hidden_channels
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
@@ -101,11 +101,11 @@ INT8: tuple[Limit, ...] = (
         "map of odd side) and leaves out the last ones of fewer than 4 pictures: give 4 or more",
     ),
     (
-        lambda c: c.widest > gelu_bias.LARGEST,
+        lambda c: c.widest > MOST_HIDDEN,
         "{widest} hidden channels: the INT8 kernel of GELU leaves out four of more than 8192, and no weights undo that",
     ),
     (
-        lambda c: c.form.fix_gelu_bias and not gelu_bias.is_misread(c.widest),
+        lambda c: c.form.fix_gelu_bias and not is_misread(c.widest),
         "‹fix_gelu_bias›: it has {widest} hidden channels at most, and only more than 4096 are misread: leave it out",
     ),
     (
@@ -142,7 +142,7 @@ WARNINGS: tuple[Limit, ...] = (
         "and leaves out the last ones of a batch that 4 does not divide: run batches of 4, 8, 12, ...",
     ),
     (
-        lambda c: gelu_bias.is_misread(c.widest) and not c.form.fix_gelu_bias,
+        lambda c: is_misread(c.widest) and not c.form.fix_gelu_bias,
         "{widest} hidden channels: the kernel of GELU reads fc1's bias three places off from channel 4096 on; "
         "‹fix_gelu_bias› stores the bias where it looks, ‹check› measures what it costs",
     ),

@@ -6,7 +6,7 @@ take the arguments by order, its TensorRT plugins by name (docs/reference, secti
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -101,14 +101,9 @@ def make_manifest(name: str, file: str, case: Case) -> Manifest:
         del said["part"], said["place"]  # the name says both
         entries.append({"key": slot.key, "name": slot.name, "field": slot.field, **said})
     fields: list[list[Any]] = []
-    lists = ("depths", "num_heads")
-    for key in sorted(arguments, key=lists.__contains__):  # lists come last
-        value = arguments[key]
-        word = "max_batch_size" if key == "max_batch" else key
-        if isinstance(value, float):
-            fields.append([word, "float32", value])
-        else:
-            fields.append([word, "int32", value if key in lists else int(value)])
+    for key, value in sorted(arguments.items(), key=lambda one: isinstance(one[1], list)):  # lists come last
+        kind = "float32" if isinstance(value, float) else "int32"
+        fields.append([key.replace("max_batch", "max_batch_size"), kind, int(value) if type(value) is bool else value])
     return Manifest(
         schema=SCHEMA,
         name=name,
@@ -164,24 +159,18 @@ def _read_case(manifest: Manifest, path: Path) -> Case:
         if isinstance(like[name], list):
             wanted = Annotated[list[wanted], counted(1, 16)]
         checked(wanted, value, str(path), f"arguments.{name}")
-    scale = arguments["qk_scale"]
-    g = Geometry(
+    scale, depths = arguments["qk_scale"], tuple(arguments["depths"])
+    same = ("patch_size", "in_chans", "embed_dim", "mlp_ratio", "qkv_bias", "ape", "patch_norm")
+    g = replace(
+        blank,
         image_size=arguments["img_size"],
-        patch_size=arguments["patch_size"],
-        in_chans=arguments["in_chans"],
         classes=target["classes"],  # only the head tells them
-        embed_dim=arguments["embed_dim"],
-        depths=tuple(arguments["depths"]),
+        depths=depths,
         heads=tuple(arguments["num_heads"]),
         window=arguments["window_size"],
-        mlp_ratio=arguments["mlp_ratio"],
-        qkv_bias=arguments["qkv_bias"],
         qk_scale=None if scale == DEFAULT_SCALE else scale,
-        drop=0.0,
-        drop_path=0.0,
-        ape=arguments["ape"],
-        patch_norm=arguments["patch_norm"],
-        pretrained_windows=(0,) * len(arguments["depths"]),
+        pretrained_windows=(0,) * len(depths),
+        **{key: arguments[key] for key in same},
     )
     try:
         case = Case(g, form, arguments.get("int8_mode"), arguments["max_batch"])

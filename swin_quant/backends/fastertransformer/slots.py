@@ -7,8 +7,7 @@ number of tensors; writing and reading both check the rest by this list.
 import math
 from dataclasses import dataclass, replace
 
-from swin_quant.backends.fastertransformer.gelu_bias import DRIFT, is_misread
-from swin_quant.backends.fastertransformer.layouts import LARGEST, padded_side, weight_layout
+from swin_quant.backends.fastertransformer.layouts import DRIFT, LARGEST, is_misread, padded_side, weight_layout
 from swin_quant.models.geometry import Geometry
 
 FUSED_HEAD_DIM = 32

@@ -90,9 +90,23 @@ def read_tuned(path: str | Path) -> dict[Key, Tuned]:
         raise SwinQuantError(f"{path}: is not an igemm_config.in: its first line must name the columns of INT8 GEMMs")
     found: dict[Key, Tuned] = {}
     for number, line in enumerate(lines[1:], 2):
-        if line.strip():
-            entry = _parse(line, f"{path}: line {number}")
-            found.setdefault(entry.key, entry)
+        if not line.strip():
+            continue
+        where, (before, mark, after) = f"{path}: line {number}", line.partition("###")
+        columns, wanted = after.split(), len(fields(Tuned))
+        if not mark or len(before.split()) != 5:
+            raise SwinQuantError(f"{where}: must have 5 columns, then ###")
+        if len(columns) != wanted:
+            more = ": more are written for cuBLAS 11.11, whose op misreads this file" if len(columns) > wanted else ""
+            raise SwinQuantError(f"{where}: has {len(columns)} columns after ###, not {wanted}{more}; tune again")
+        try:
+            values: list[Any] = [*map(int, columns[:-1]), float(columns[-1])]
+            kind, entry = int(before.split()[4]), Tuned(*values)
+        except ValueError as error:
+            raise SwinQuantError(f"{where}: holds what is not a number; tune again") from error
+        if kind != INT8_TYPE or min(entry.key) < 1 or not 0 <= entry.exec_time < float("inf"):
+            raise SwinQuantError(f"{where}: is no INT8 GEMM (type {kind}, shape {entry.key}, {entry.exec_time} ms)")
+        found.setdefault(entry.key, entry)
     return found
 
 
@@ -113,21 +127,3 @@ def fastest(tables: Sequence[dict[Key, Tuned]]) -> dict[Key, Tuned]:
             if key not in best or entry.exec_time < best[key].exec_time:
                 best[key] = entry
     return best
-
-
-def _parse(line: str, where: str) -> Tuned:
-    before, mark, after = line.partition("###")
-    columns, wanted = after.split(), len(fields(Tuned))
-    if not mark or len(before.split()) != 5:
-        raise SwinQuantError(f"{where}: must have 5 columns, then ###")
-    if len(columns) != wanted:
-        more = ": more are written for cuBLAS 11.11, whose op misreads this file" if len(columns) > wanted else ""
-        raise SwinQuantError(f"{where}: has {len(columns)} columns after ###, not {wanted}{more}; tune again")
-    try:
-        values: list[Any] = [*map(int, columns[:-1]), float(columns[-1])]
-        kind, entry = int(before.split()[4]), Tuned(*values)
-    except ValueError as error:
-        raise SwinQuantError(f"{where}: holds what is not a number; tune again") from error
-    if kind != INT8_TYPE or min(entry.key) < 1 or not 0 <= entry.exec_time < float("inf"):
-        raise SwinQuantError(f"{where}: is no INT8 GEMM (type {kind}, shape {entry.key}, {entry.exec_time} ms)")
-    return entry

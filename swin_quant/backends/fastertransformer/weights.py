@@ -12,15 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swin_quant.backends.fastertransformer import gelu_bias, layouts
-from swin_quant.backends.fastertransformer.layouts import (
-    WEIGHT_LAYOUTS,
-    gather,
-    interleave_heads,
-    quantize_weight,
-    scatter,
-    separate_heads,
-)
+from swin_quant.backends.fastertransformer import layouts
+from swin_quant.backends.fastertransformer.layouts import WEIGHT_LAYOUTS
 from swin_quant.backends.fastertransformer.slots import AMAX_LIST, KERNELS, PACKED, Slot
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
@@ -109,15 +102,15 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
     """The tensor of a slot as stored: quantized or cast, in its layout."""
     tensor = source(slot)
     if slot.part in KERNELS and slot.dtype == "int8":
-        tensor = quantize_weight(tensor, source.weight_range(slot))
-        return scatter(tensor, WEIGHT_LAYOUTS[slot.layout])
+        tensor = layouts.quantize_weight(tensor, source.weight_range(slot))
+        return layouts.scatter(tensor, WEIGHT_LAYOUTS[slot.layout])
     tensor = tensor.to(DTYPES[slot.dtype])
     if slot.part in PACKED and slot.layout != "empty":
         tensor = layouts.pack(tensor, slot.shape[-1])
     elif slot.layout == "gelu-shifted":
-        tensor = gelu_bias.shifted(tensor)
+        tensor = layouts.shifted(tensor)
     elif slot.layout == "head-interleaved":
-        tensor = interleave_heads(tensor, g.heads[slot.place[0]])
+        tensor = layouts.interleave_heads(tensor, g.heads[slot.place[0]])
         tensor = tensor.t() if tensor.dim() == 2 else tensor
     return tensor.reshape(slot.shape).contiguous()
 
@@ -126,13 +119,13 @@ def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
     """Undo the layout: `slot.source`'s shape, in the stored type."""
     if slot.layout in WEIGHT_LAYOUTS:
         rows, columns = slot.source
-        return gather(stored, rows, columns, WEIGHT_LAYOUTS[slot.layout])
+        return layouts.gather(stored, rows, columns, WEIGHT_LAYOUTS[slot.layout])
     if slot.layout == "trt-packed":
         return layouts.unpack(stored, slot.source[-1])
     if slot.layout == "gelu-shifted":
-        return gelu_bias.as_read(stored, *slot.source)
+        return layouts.as_read(stored, *slot.source)
     if slot.layout == "head-interleaved":
-        return separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.place[0]])
+        return layouts.separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.place[0]])
     return stored
 
 
@@ -171,16 +164,16 @@ class Scales:
     values: Sequence[float]
     version: int
 
-    def amax(self, node: str) -> float:
-        return self.values[self._base(node)]
+    def amax(self, node: str, place: int = 0) -> float:
+        return self.values[(QUADS | BY_VERSION[self.version])[node] + place]
 
     def step(self, node: str) -> float:
         """A / 127, the factor from int8 to the real value."""
-        return self.values[self._base(node) + 1]
+        return self.amax(node, 1)
 
     def levels(self, node: str) -> float:
         """127 / A, the factor from the real value to int8."""
-        return self.values[self._base(node) + 3]
+        return self.amax(node, 3)
 
     def gemm(self, name: str) -> float:
         """The factor from an int32 sum to int8."""
@@ -191,6 +184,3 @@ class Scales:
 
     def fused(self, name: str) -> float:
         return self.values[FUSED[name]]
-
-    def _base(self, node: str) -> int:
-        return (QUADS | BY_VERSION[self.version])[node]

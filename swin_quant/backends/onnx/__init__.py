@@ -11,7 +11,7 @@ BACKEND = Backend(
     ),
     writes="ONNX with symmetric Q/DQ pairs",
     runs_on="ONNX Runtime, OpenVINO",
-    labels="swin_quant.backends.onnx_reader.metadata:read_labels",
-    check_card="swin_quant.backends.onnx_reader.metadata:check_card",
+    labels="swin_quant.backends.onnx_reader.file:read_labels",
+    check_card="swin_quant.backends.onnx_reader.file:check_card",
     restore="swin_quant.backends.onnx.network:restoring",
 )

@@ -19,7 +19,7 @@ from swin_quant.backends.onnx.network import check_ends, example, get_rewriter, 
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.pairs import constant
-from swin_quant.backends.onnx_reader import metadata
+from swin_quant.backends.onnx_reader.file import write_metadata
 from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.releases import RUNS_ON, requirements
 from swin_quant.backends.saturation import SAFE_ON, safe_on
@@ -152,8 +152,11 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     if options.compiled:  # from here on they are as if they had been asked for
         options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
     own = rewriter.translations() if rewriter.translations else {}
-    int4, outputs = int4_nodes(model, card, options), list_output_names(model, options)
-    proto = to_onnx(exported, inputs, options, int4, outputs, own, any_size=model.takes_any_size)
+    outputs = [model.output_kind]
+    if model.output_kind == FEATURES:
+        outputs = list(model.output_names) or [f"{FEATURES}{stage}" for stage in model.output_stages]
+    outputs += ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)
+    proto = to_onnx(exported, inputs, options, int4_nodes(model, card, options), outputs, own, model.takes_any_size)
     (opset,) = [one.version for one in proto.opset_import if not one.domain]
     recorded = {key: value for key, value in asdict(options).items() if key not in ("labels", "wide")}
     recorded |= {"replace": list(options.replace), "plugin": list(options.plugin), "float_type": options.floats}
@@ -167,7 +170,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     labels = options.labels
     if not labels and model.output_kind == LOGITS and len(card.class_names) == model.classes:
         labels = tuple(map(get_english_names, card.class_names))
-    metadata.write(proto, card, precision, recorded, labels)
+    write_metadata(proto, card, precision, recorded, labels)
     kind = "" if model.output_kind == LOGITS else f"_{model.output_kind}"
     called = "int4" if options.int4_weights else quantized.lower()
     file = folder / f"{card.name}{kind}_{options.suffix(called)}.onnx"
@@ -222,16 +225,6 @@ def int4_nodes(model: nn.Module, card: RunCard, options: OnnxOptions) -> list[st
         return found
     policy = card.policy["name"] if card.policy else "none"
     raise UsageError(f"‹int4_weights›: policy {policy} has no weights of {INT4_BITS} bits: give ‹policy› w4a16 or w4a8")
-
-
-def list_output_names(model: Classifier, options: OnnxOptions) -> list[str]:
-    """The names of the graph's outputs: `logits`, `embedding`, `features0` to `features3` by stage, or the model's;
-    behind them those that the options add."""
-    names = [model.output_kind]
-    if model.output_kind == FEATURES:
-        names = list(model.output_names) or [f"{FEATURES}{stage}" for stage in model.output_stages]
-    best = ["top_classes", "top_probabilities"] * bool(options.top_k)
-    return names + ["probabilities"] * options.softmax + best
 
 
 def to_onnx(

@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from swin_quant.backends.backend import OnnxTarget
 from swin_quant.backends.onnx.pairs import REDUCTIONS, constant, finish_pairs
 from swin_quant.base.errors import UsageError
@@ -65,7 +67,6 @@ def _keep_batches(graph: "ir.Graph") -> None:
     The exporter writes -1, which takes what is left: a file reshaped to larger pictures would take one for several. It
     goes to the end, where the next product has another number of channels: OpenVINO counts no values of other shapes.
     """
-    import numpy as np
     import onnx_ir as ir
 
     for number, node in enumerate(graph):

@@ -137,15 +137,17 @@ class OperatorRewrite:
     `part`: the attribute of a module that the operator computes, of a `kind`, in modules of type `holder`.
     `fault`: the reason why the operator cannot compute a module's part; None if it can.
     `is_fast`: whether the compiled operator is fast for it; asked only where there is no fault.
-    `change`: lets the module call the operator, in place, by a new part that has the operator's name as `operator`.
+    `make`: module -> its new part, which calls the operator, and has the operator's name as `operator`.
+    `calls`: a method of the module that calls the part, by its name, in place of another one.
     """
 
     part: str
     fault: Callable[[Any], str | None]
     is_fast: Callable[[Any], bool]
-    change: Callable[[Any], None]
-    holder: type = nn.Module
-    kind: type = nn.Module
+    make: Callable[[Any], nn.Module]
+    holder: type[nn.Module] = nn.Module
+    kind: type[nn.Module] = nn.Module
+    calls: tuple[str, Callable[..., Any]] | None = None
 
     def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None:
         """Change all modules, in place. UsageError for one that the operator cannot compute.
@@ -165,7 +167,9 @@ class OperatorRewrite:
         for name, module in found.items():
             if faults[name]:
                 raise UsageError(f"‹plugin› {plugin}: {name} {faults[name]}")
-            self.change(module)
+            setattr(module, self.part, self.make(module))
+            if self.calls:
+                set_forward(module, self.calls[1], self.calls[0])
 
 
 @dataclass(frozen=True)

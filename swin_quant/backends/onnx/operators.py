@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +77,6 @@ def translations(opset: int) -> dict[Any, Callable[..., Any]]:
     1 + erf(x / sqrt 2), then times a half; of the exporter's own order ONNX Runtime makes none.
     """
     import ml_dtypes
-    import numpy as np
     import onnx_ir as ir
     from onnx.numpy_helper import from_array
     from onnxscript import opset18

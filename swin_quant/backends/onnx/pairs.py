@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from swin_quant.backends.backend import OnnxTarget
 
 if TYPE_CHECKING:
@@ -56,7 +58,6 @@ def fit_biases(graph: "ir.Graph") -> None:
     had 27 dB beside the same file without its optimizer, and has 44. By the larger scale a rounded weight shifts an
     output by at most 255 / 2**31 of the bias. Weights that several nodes read stay as they are.
     """
-    import numpy as np
     import onnx_ir as ir
 
     for node in graph:
@@ -84,7 +85,6 @@ def give_shared_biases(graph: "ir.Graph") -> None:
     OpenVINO 2026.4 multiplies such an output by its scale twice where an addition reads it and the shapes are open: a
     PoolFormer then gave zeros, with fixed shapes it had 31 dB.
     """
-    import numpy as np
     import onnx_ir as ir
 
     for node in graph:
@@ -204,7 +204,6 @@ def gather_in_a_row(graph: "ir.Graph") -> None:
     OpenVINO 2026.4 moves the scales of a convolution's channels across a gather, and across one by a table with a wrong
     rank: it then cannot compile the network, a HaloNet.
     """
-    import numpy as np
     import onnx_ir as ir
 
     for node in list(graph):
@@ -243,7 +242,6 @@ def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
     only for a pair with one reader; a convolution or addition that reads both types then runs in float, as in every
     linear bottleneck of a MobileNet.
     """
-    import numpy as np
     import onnx_ir as ir
 
     middle = ir.Value(name="val_middle", const_value=ir.tensor(np.asarray(np.uint8(128)), name="val_middle"))

@@ -137,13 +137,14 @@ def check_scales(graph: Any, folder: Path) -> None:
     made: dict[str, list[Any]] = defaultdict(list)  # name -> its constants, the nodes that make it, None for an input
     for each in graphs(graph):
         held = {tensor.name for tensor in each.initializer}
-        sources = [(tensor.name, tensor) for tensor in each.initializer]
-        sources += [(value.name, None) for value in each.input if value.name not in held]
+        for tensor in each.initializer:
+            made[tensor.name].append(tensor)
+        for name in {value.name for value in each.input} - held:
+            made[name].append(None)
         for node in each.node:
             constants = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
-            sources += [(name, constants[0] if constants else node) for name in node.output]
-        for name, source in sources:
-            made[name].append(source)
+            for name in node.output:
+                made[name].append(constants[0] if constants else node)
 
     @cache  # many nodes may share a scale
     def find_extremes(name: str, casts: int = 0) -> Any:

@@ -1,17 +1,20 @@
-"""Reads untrusted ONNX files: checks them before an engine sees them, and describes their inputs and outputs."""
+"""Reads untrusted ONNX files: checks them before an engine sees them, and describes their inputs and outputs.
+
+Our own files hold metadata: preprocessing, class names, and the run card that they were made from.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.artifact import Artifact, refuse_card
 from swin_quant.backends.onnx_reader.checks import (
     check_operators,
     check_scales,
@@ -25,13 +28,18 @@ from swin_quant.backends.onnx_reader.checks import (
 from swin_quant.backends.onnx_reader.worker import InferenceError, ask
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
-from swin_quant.base.files import near, read_bounded
+from swin_quant.base.files import compute_data_sha256, near, read_bounded
 from swin_quant.base.reading import reads
+from swin_quant.base.schema import checked
+from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import TypeName
 from swin_quant.data.inputs import Input, Inputs
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
 
 MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
 MOST_INPUTS, MOST_OUTPUTS = 16, 64
@@ -41,6 +49,7 @@ PIXELS = "uint8"
 _INPUT_TYPES: dict[int, TypeName] = {1: "float32", 7: "int64", 6: "int32", 9: "bool"}
 _PICTURE_TYPES = {1: "float32", 10: "float16", 2: PIXELS}
 PREPROCESS = "swin_quant.preprocess"  # the metadata that says how pictures were prepared
+_LABELS, _OPTIONS, _PRECISION = "swin_quant.labels", "swin_quant.options", "swin_quant.precision"
 EXTRAS = ("probabilities", "top_classes", "top_probabilities")  # outputs beside logits, which our engines ignore
 
 
@@ -184,8 +193,7 @@ def _describe(path: Path, model: Any) -> OnnxFile:
     if model.ir_version > onnx.IR_VERSION:
         known = f"onnx {onnx.__version__} knows it up to {onnx.IR_VERSION}: export it again, or upgrade onnx"
         raise SwinQuantError(f"is of file format (IR) {model.ir_version}, and {known}")
-    opset = check_operators(model)
-    parts = external_parts(model, path.parent)
+    opset, external = check_operators(model), external_parts(model, path.parent)
     graph = infer_shapes(model)
     check_scales(graph, path.parent)
     held = {tensor.name for tensor in graph.initializer}
@@ -199,7 +207,17 @@ def _describe(path: Path, model: Any) -> OnnxFile:
         maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
         dtype, batch, channels, sizes = _describe_pictures(inputs[0], maps)
     else:
-        several, batch = _describe_inputs(inputs)
+        parts, batches = list[Input](), set[int | None]()
+        for value in inputs:
+            kind, (own, given) = _INPUT_TYPES.get(value.type.tensor_type.elem_type), _sizes(value)
+            if kind is None or not own or None in own[1:] or not value.name.isidentifier():
+                types = " or ".join(_INPUT_TYPES.values())
+                raise SwinQuantError(f"{given}: one of several must be [batch, ...] of fixed sizes, {types}")
+            batches.add(own[0])
+            parts.append(Input(value.name, tuple(own[1:]), kind))
+        if len(batches) > 1:
+            raise SwinQuantError("its inputs are for batches of several sizes")
+        several, batch = Inputs(tuple(parts)), batches.pop()
         dtype, (channels,), sizes = "float32", several.shape, ()
     if sizes and not all(1 <= size <= MAX_SIZE for size in sizes):
         raise SwinQuantError(f"its pictures are of {' x '.join(map(str, sizes))}: must be of 1 to {MAX_SIZE} pixels")
@@ -222,7 +240,7 @@ def _describe(path: Path, model: Any) -> OnnxFile:
         float8=any(17 <= tensor.data_type <= 20 for each in graphs(graph) for tensor in each.initializer),
         quantizers=sum(node.op_type == "QuantizeLinear" for node in nodes(graph)),
         metadata=metadata,
-        parts=parts,
+        parts=external,
         functions=bool(model.functions),
         pixels=pixels,
         inputs=several,
@@ -234,21 +252,6 @@ def _sizes(value: Any) -> tuple[list[Any], str]:
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in value.type.tensor_type.shape.dim]
     given = ", ".join("?" if size is None else str(size) for size in sizes)
     return sizes, f"its input {shown(value.name)} is [{given}]"
-
-
-def _describe_inputs(values: Sequence[Any]) -> tuple[Inputs, int | None]:
-    """Several inputs, and the batch that all are for; None if it is open."""
-    parts, batches = list[Input](), set[int | None]()
-    for value in values:
-        kind, (sizes, given) = _INPUT_TYPES.get(value.type.tensor_type.elem_type), _sizes(value)
-        if kind is None or not sizes or None in sizes[1:] or not value.name.isidentifier():
-            types = " or ".join(_INPUT_TYPES.values())
-            raise SwinQuantError(f"{given}: one of several must be [batch, ...] of fixed sizes, {types}")
-        batches.add(sizes[0])
-        parts.append(Input(value.name, tuple(sizes[1:]), kind))
-    if len(batches) > 1:
-        raise SwinQuantError("its inputs are for batches of several sizes")
-    return Inputs(tuple(parts)), batches.pop()
 
 
 def _describe_pictures(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...] | None]:
@@ -274,3 +277,55 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except SwinQuantError as error:
         raise type(error)(f"{path}: {error}") from error
+
+
+def write_metadata(
+    model: "ModelProto", card: RunCard, precision: str, options: Mapping[str, Any], labels: Sequence[str] | None = None
+) -> None:
+    """Set the metadata of `model`, which was made from the checkpoint of `card`.
+
+    The card's hash is that of its checkpoint part: without artifact, measurements, versions and date.
+    """
+    later = ("schema", "artifact", "results", "verification", "versions", "created")
+    kept = {key: value for key, value in without_paths(card).items() if key not in later}
+    entries = {
+        "swin_quant.name": card.name,
+        PREPROCESS: json.dumps(card.preprocess),
+        "swin_quant.policy": json.dumps(card.policy),
+        _PRECISION: precision,
+        _OPTIONS: json.dumps(dict(options)),
+        "swin_quant.run_card_sha256": compute_data_sha256(kept),
+    }
+    if card.checkpoint:
+        entries["swin_quant.checkpoint_sha256"] = card.checkpoint["sha256"]
+    if labels is not None:
+        entries[_LABELS] = json.dumps(list(labels))
+    for key, value in entries.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def read_labels(artifact: Artifact) -> list[str]:
+    """The class names in an artifact's file; empty if it has none."""
+    try:
+        names = json.loads(open_onnx(artifact.file).metadata.get(_LABELS, "[]"))
+    except (ValueError, RecursionError):
+        names = None
+    return checked(list[str], names, str(artifact.file), f"its metadata {_LABELS}")
+
+
+def check_card(artifact: Artifact) -> None:
+    """SwinQuantError where a run card contradicts its file: on the input, the output or the precision."""
+    file, record = open_onnx(artifact.file).metadata, artifact.record
+    try:
+        preprocess, options = (json.loads(file.get(key, "{}")) for key in (PREPROCESS, _OPTIONS))
+    except (ValueError, RecursionError):
+        raise SwinQuantError(f"{artifact.file}: its metadata is no JSON: export again") from None
+    said = [(f"artifact.options.{key}", value, record["options"].get(key))
+            for key, value in checked(dict[str, Any], options, str(artifact.file), _OPTIONS).items()]  # fmt: skip
+    if PREPROCESS in file:
+        said.append(("preprocess", preprocess, artifact.card.preprocess))
+    if _PRECISION in file:
+        said.append(("artifact.precision", file[_PRECISION], record["precision"]))
+    for key, inside, own in said:
+        if inside != own:
+            refuse_card(artifact, key, inside)

@@ -1,13 +1,12 @@
-"""Rules of NPUs for ONNX files, as data with their sources, and the nodes of a file that break them.
-
-A file that keeps all rules of a target is one that its makers say they take. That it runs, and runs rightly, only the
-device shows (docs/devices.md).
-"""
+"""The nodes of an ONNX file that break the rules of an NPU, which configs/npus.yaml holds with their sources."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swin_quant.backends.onnx_reader.checks import STANDARD, infer_shapes, label
+from swin_quant.base.files import configs_dir
+from swin_quant.base.schema import checked
+from swin_quant.base.yaml_file import read_yaml
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -15,17 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NpuRules:
-    """The rules of a target.
-
-    `most_rank`: dimensions of a tensor; `takes`: the operators of ONNX that it lists, None: it lists none; `lacks`:
-    ones that it is known to compute wrongly or not at all; `sources`: where each rule stands.
-    """
+    """The rules of a target."""
 
     what: str
     most_rank: int
     takes: tuple[str, ...] | None
     lacks: tuple[str, ...]
     sources: tuple[str, ...]
+
+
+_FILE = configs_dir() / "npus.yaml"
+NPUS: dict[str, NpuRules] = checked(dict[str, NpuRules], read_yaml(_FILE, "table of NPUs"), str(_FILE))
 
 
 @dataclass(frozen=True)
@@ -38,42 +37,6 @@ class Misfit:
 
     def __str__(self) -> str:
         return f"{self.node} ({self.operator}): {self.why}"
-
-
-_QNN_OPERATORS = """
-Abs Add And ArgMax ArgMin Asin Atan AveragePool BatchNormalization Cast Ceil Clip Concat Conv ConvTranspose Cos CumSum
-DepthToSpace DequantizeLinear Div Einsum Elu Equal Exp Expand Flatten Floor Gather GatherElements GatherND Gelu Gemm
-GlobalAveragePool GlobalMaxPool Greater GreaterOrEqual GridSample GroupNormalization HardSigmoid HardSwish Identity
-InstanceNormalization Inverse IsNaN LRN LSTM LayerNormalization LeakyRelu Less LessOrEqual Log LogSoftmax
-LpNormalization MatMul Max MaxPool Mean Min Mod Mul Neg NonZero Not Or PRelu Pad Pow QuantizeLinear RMSNormalization
-RandomNormalLike RandomUniformLike Reciprocal ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum Relu Reshape
-Resize RoiAlign RotaryEmbedding Round STFT ScatterElements ScatterND Sigmoid Sign Sin Slice Softmax Softplus
-SpaceToDepth Split Sqrt Squeeze Sub Sum Tan Tanh ThresholdedRelu Tile TopK Transpose Unsqueeze Upsample Where
-Constant
-"""  # Constant is an initializer. Erf is not listed: its simulator leaves GELU to the CPU where a file has no Gelu
-NPUS: dict[str, NpuRules] = {
-    "qnn": NpuRules(
-        what="Qualcomm's NPUs by ONNX Runtime's QNN",
-        most_rank=5,
-        takes=tuple(_QNN_OPERATORS.split()),
-        lacks=("Loop", "If", "Scan"),
-        sources=(
-            "operators, static shapes, no Loop: onnxruntime-qnn, docs/execution_providers/QNN-ExecutionProvider.md",
-            "rank: pytorch/executorch issue 14052: QNN refuses tensors of SwinV2-T for their rank 6",
-        ),
-    ),
-    "openvino-npu": NpuRules(
-        what="Intel's NPUs by OpenVINO",
-        most_rank=5,
-        takes=None,
-        lacks=("Loop", "If", "Scan", "ScatterND", "ScatterElements", "Where"),
-        sources=(
-            "static shapes: docs.openvino.ai, Supported Devices: no dynamic shapes on NPUs",
-            "windows by tensors above rank 5, masks by ScatterND and Where: openvino issues 37264 (wrong answers, no "
-            "error) and 37265 (Swin-L does not compile); OpenVINO's list of ONNX operators is for all devices",
-        ),
-    ),
-}
 
 
 def misfits(model: "ModelProto", target: str) -> list[Misfit]:

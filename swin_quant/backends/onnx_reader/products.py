@@ -130,7 +130,14 @@ class _Graph:
 
         if not model.graph.node or not model.graph.output:
             raise SwinQuantError("the ONNX graph is empty: it has no node or no output")
-        graph = _infer(model).graph
+        kind, copy = type(model), type(model)()
+        copy.CopyFrom(model)
+        try:  # functions inlined and shapes inferred as far as possible
+            graph = kind.FromString(ask(without_data(copy).SerializeToString(), "lenient")).graph
+        except InferenceError as error:
+            if model.functions:
+                raise SwinQuantError(f"its functions cannot be inlined: {first_line(error)}") from error
+            graph = copy.graph  # inference fails on some foreign graphs: then only the shapes are unknown
         self.nodes = list(graph.node)
         self.values: dict[str, Any] = {tensor.name: tensor for tensor in graph.initializer}
         self.makers: dict[str, NodeProto] = {}
@@ -201,18 +208,6 @@ class _Graph:
                 return stem
         scopes = [entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"]
         return ".".join(_SCOPE.findall(scopes[0])[-2:] if scopes else ()) or label(node)
-
-
-def _infer(model: "ModelProto") -> "ModelProto":
-    """A copy without the data of large tensors, with functions inlined and shapes inferred as far as possible."""
-    copy = type(model)()
-    copy.CopyFrom(model)
-    try:
-        return type(model).FromString(ask(without_data(copy).SerializeToString(), "lenient"))
-    except InferenceError as error:
-        if model.functions:
-            raise SwinQuantError(f"its functions cannot be inlined: {first_line(error)}") from error
-        return copy  # inference fails on some foreign graphs: then only the shapes are unknown
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """TensorRT: engines built from our ONNX files, run on the caller's CUDA stream, and a report of the products in int8.
 
-`plan` checks a file before a build, `build` makes an engine, `engine` runs it, `layers` reads the engine inspector's
+`build` checks a file, then makes an engine of it, `engine` runs it, `layers` reads the engine inspector's
 report, `host` finds the library and the GPU of this machine.
 """
 

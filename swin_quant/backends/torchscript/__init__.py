@@ -17,7 +17,7 @@ BACKEND = Backend(
     writes="a traced model with fake-quantize operators",
     runs_on="compilers that read TorchScript",
     runs=("torchscript",),
-    load="swin_quant.backends.torchscript.engine:load",
+    load="swin_quant.backends.torchscript.export:load",
     home="cpu",
     only_float_type="float32",
     # torch multiplies by 1 / scale where we divide: a value between two levels may be rounded to the other one.

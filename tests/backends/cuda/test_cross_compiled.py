@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from compiled_kernels import TARGETS, CompiledKernel, cross_compile, kernel_faults
 from crosscompile import OLDEST_FLOAT8, KernelCall, compiled, list_kernels
-from fusions import candidates, with_fusions
+from fusions import with_fusions
 from nightly import share
 
 from swin_quant.backends.cuda.kernels.tiles import Tiles
@@ -60,7 +60,7 @@ def kernels():
         for call in list_kernels(launches):
             constants = dict(call.constants)
             found[call.name, constants.get("KIND"), dict(call.types).get("a"), constants.get("WINDOW") == 8] = call
-        found |= {(call.name,): call for call in list_kernels(candidates(launches))}
+        found |= {(call.name,): call for call in list_kernels(with_fusions(launches)[len(launches) :])}
     return list(found.values())
 
 
@@ -109,7 +109,7 @@ def test_the_head_of_one_picture_compiles(capability):
 @pytest.mark.nightly
 def test_no_two_warps_compute_the_same():
     """Eight warps with 64 rows did: products and GELU were computed twice."""
-    mlps = [one for one in candidates(launches_of(MODELS[0])) if one.op == "mlp"]
+    mlps = [one for one in with_fusions(launches_of(MODELS[0])) if one.op == "mlp"]
     launch = next(one for one in mlps if one.arguments["w1"].shape[1] == 192)
     once, twice = list_kernels([launch, (launch, Tiles(64, 64, 64, warps=8, stages=2))])
     assert (cross_compile(once, 80).repeated, cross_compile(twice, 80).repeated) == (1, 2)

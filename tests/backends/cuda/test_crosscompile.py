@@ -4,7 +4,7 @@ import pytest
 import torch
 from crosscompile import compile_ahead, list_kernels, recorded
 
-from swin_quant.backends.cuda import binding
+from swin_quant.backends.cuda import program as programs
 from swin_quant.backends.cuda.kernels.kernel import without_spills
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
@@ -58,14 +58,14 @@ def program(tiny_config):
 
 
 def test_the_engine_launches_what_is_compiled_ahead_with_the_tiles_that_were_timed(program, monkeypatch):
-    monkeypatch.setattr(binding, "by_kernels", lambda device: True)
+    monkeypatch.setattr(programs, "by_kernels", lambda device: True)
     tensors = {name: torch.empty(ref.shape, dtype=ref.dtype) for name, ref in program.packed.items()}
     bound = program, tensors, dict.fromkeys(program.scalars, 0.25), torch.device("cpu")
     table = timed(program.launches[2], [8])
-    for given, tiles in ((binding.NO_TILES, None), (table, BEST)):
+    for given, tiles in ((programs.NO_TILES, None), (table, BEST)):
         with recorded() as calls:
-            binding.bind(*bound, given)()
-        wanted = [(one, tiles if binding.format_shape(one) in table else None) for one in program.launches]
+            programs.bind(*bound, given)()
+        wanted = [(one, tiles if programs.format_shape(one) in table else None) for one in program.launches]
         assert calls == list_kernels(wanted)
 
 

@@ -15,8 +15,8 @@ FORMS = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1"), ("s
 FORMS += [("swin", "cuda-fp8"), ("swinv2", "tensorrt-fp8")]
 CHILD = """
 import sys, torch
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.cuda.engine import load
+from swin_quant.backends.open_artifact import open_artifact
 
 torch.set_num_threads(1)
 for file in sys.argv[2:]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_quant.backends.cuda.network import pack
-from swin_quant.backends.cuda.spec_from_policy import spec_for
+from swin_quant.backends.cuda.spec import spec_for
 from swin_quant.quant.fake_quant import fake_quant
 
 

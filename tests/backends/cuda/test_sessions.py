@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
+from swin_quant.backends.cuda.gpu import load_machine
+from swin_quant.backends.cuda.kernels.rows import PatchEmbedKernel
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.machines import load_machine
 from swin_quant.backends.cuda.network import pack
 from swin_quant.backends.cuda.sessions import Captured, GraphSession, HostSession, sizes
-from swin_quant.backends.cuda.spec_from_policy import spec_for
+from swin_quant.backends.cuda.spec import spec_for
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.preprocess import Preprocess
 from tests.backends.conftest import pictures

@@ -7,9 +7,9 @@ from crosscompile import list_kernels
 from fusions import with_fusions
 from tune import tiles_to_try
 
-from swin_quant.backends.cuda.binding import format_shape, tiles_for
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.launches import build_program
+from swin_quant.backends.cuda.program import format_shape, tiles_for
 from swin_quant.backends.cuda.spec import make_spec_from_config
 from swin_quant.base.errors import SwinQuantError
 

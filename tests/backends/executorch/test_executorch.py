@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from swin_quant.backends.executorch import engine
-from swin_quant.backends.executorch.export import ExecutorchOptions, export
+from swin_quant.backends.executorch.export import ExecutorchOptions, export, load
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
@@ -106,7 +105,7 @@ def test_weights_alone_give_int8_products_by_the_token(written):
     artifact, simulated = written(model, "executorch")
     tokens = IMAGES.double().flatten(2).transpose(1, 2).numpy()
     expected = by_token(np.maximum(by_token(tokens, model.fc1), 0), model.fc2).mean(1)
-    found = engine.load(artifact)(IMAGES)
+    found = load(artifact)(IMAGES)
     assert sqnr(torch.tensor(expected), found.double()) > sqnr(simulated.double(), found.double()) + 6
     np.testing.assert_allclose(found, expected, atol=2e-3)  # a token between two levels: a step of 2 ranges, in 64
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "int8"}
@@ -114,7 +113,7 @@ def test_weights_alone_give_int8_products_by_the_token(written):
 
 def test_fixed_ranges_with_results_are_int8_and_equal_fake_quant(written):
     artifact, expected = written(made(TwoLinears), FIXED)
-    assert sqnr(expected, engine.load(artifact)(IMAGES)) > 50  # half a step of one of 64 tokens
+    assert sqnr(expected, load(artifact)(IMAGES)) > 50  # half a step of one of 64 tokens
     assert artifact.record["precision"] == "int8"
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "int8"}
 
@@ -122,7 +121,7 @@ def test_fixed_ranges_with_results_are_int8_and_equal_fake_quant(written):
 def test_without_a_rounded_result_a_layer_stays_float_by_name_and_equals_fake_quant(written):
     """The result of fc1 is rounded by the node of fc2, behind ReLU."""
     artifact, expected = written(made(TwoLinears), "cpu")
-    assert sqnr(expected, engine.load(artifact)(IMAGES)) > 50
+    assert sqnr(expected, load(artifact)(IMAGES)) > 50
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "float32"}
 
 
@@ -131,7 +130,7 @@ def test_convolutions(written, policy, kinds):
     """By channel XNNPACK has fixed ranges alone; with ReLU between, the next layer's node rounds the result."""
     artifact, expected = written(made(TwoConvolutions), policy)
     assert [*artifact.record["options"]["products"].values()] == kinds.split()
-    assert sqnr(expected, engine.load(artifact)(IMAGES)) > 30
+    assert sqnr(expected, load(artifact)(IMAGES)) > 30
 
 
 @pytest.mark.nightly  # CI has one through the commands: tests/verbs/artifacts/test_program.py
@@ -144,7 +143,7 @@ def test_a_swin_has_all_products_of_its_blocks_in_int8(kind, tiny_model, written
     products = artifact.record["options"]["products"]
     floats = {name for name, type_ in products.items() if type_ != "int8"}
     assert floats <= {"head", "patch_embed.proj", "patch_embed"} and len(products) - len(floats) == 3 * 4 + 1
-    loaded = engine.load(open_artifact(artifact.file), EngineOptions(threads=1))
+    loaded = load(open_artifact(artifact.file), EngineOptions(threads=1))
     found = loaded(images)
     assert sqnr(expected, found) > 30 and loaded.details["int8_gemms"] == 13
     torch.testing.assert_close(loaded(images[:1]), found[:1])  # filled up to the program's batch
@@ -154,7 +153,7 @@ def test_a_swin_has_all_products_of_its_blocks_in_int8(kind, tiny_model, written
 
 def test_float_equals_torch_and_another_size_is_refused_in_words(written):
     artifact, _ = written(made(TwoLinears), "executorch", precision="float")
-    loaded = engine.load(artifact)
+    loaded = load(artifact)
     with torch.inference_mode():
         torch.testing.assert_close(loaded(IMAGES), made(TwoLinears)(IMAGES), rtol=1e-5, atol=1e-5)
     assert artifact.file.name == "net_fp32.pte"
@@ -225,5 +224,5 @@ def test_damaged_files_and_other_releases_and_contradicting_cards_are_one_line(w
     for wrong in (content[:100], b"", content[:4] + b"ET99" + content[8:]):
         artifact.file.write_bytes(wrong)
         with pytest.raises(SwinQuantError, match="damaged, or of another release") as caught:
-            engine.load(artifact)
+            load(artifact)
         assert "\n" not in str(caught.value)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from swin_quant.backends.fastertransformer.engine import load
+from swin_quant.backends.fastertransformer.emulator import load
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 

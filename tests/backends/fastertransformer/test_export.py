@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.fastertransformer import export as module
-from swin_quant.backends.fastertransformer.engine import load
+from swin_quant.backends.fastertransformer.emulator import load
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, check, export, summary
 from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.open_artifact import open_artifact

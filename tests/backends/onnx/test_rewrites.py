@@ -78,10 +78,8 @@ def test_orders_are_those_of_windows(side, window, shift):
     order = blocks.windows(side, window, shift)
     expected = window_partition(rolled, window).view(-1, 2)
     assert torch.equal(values.view(-1, 2)[order], expected)
-    places = blocks.moves(order, blocks.rows(side))
-    back = expected if places is None else expected[places]
-    assert torch.equal(back, values.view(-1, 2))
-    assert blocks.moves(order, order) is None
+    back = blocks.reorder(order, blocks.rows(side))(expected[None])
+    assert torch.equal(back, values.view(1, -1, 2))
 
 
 def test_neighbours_are_merged_in_the_model_s_sequence():

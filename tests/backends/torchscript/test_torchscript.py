@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from swin_quant.backends.torchscript import engine as torchscript_engine
-from swin_quant.backends.torchscript.engine import load
-from swin_quant.backends.torchscript.export import TorchScriptOptions, export
+from swin_quant.backends.torchscript import export as torchscript
+from swin_quant.backends.torchscript.export import TorchScriptOptions, export, load
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.quant.calibration import Method, calibrate
@@ -135,7 +134,7 @@ def test_who_runs_a_file_is_told_that_it_is_code_but_of_one_s_own_just_written(w
     artifact, _ = written(precision="float")
     load(artifact)
     assert caplog.text == ""
-    monkeypatch.setattr(torchscript_engine, "_known", set())  # as in a new process
+    monkeypatch.setattr(torchscript, "_known", set())  # as in a new process
     load(artifact)
     load(artifact)
     (line,) = caplog.messages

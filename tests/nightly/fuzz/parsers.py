@@ -30,12 +30,11 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from swin_quant.backends.artifact import Artifact, get_policy_name
-from swin_quant.backends.fastertransformer.engine import load as load_emulator
+from swin_quant.backends.fastertransformer.emulator import load as load_emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.fastertransformer.tuner import Tuned, read_tuned, write_tuned
-from swin_quant.backends.onnx_reader import metadata as onnx_metadata
-from swin_quant.backends.onnx_reader.file import open_onnx, read_model, verified
+from swin_quant.backends.onnx_reader.file import open_onnx, read_model, verified, write_metadata
 from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engines_for
@@ -461,7 +460,7 @@ def graphs() -> list[Files]:
     found = []
     plain = (nets.SmallNet(), nets.SmallNet(int8=False, opset=17, batch=2), nets.SmallNet(dtype=np.float16))
     for proto in (*(net.proto() for net in plain), branched(nets.SmallNet().proto())):
-        onnx_metadata.write(proto, card(), "int8", {"batch": 2}, ["cat", "dog"])
+        write_metadata(proto, card(), "int8", {"batch": 2}, ["cat", "dog"])
         found.append({"x.onnx": proto.SerializeToString(), "x.data": bytes(4096)})
     proto = nets.SmallNet(opset=18).proto()
     for tensor in (each for each in proto.graph.initializer if each.name in ("fc1.weight", "head.weight")):
@@ -566,12 +565,12 @@ def programs() -> list[Files]:
 
 def open_program(folder: Path) -> None:
     """All that is read of a program before it runs: it says itself which of the two cards it has."""
-    from swin_quant.backends.executorch import engine
+    from swin_quant.backends.executorch import export as executorch
 
     given = Artifact(folder / "x.pte", program("int8").card)
-    engine.read_labels(given)
-    is_float = engine.about(given).get("artifact.precision") == "float32"
-    engine.check_card(replace(given, card=program("float").card) if is_float else given)
+    executorch.read_labels(given)
+    is_float = executorch.about(given).get("artifact.precision") == "float32"
+    executorch.check_card(replace(given, card=program("float").card) if is_float else given)
 
 
 # Training

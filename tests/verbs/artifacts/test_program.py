@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from swin_quant.backends.executorch import engine
+from swin_quant.backends.executorch.export import load
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
@@ -56,7 +56,7 @@ def test_every_product_of_the_blocks_is_int8_and_one_picture_is_answered_as_in_a
     products = artifact.record["options"]["products"]
     floats = {name for name, type_ in products.items() if type_ != "int8"}
     assert floats <= {"head", "patch_embed.proj", "patch_embed"} and len(products) - len(floats) == 3 * 4 + 1
-    loaded, images = engine.load(artifact, EngineOptions(threads=1)), torch.randn(2, 3, 32, 32)
+    loaded, images = load(artifact, EngineOptions(threads=1)), torch.randn(2, 3, 32, 32)
     assert loaded.details["int8_gemms"] == 13
     torch.testing.assert_close(loaded(images[:1]), loaded(images)[:1])  # filled up to the program's batch
     with pytest.raises(UsageError, match="a batch of 3 is above its limit of 2 pictures"):

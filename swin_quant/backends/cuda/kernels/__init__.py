@@ -11,11 +11,11 @@ from swin_quant.backends.cuda.kernels.attention import AttentionKernel
 from swin_quant.backends.cuda.kernels.fused import AttentionNormKernel, GemmNormKernel, MlpKernel, NormGemmKernel
 from swin_quant.backends.cuda.kernels.gemm import GemmKernel
 from swin_quant.backends.cuda.kernels.kernel import Kernel
-from swin_quant.backends.cuda.kernels.patch_embed import PatchEmbedKernel
 from swin_quant.backends.cuda.kernels.rows import (
     MergeQuantizeKernel,
     NormQuantizeKernel,
     NormResidualKernel,
+    PatchEmbedKernel,
     PoolKernel,
 )
 

@@ -54,9 +54,7 @@ class NormGemmKernel(Kernel):
             MergeQuantizeKernel(*norm, tokens).reference()
         else:
             NormQuantizeKernel(*norm, self.windows, tokens).reference()
-        GemmKernel(
-            tokens, self.w, self.scale, self.bias, self.epilogue, self.out, levels=self.levels, lengths=self.lengths
-        ).reference()
+        self.part(GemmKernel, a=tokens).reference()
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         (n, k), m, e = self.w.shape, self.out.shape[0], self.epilogue
@@ -64,18 +62,8 @@ class NormGemmKernel(Kernel):
         t = tiles or norm_gemm_tiles(m, n, k, size, normed=self.norm_weight is not None, piece=piece)
         t = e.whole_heads(t.holding(columns=1, inner=least_step(size)).dividing(inner=piece))
         groups = column_groups(m, n, t.rows, t.columns)
-        constants = {
-            "N": n,
-            "K": k,
-            "PIECE": piece,
-            "KIND": e.kind,
-            "HEAD": e.head_dim,
-            **self.windows.constants(),
-            "BM": t.rows,
-            "BN": t.columns,
-            "BK": t.inner,
-            "GROUP": -(-n // t.columns) // groups,
-        }
+        constants = {"N": n, "K": k, "PIECE": piece, "KIND": e.kind, "HEAD": e.head_dim, **self.windows.constants()}
+        constants |= {"BM": t.rows, "BN": t.columns, "BK": t.inner, "GROUP": -(-n // t.columns) // groups}
         options = ALL_REGISTERS if t.warps == 8 and t.rows * k > 2 * REGISTERS else {}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows) * groups,)
         return PreparedLaunch("fused.norm_gemm", grid, arguments, constants, t, options)

@@ -110,18 +110,8 @@ class GemmKernel(Kernel):
         is_scattered = e.kind == "residual" and self.windows.window < self.windows.side
         t = tiles or gemm_tiles(m, n, k, size, 64 if is_scattered and self.a.dtype == torch.float8_e4m3fn else LINE)
         t = e.whole_heads(t.holding(columns=1, inner=least_step(size)))
-        constants = {
-            "N": n,
-            "K": k,
-            "KIND": e.kind,
-            "PRODUCT_ROUNDS": e.product_rounds,
-            "HALF_STEPS": e.half_steps,
-            "HEAD": e.head_dim,
-            **self.windows.constants(),
-            "BM": t.rows,
-            "BN": t.columns,
-            "BK": t.inner,
-        }
+        constants = {"N": n, "K": k, "KIND": e.kind, "PRODUCT_ROUNDS": e.product_rounds, "HALF_STEPS": e.half_steps}
+        constants |= {"HEAD": e.head_dim, **self.windows.constants(), "BM": t.rows, "BN": t.columns, "BK": t.inner}
         arguments = self.values(rows_in_all=m, product_levels=e.product_levels, unit_epsilon=e.unit_epsilon)
         grid = (-(-m // t.rows) * -(-n // t.columns),)
         # FasterTransformer rounds products before it adds: a fused multiply-add would not.

@@ -26,6 +26,9 @@ from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.swin.int8_operators import QUICK, OperatorMlp, find_fault, is_fast_mlp
 from swin_quant.models.placement import name_operation
 
+_GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
+_SIGMOIDS = {QUICK: "quick_gelu", 1: "silu"}
+
 
 def activation(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
     """One of `ACTIVATIONS`, by its name."""
@@ -35,21 +38,10 @@ def activation(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
         given: list[Any] = [*node.args[1:], *node.kwargs.values(), "none"]
         how = getattr(part, "approximate", "none") if part else given[0]
         return BranchStep(_GELUS[how] if word == "gelu" else word, value) if word != "gelu" or how in _GELUS else None
-    return _sigmoid_form(walk, node) if word == "mul" else None
-
-
-_GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
-_SIGMOIDS = {QUICK: "quick_gelu", 1: "silu"}
-
-
-def _sigmoid_form(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
-    """x sigmoid(a x)."""
-    for value, sigmoid in (node.args, node.args[::-1]):
-        if (
-            not isinstance(sigmoid, fx.Node)
-            or name_operation(sigmoid, walk.root) != "sigmoid"
-            or not walk.enter(sigmoid)
-        ):
+    for value, sigmoid in (node.args, node.args[::-1]) if word == "mul" else ():  # x sigmoid(a x)
+        if not isinstance(sigmoid, fx.Node) or name_operation(sigmoid, walk.root) != "sigmoid":
+            continue
+        if not walk.enter(sigmoid):
             continue
         inner, factor = sigmoid.args[0], 1.0
         if isinstance(inner, fx.Node) and name_operation(inner, walk.root) == "mul" and walk.enter(inner):
@@ -141,13 +133,8 @@ class MlpBranch:
 
     def operator(self) -> nn.Module:
         """The module that computes it, with the layer scale in its last part. The parts are used up."""
-        last = self.norm
-        if self.scale is not None and self.norm_last:
-            last = scaled_norm(self.norm, self.scale)
-        elif self.scale is not None:
-            scale_outputs(self.fc2, self.scale)
-        first = joined(self.hidden.parts)
-        return OperatorMlp(last, self.norm_last, first, self.fc2, self.hidden.activation)
+        norm, fc1 = fold_scale(self, self.fc2), joined(self.hidden.parts)
+        return OperatorMlp(norm, self.norm_last, fc1, self.fc2, self.hidden.activation)
 
 
 def mlp_branch(root: nn.Module, addition: fx.Node) -> MlpBranch | None:
@@ -179,27 +166,23 @@ def mlps(root: nn.Module, graph: fx.Graph) -> int:
 
 def find_scale_fault(layer: Linear, factors: Tensor | None) -> str | None:
     """The reason why int8 weights cannot hold a layer scale; None if they can."""
-    if factors is None or not ((layer._weight_quantizer.values == _LOWEST) & (factors < 0)).any():
+    if factors is None or not ((layer._weight_quantizer.values == -128) & (factors < 0)).any():  # it has no opposite
         return None
     return "has weights of -128 where its layer scale is below zero"
 
 
-_LOWEST = -128  # which has no opposite in int8
-
-
-def scale_outputs(layer: Linear, factors: Tensor) -> None:
-    """Multiply output j by `factors[j]`, of any sign, also 0: scales of weights stay above zero."""
-    weight = layer._weight_quantizer
-    sign = factors.sign().to(torch.int8)
+def fold_scale(branch: Any, layer: Linear) -> nn.LayerNorm:
+    """Fold a branch's layer scale into its last part: its norm, or else the linear `layer`. Returns the norm."""
+    norm, factors = branch.norm, branch.scale
+    if factors is None:
+        return norm
+    if branch.norm_last:
+        made = nn.LayerNorm(norm.normalized_shape, norm.eps)
+        made.weight = nn.Parameter(norm.weight * factors, requires_grad=False)
+        made.bias = nn.Parameter(norm.bias * factors, requires_grad=False)
+        return made
+    weight, sign = layer._weight_quantizer, factors.sign().to(torch.int8)
     weight.values = weight.values * sign
-    layer.scale_outputs(torch.where(sign == 0, 1.0, factors.abs()))
-    if layer.bias is not None:
-        layer.bias = layer.bias * sign
-
-
-def scaled_norm(norm: nn.LayerNorm, factors: Tensor) -> nn.LayerNorm:
-    """A norm whose results are multiplied by factors [C]."""
-    made = nn.LayerNorm(norm.normalized_shape, norm.eps)
-    made.weight = nn.Parameter(norm.weight * factors, requires_grad=False)
-    made.bias = nn.Parameter(norm.bias * factors, requires_grad=False)
-    return made
+    layer.scale_outputs(torch.where(sign == 0, 1.0, factors.abs()))  # scales of weights stay above zero
+    layer.bias = None if layer.bias is None else layer.bias * sign
+    return norm

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.functional import layer_norm
 
-from swin_quant.backends.onnx.branches.mlp import find_scale_fault, scale_outputs, scaled_norm
+from swin_quant.backends.onnx.branches.mlp import find_scale_fault, fold_scale
 from swin_quant.backends.onnx.branches.views import (
     Columns,
     Views,
@@ -168,7 +168,7 @@ class TokenBranch:
         pairs = [*(one.pair for one in self.operands), self.proj._input_quantizer]
         if self.softmax is not None and not isinstance(self.softmax, nn.Identity):
             pairs.append(self.softmax)
-        if not all(map(_is_int8, pairs)):
+        if any(not isinstance(x, Pair) or x.zero_point is not None or x.offset or x.format != "int8" for x in pairs):
             return "has a float node or a zero point: choose ‹policy› cpu-operators"
         layers: set[Any] = {one.layer for one in self.operands}
         if fault := next(filter(None, map(find_fault, (*layers, self.proj))), None):
@@ -180,9 +180,6 @@ class TokenBranch:
             return "changes its width"
         if any(one.factor <= 0 for one in self.operands) or self.logit_factor <= 0 or self.tokens is None:
             return "has a factor below zero, or no tokens [B, T, C]"
-        return self._find_turn_fault() or (None if self.norm_last else find_scale_fault(self.proj, self.scale))
-
-    def _find_turn_fault(self) -> str | None:
         q, k, v = self.operands
         if not isinstance(self.tokens, int) and (self.bias is not None or q.table is not None):
             return "has positions in its attention for pictures of any size"
@@ -193,7 +190,7 @@ class TokenBranch:
         tables = [one for one in (q.table, k.table) if one is not None]
         if tables and (len(tables) < 2 or not torch.allclose(tables[0], tables[1], atol=1e-6)):
             return "rotates q in another way than k"
-        return None
+        return None if self.norm_last else find_scale_fault(self.proj, self.scale)
 
     @property
     def is_fast(self) -> bool:
@@ -211,17 +208,8 @@ class TokenBranch:
         qkv = joined([Columns(one.layer, one.columns.flatten(), factor) for one, factor in parts])
         weight = self.proj._weight_quantizer
         weight.values = weight.values[self.rows.flatten()].contiguous()
-        own = self.norm
-        if self.scale is not None and self.norm_last:
-            own = scaled_norm(self.norm, self.scale)
-        elif self.scale is not None:
-            scale_outputs(self.proj, self.scale)
-        return OperatorTokenBranch(own, self.norm_last, qkv, self.proj, len(self.rows), scales, self.parts)
-
-
-def _is_int8(pair: nn.Module) -> bool:
-    """Whether a node rounds to int8 without a zero point."""
-    return isinstance(pair, Pair) and pair.zero_point is None and not pair.offset and pair.format == "int8"
+        norm = fold_scale(self, self.proj)
+        return OperatorTokenBranch(norm, self.norm_last, qkv, self.proj, len(self.rows), scales, self.parts)
 
 
 def attentions(root: nn.Module, graph: fx.Graph) -> int:
@@ -275,7 +263,11 @@ def _attention(walk: BranchWalk, node: fx.Node) -> _Found | None:
     rounded = find_quantizer(softmax, walk.root) if softmax is not None else None
     if rounded is not None and softmax is not None:
         softmax = walk.up(softmax.args[0])  # type: ignore[arg-type]
-    if softmax is None or name_operation(softmax, walk.root) != "softmax" or not _is_over_keys(softmax, walk.root):
+    if softmax is None or name_operation(softmax, walk.root) != "softmax":
+        return None
+    is_module = softmax.op == "call_module"
+    dim: Any = getattr(walk.root.get_submodule(str(softmax.target)), "dim", None) if is_module else softmax.args[1]
+    if dim != -1 and ("val" not in softmax.meta or dim != softmax.meta["val"].dim() - 1):  # not over keys
         return None
     added, before = _bias(walk, softmax.args[0])
     logits = Views(walk, before, _is_product)
@@ -330,10 +322,3 @@ def _bias(walk: BranchWalk, node: Any) -> tuple[Tensor | None, Any]:
         if (found := find_constant(added, walk.root)) is not None:
             return found, value
     return None, node
-
-
-def _is_over_keys(softmax: fx.Node, root: nn.Module) -> bool:
-    """Whether a softmax is of the last dimension."""
-    is_module = softmax.op == "call_module"
-    dim: Any = getattr(root.get_submodule(str(softmax.target)), "dim", None) if is_module else softmax.args[1]
-    return bool(dim == -1 or ("val" in softmax.meta and dim == softmax.meta["val"].dim() - 1))

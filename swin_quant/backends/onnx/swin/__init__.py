@@ -3,15 +3,23 @@
 Each takes the lowered model (`onnx.network`) and changes it in place; the order of the table is that in which they
 apply. None changes a number beyond the rounding of float32, and none changes an int8 value of a weight. `restored`
 undoes them in a file's tensors: the order of tokens, and the place of attention's scale.
+
+`halve` chooses the parts of a rewritten network that become float16. Float16: weights, products, GELU, attention and
+the residual stream. Float32: LayerNorm, always (its squares overflow; TensorRT's own advice), V2's normalisation of q
+and k, and whatever calibration saw beyond the largest float16. The residual stream is float16 as in
+FasterTransformer's kernels and TensorRT's baselines (docs/reference, section 3.8): float32 would double the traffic of
+every addition and norm, for a sum whose terms were float16. If one node of it was seen beyond float16, all of it is
+float32: the value that overflows is carried on to the end.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight, fits_half
 from swin_quant.backends.onnx.network import Restore, Rewriter
 from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
 from swin_quant.backends.onnx.swin.attention_operator import ATTENTION, ATTENTION_BRANCH
@@ -24,10 +32,78 @@ from swin_quant.backends.onnx.swin.blocks import (
     get_token_order,
     windows,
 )
-from swin_quant.backends.onnx.swin.half import halve
 from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_EMBEDDING, PATCH_MERGING
+from swin_quant.base.errors import listed
+from swin_quant.base.progress import log
 from swin_quant.models.layers import Swin, WindowBlock
 from swin_quant.models.swin_v2 import SwinV2Block
+
+_RESULTS = {  # a block's linear -> other nodes that see its result
+    "attn.qkv": ("attn.matmul_q_input_quantizer", "attn.matmul_k_input_quantizer", "attn.matmul_v_input_quantizer"),
+    "attn.proj": ("add1_local_input_quantizer",),
+    "mlp.fc1": ("mlp.fc2._input_quantizer",),
+    "mlp.fc2": ("add2_local_input_quantizer",),
+}
+_NORM_INPUTS = {"attn.proj": "layernorm_input1_quantizer", "mlp.fc2": "layernorm_input2_quantizer"}
+_STREAM = ("add1_residual_input_quantizer", "add2_residual_input_quantizer")
+
+
+def halve(model: Swin, beyond_half: Iterable[str]) -> None:
+    """Make `model`, with all rewrites applied, float16, except LayerNorms and layers around nodes in `beyond_half`."""
+    wide, unfit = set(beyond_half), []
+    # The residual stream, which V1's norms read, too; V2's norms read the branches
+    on_stream = {
+        f"{name}.{node}"
+        for name, block in model.named_modules()
+        if isinstance(block, OrderedBlock)
+        for node in (_STREAM if block.norm_last else (*_STREAM, *_NORM_INPUTS.values()))
+    }
+    stream = torch.float32 if wide & on_stream else torch.float16
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            module._weight_quantizer.raise_scales()
+            fits, weight = _fit(module), module._weight_quantizer
+            module.dtype = torch.float32 if wide & _linear_nodes(model, name) or not fits else torch.float16
+            module.bias = None if module.bias is None else module.bias.to(module.dtype)
+            if weight.scale is None:
+                weight.values = weight.values.to(module.dtype)
+            else:
+                weight.scale = weight.scale.to(module.dtype)
+        elif isinstance(module, QuantizedAttention):
+            fits = _fit(*(node for node in module.children() if isinstance(node, Pair)))
+            seen_beyond = {node for node in wide if node.rpartition(".")[0] == name}
+            module.dtype = torch.float32 if seen_beyond or not fits else torch.float16
+            module.table = module.table.to(module.dtype)
+        elif isinstance(module, OrderedPatchEmbed):
+            module.stream, fits = stream, True
+        else:
+            continue
+        unfit += [] if fits else [name]
+    if unfit:
+        log.warning(
+            "%d layers stay float32, because float16 cannot hold their scales: %s", len(unfit), listed(unfit, 3)
+        )
+    if model.absolute_pos_embed is not None:
+        model.absolute_pos_embed.data = model.absolute_pos_embed.data.to(stream)
+
+
+def _linear_nodes(model: Swin, name: str) -> set[str]:
+    """The nodes on a linear's input and output."""
+    found = {f"{name}._input_quantizer", f"{name}._aftergemm_quantizer"}
+    block, _, layer = name.rpartition(".")
+    block, _, part = block.rpartition(".")
+    if nodes := _RESULTS.get(f"{part}.{layer}"):
+        found |= {f"{block}.{node}" for node in nodes}
+        if (norm := _NORM_INPUTS.get(f"{part}.{layer}")) and model.get_submodule(block).norm_last:
+            found.add(f"{block}.{norm}")
+    return found
+
+
+def _fit(*modules: nn.Module) -> bool:
+    """Whether float16 holds all scales in `modules`."""
+    parts = (part for module in modules for part in module.modules() if isinstance(part, Pair | StoredWeight))
+    return all(part.scale is None or fits_half(part.scale) for part in parts)
+
 
 Lowered: TypeAlias = Any  # a Swin with some parts replaced by the parts of this folder
 
@@ -39,34 +115,15 @@ def fusible_attention(model: Lowered) -> None:
             block.attn = fusible(block.attn, block.attn_mask)
 
 
-def scale_in_weights(model: Lowered) -> None:
-    """Fold the scale of V1's attention into q's rows of the qkv weight and bias, which saves an operator."""
-    for attention in _attentions(model):
-        attention.fold_scale()
+def in_attentions(change: str) -> Callable[[Lowered], None]:
+    """The rewrite that calls this method of each attention."""
 
+    def rewrite(model: Lowered) -> None:
+        for block in (block for layer in model.layers for block in layer.blocks):
+            if isinstance(block.attn, QuantizedAttention):
+                getattr(block.attn, change)()
 
-def windows_apart(model: Lowered) -> None:
-    """Windows in a dimension of their own, not among the heads: fewer transpositions where attention is not fused."""
-    for attention in _attentions(model):
-        attention.set_apart()
-
-
-def windows_in_batch(model: Lowered) -> None:
-    """Windows in the batch's place, biases and masks as one constant: attention of one picture, no tensor above rank
-    4."""
-    for attention in _attentions(model):
-        attention.set_in_batch()
-
-
-def flat_patches(model: Lowered) -> None:
-    """Patches of one picture cut with no tensor above rank 5."""
-    model.patch_embed = FlatPatchEmbed(model.patch_embed)
-
-
-def one_constant(model: Lowered) -> None:
-    """Position bias and mask stored as one constant [nW * heads, L, L]; else engines compute it on loading."""
-    for attention in _attentions(model):
-        attention.bake()
+    return rewrite
 
 
 def window_order(model: Lowered) -> None:
@@ -87,20 +144,23 @@ def window_order(model: Lowered) -> None:
             present = merged
 
 
-Rewrite = Callable[[Lowered], None]
-REWRITES: dict[str, Rewrite] = {
+def flat_patches(model: Lowered) -> None:
+    """Patches of one picture cut with no tensor above rank 5."""
+    model.patch_embed = FlatPatchEmbed(model.patch_embed)
+
+
+REWRITES: dict[str, Callable[[Lowered], None]] = {
     "fusible-attention": fusible_attention,
-    "scale-in-weights": scale_in_weights,
-    "windows-apart": windows_apart,
-    "one-constant": one_constant,
+    # Fold the scale of V1's attention into q's rows of the qkv weight and bias, which saves an operator
+    "scale-in-weights": in_attentions("fold_scale"),
+    # Windows in a dimension of their own, not among the heads: fewer transpositions where attention is not fused
+    "windows-apart": in_attentions("set_apart"),
+    # Position bias and mask stored as one constant [nW * heads, L, L]; else engines compute it on loading
+    "one-constant": in_attentions("bake"),
     "window-order": window_order,
 }
-FOR_NPU: dict[str, Rewrite] = {"windows-in-batch": windows_in_batch, "flat-patches": flat_patches}  # of one picture
-
-
-def _attentions(model: Lowered) -> list[QuantizedAttention]:
-    found = [block.attn for layer in model.layers for block in layer.blocks]
-    return [attention for attention in found if isinstance(attention, QuantizedAttention)]
+# Of one picture: windows in the batch's place, biases and masks as one constant, no tensor of attention above rank 4
+FOR_NPU = {"windows-in-batch": in_attentions("set_in_batch"), "flat-patches": flat_patches}
 
 
 def restored(model: Swin, rewrites: Collection[str]) -> dict[str, Restore | None]:

@@ -15,58 +15,16 @@ from swin_quant.models.swin import WindowAttention
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, WindowAttentionV2
 
 
-class AsHeads:
-    """The layout of heads in a layer `attn`, which has `windows` (1 if not shifted), `heads` and `length` L.
-
-    [B, nW * heads, L, D]: rank 4, which engines fuse, and a constant that needs no batch.
-    """
-
-    def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        """[..., 3C] -> q, k, v [..., L, D]."""
-        groups, depth = 3 * attn.heads, qkv.shape[-1] // (3 * attn.heads)
-        if attn.windows == 1:
-            return qkv.view(-1, attn.length, groups, depth).transpose(1, 2).chunk(3, 1)
-        x = qkv.view(-1, attn.windows, attn.length, 3, attn.heads, depth).permute(0, 3, 1, 4, 2, 5)
-        return x.reshape(-1, groups * attn.windows, attn.length, depth).chunk(3, 1)
-
-    def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The heads of `split`, back to `shape` [..., C]."""
-        if attn.windows > 1:
-            x = x.view(-1, attn.windows, attn.heads, attn.length, x.shape[-1])
-        return x.transpose(-3, -2).reshape(-1, *shape[1:])
-
-    def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
-        """The sum to add to the logits: bias [heads, L, L] + mask [nW, 1, L, L]."""
-        return (bias + mask).flatten(0, 1)
-
-
-class Apart(AsHeads):
-    """[B, nW, heads, L, D]: for engines that fuse no attention.
-
-    All transpositions have rank 4 and leave the last dimension in place, which is fast. The view between them and the
-    product keeps ONNX Runtime's optimizer from merging the transposition of k with the one before it, which would be
-    slow: it is merged into the product instead.
-    """
-
-    def split(self, attn: Any, qkv: Tensor) -> tuple[Tensor, ...]:
-        groups, depth = 3 * attn.heads, qkv.shape[-1] // (3 * attn.heads)
-        x = qkv.view(-1, attn.length, groups, depth).transpose(1, 2)
-        return x.reshape(-1, attn.windows, groups, attn.length, depth).chunk(3, 2)
-
-    def join(self, attn: Any, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-        x = x.reshape(-1, attn.heads, attn.length, x.shape[-1])
-        return x.transpose(1, 2).reshape(-1, *shape[1:])
-
-    def addend(self, bias: Tensor, mask: Tensor) -> Tensor:
-        return bias + mask
-
-
 class QuantizedAttention(nn.Module):
     """Attention of V1. The constant is the position bias plus, for shifted windows, their mask.
 
-    The mask differs from window to window. Shifted windows therefore count as heads, so that the constant needs no
-    batch, unless they get a dimension of their own (`Apart`). x: [B * nW, L, C] or [B, nW * L, C], any float type; the
-    result has x's shape.
+    The mask differs from window to window. Shifted windows therefore count as heads, [B, nW * heads, L, D]: rank 4,
+    which engines fuse, and a constant that needs no batch. For engines that fuse no attention they are `apart`, [B, nW,
+    heads, L, D]: all transpositions have rank 4 and leave the last dimension in place, which is fast. The view between
+    them and the product keeps ONNX Runtime's optimizer from merging the transposition of k with the one before it,
+    which would be slow: it is merged into the product instead.
+
+    x: [B * nW, L, C] or [B, nW * L, C], any float type; the result has x's shape.
     """
 
     matmul_q_input_quantizer: nn.Module
@@ -74,7 +32,7 @@ class QuantizedAttention(nn.Module):
     matmul_v_input_quantizer: nn.Module
     matmul_a_input_quantizer: nn.Module
     softmax_input_quantizer: nn.Module
-    layout: AsHeads = AsHeads()
+    apart = False
     scale: float | None = None  # V2 has one for each head, of normalised vectors
 
     def __init__(self, attn: Any, mask: Tensor | None) -> None:
@@ -117,19 +75,22 @@ class QuantizedAttention(nn.Module):
         self.table, self.index, self.mask = self.addend().contiguous(), None, None
 
     def addend(self) -> Tensor:
-        """The constant [heads, L, L]; for shifted windows in the layout's shape."""
+        """The constant [heads, L, L]; for shifted windows [nW * heads, L, L], apart [nW, heads, L, L]."""
         bias = self.table if self.index is None else gather(self.table, self.index)
-        return bias if self.mask is None else self.layout.addend(bias, self.mask.to(bias.dtype))
+        if self.mask is None:
+            return bias
+        whole = bias + self.mask.to(bias.dtype)  # [nW, 1, L, L]
+        return whole if self.apart else whole.flatten(0, 1)
 
     def set_apart(self) -> None:
         """Take windows from among the heads into a dimension of their own."""
-        self.layout = Apart()
+        self.apart = True
 
     def set_in_batch(self) -> None:
         """For one picture: windows in the batch's place, [nW, heads, L, D], no tensor above rank 4."""
         self.set_apart()
         self.bake()
-        self.layout, self.windows = AsHeads(), 1
+        self.apart, self.windows = False, 1
 
     def scaled(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k^T, quantized, as the first product takes them."""
@@ -138,11 +99,23 @@ class QuantizedAttention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """`mask`: the trained block passes it; it is ignored, because the layer holds its own."""
-        q, k, v = self.layout.split(self, self.qkv(x).to(self.dtype))
+        qkv = self.qkv(x).to(self.dtype)
+        groups, depth = 3 * self.heads, qkv.shape[-1] // (3 * self.heads)
+        if self.windows > 1 and not self.apart:
+            qkv = qkv.view(-1, self.windows, self.length, 3, self.heads, depth).permute(0, 3, 1, 4, 2, 5)
+            qkv = qkv.reshape(-1, groups * self.windows, self.length, depth)
+        else:
+            qkv = qkv.view(-1, self.length, groups, depth).transpose(1, 2)
+            qkv = qkv.reshape(-1, self.windows, groups, self.length, depth) if self.apart else qkv
+        q, k, v = qkv.chunk(3, 2 if self.apart else 1)
         q, k = self.scaled(q, k)
         logits = self.softmax_input_quantizer(q @ k) + self.addend()
-        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1))
-        return self.proj(self.layout.join(self, attention @ self.matmul_v_input_quantizer(v), x.shape))
+        y = self.matmul_a_input_quantizer(logits.softmax(dim=-1)) @ self.matmul_v_input_quantizer(v)
+        if self.apart:
+            y = y.reshape(-1, self.heads, self.length, depth)
+        elif self.windows > 1:
+            y = y.view(-1, self.windows, self.heads, self.length, depth)
+        return self.proj(y.transpose(-3, -2).reshape(-1, *x.shape[1:]))
 
 
 class CosineAttention(QuantizedAttention):

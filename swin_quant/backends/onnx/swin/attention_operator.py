@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from swin_quant.backends.onnx.layers import Linear, Pair
-from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
+from swin_quant.backends.onnx.network import OperatorRewrite
 from swin_quant.backends.onnx.operators import dequantize, quantize
-from swin_quant.backends.onnx.swin.attention import AsHeads, CosineAttention, QuantizedAttention, norm
+from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, Reorder
 from swin_quant.backends.onnx.swin.int8_operators import (
     CONSTANTS,
@@ -76,7 +76,7 @@ class OperatorAttention(nn.Module):
         self.scale: Tensor = nn.Buffer(torch.cat([scale.expand(channels) for scale in scales[:3]]))
         self.result: Tensor = nn.Buffer(scales[-1])
 
-    layout = AsHeads()
+    apart = False
     addend: Any = QuantizedAttention.addend
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -224,6 +224,7 @@ class OperatorAttentionBranch(WindowConstants):
         super().__init__(block)
         attn: Any = block.attn
         order = block.to_windows.places if isinstance(block.to_windows, Reorder) else torch.arange(len(block.order))
+        block.to_windows = nn.Identity()  # the operator brings the tokens into this order
         self.places: Tensor = nn.Buffer(order.int())
         self.regions: Tensor = nn.Buffer(find_regions(attn.mask, attn.length))
 
@@ -259,15 +260,6 @@ def find_branch_fault(block: Any) -> str | None:
     return "has a mask that is not one of regions"
 
 
-def _call_attention(block: Any) -> None:
-    block.attn = OperatorAttention(block.attn)
-
-
-def _call_branch(block: Any) -> None:
-    block.attn, block.to_windows = OperatorAttentionBranch(block), nn.Identity()
-    set_forward(block, lambda self, x: self.attn(x), "attended")
-
-
 class OperatorMapBranch(WindowConstants):
     """Windows, norm, attention and addition of a block as one operator: float32 [B, H, W, C] -> [B, H, W, C]."""
 
@@ -284,11 +276,6 @@ class OperatorMapBranch(WindowConstants):
         return map_branch(x, *self.constants(), **self.attributes, **cut)
 
 
-def _call_map_branch(block: Any) -> None:
-    block.attn = OperatorMapBranch(block)
-    set_forward(block, lambda self, x: self.attn(x), "attended")
-
-
 def _find_map_fault(block: Any) -> str | None:
     if block.attn.cut.rests and any(block.attn.cut.shift):
         return "shifts by the size of its map (MODEL.FEATURES.WINDOWS mmpretrain)"
@@ -299,8 +286,11 @@ ATTENTION = OperatorRewrite(
     "attn",
     lambda block: _find_attention_fault(block.attn),
     lambda block: is_fast_branch(block, "attention"),
-    _call_attention,
+    lambda block: OperatorAttention(block.attn),
     kind=QuantizedAttention,
 )
-ATTENTION_BRANCH = OperatorRewrite("attn", find_branch_fault, is_fast_branch, _call_branch, holder=OrderedBlock)
-MAP_BRANCH = OperatorRewrite("attn", _find_map_fault, is_fast_branch, _call_map_branch, holder=OrderedBlock)
+_CALLS = "attended", lambda self, x: self.attn(x)
+ATTENTION_BRANCH = OperatorRewrite(
+    "attn", find_branch_fault, is_fast_branch, OperatorAttentionBranch, holder=OrderedBlock, calls=_CALLS
+)
+MAP_BRANCH = OperatorRewrite("attn", _find_map_fault, is_fast_branch, OperatorMapBranch, OrderedBlock, calls=_CALLS)

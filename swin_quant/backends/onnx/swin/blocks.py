@@ -24,8 +24,8 @@ class Reorder(nn.Module):
 
 def reorder(present: Tensor, wanted: Tensor) -> nn.Module:
     """The module from one order of tokens to another; an identity for equal orders."""
-    places = moves(present, wanted)
-    return nn.Identity() if places is None else Reorder(places)
+    same = torch.equal(present, wanted)
+    return nn.Identity() if same else Reorder(torch.argsort(present)[wanted].int())
 
 
 class OrderedBlock(nn.Module):
@@ -159,11 +159,6 @@ def windows(side: int, window: int, shift: int) -> Tensor:
 def get_token_order(block: WindowBlock) -> Tensor:
     """The order of the tokens that leave a block."""
     return windows(block.resolution, block.window, block.shift)
-
-
-def moves(present: Tensor, wanted: Tensor) -> Tensor | None:
-    """The places [T] to gather from to bring tokens from the order `present` to `wanted`; None for equal orders."""
-    return None if torch.equal(present, wanted) else torch.argsort(present)[wanted].int()
 
 
 def neighbours(side: int, merged: Tensor) -> Tensor:

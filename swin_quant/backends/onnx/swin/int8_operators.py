@@ -12,7 +12,7 @@ from torch.nn.functional import conv2d, gelu, layer_norm, relu, silu
 from torch.overrides import wrap_torch_function
 
 from swin_quant.backends.onnx.layers import Linear, Pair
-from swin_quant.backends.onnx.network import OperatorRewrite, set_forward
+from swin_quant.backends.onnx.network import OperatorRewrite
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
 from swin_quant.models.maps import neighbours as map_neighbours
 from swin_quant.models.maps import patches
@@ -201,15 +201,6 @@ def is_fast_mlp(width: int, hidden: int) -> bool:
     return not (width % _MLP_WIDTH or hidden % _MLP_HIDDEN)
 
 
-def _call_mlp(block: Any) -> None:
-    block.mlp = OperatorMlp(block.norm2, block.norm_last, block.mlp.fc1, block.mlp.fc2)
-    set_forward(block, lambda self, x: self.mlp(self.attended(x)))
-
-
-def _call_merging(stage: Any) -> None:
-    stage.downsample = OperatorMerging(stage.downsample)
-
-
 def _find_embedding_fault(model: Any) -> str | None:
     if not isinstance(model.patch_embed, OrderedPatchEmbed):
         return "has tokens row by row: leave the rewrite window-order in"
@@ -222,22 +213,21 @@ def _is_fast_embedding(model: Any) -> bool:
     return has_others and len(model.patch_embed.norm.weight) % _EMBEDDING_WIDTH == 0
 
 
-def _call_embedding(model: Any) -> None:
-    model.patch_embed = OperatorEmbedding(model.patch_embed)
-
-
 MLP = OperatorRewrite(
     "mlp",
     _find_mlp_fault,
     lambda block: is_fast_mlp(*block.mlp.fc1._weight_quantizer.values.shape),
-    _call_mlp,
+    lambda block: OperatorMlp(block.norm2, block.norm_last, block.mlp.fc1, block.mlp.fc2),
     holder=OrderedBlock,
+    calls=("forward", lambda self, x: self.mlp(self.attended(x))),
 )
 PATCH_MERGING = OperatorRewrite(
     "downsample",
     lambda stage: find_fault(stage.downsample.reduction),
     lambda stage: stage.downsample.reduction._weight_quantizer.values.shape[0] % (4 * _MERGING_WIDTH) == 0,
-    _call_merging,
+    lambda stage: OperatorMerging(stage.downsample),
     kind=OrderedMerging,
 )
-PATCH_EMBEDDING = OperatorRewrite("patch_embed", _find_embedding_fault, _is_fast_embedding, _call_embedding)
+PATCH_EMBEDDING = OperatorRewrite(
+    "patch_embed", _find_embedding_fault, _is_fast_embedding, lambda model: OperatorEmbedding(model.patch_embed)
+)

@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.operators import operator
-from swin_quant.backends.onnx.swin import scale_in_weights
+from swin_quant.backends.onnx.swin import REWRITES
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.attention_operator import MAP_BRANCH
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, as_linear
@@ -91,7 +92,6 @@ def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int], rests: b
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """For `torch.onnx.export(custom_translation_table=...)`."""
-    import numpy as np
     from onnx.numpy_helper import from_array
     from onnxscript import opset18
 
@@ -233,7 +233,7 @@ class MapAttention(QuantizedAttention):
     def constant(self, mask: Tensor | None) -> Tensor:
         """[heads, L, L], or [nW * heads, L, L] with a mask."""
         bias = self.addend()
-        return bias if mask is None else self.layout.addend(bias, mask[:, None])
+        return bias if mask is None else (bias + mask[:, None]).flatten(0, 1)
 
 
 class MapCosineAttention(MapAttention, CosineAttention):
@@ -328,7 +328,7 @@ def any_size(model: Any) -> None:
 
 
 REWRITER = Rewriter(
-    {"any-size": any_size, "scale-in-weights": scale_in_weights},
+    {"any-size": any_size, "scale-in-weights": REWRITES["scale-in-weights"]},
     MapNetwork,
     builds_on="any-size",
     plugins={

@@ -22,7 +22,7 @@ from kernel_runs import (
 )
 
 from swin_quant.backends.cuda.kernels.tiles import Tiles
-from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
+from swin_quant.backends.cuda.spec import LARGEST_HEAD_DIM
 
 SHIFTED = [(16, 8, 4), (24, 12, 6), (32, 16, 8), pytest.param((48, 24, 12), marks=pytest.mark.slow)]
 

@@ -10,7 +10,7 @@ from swin_quant.backends.cuda.kernels.gemm import Epilogue, GemmKernel
 from swin_quant.backends.cuda.kernels.rows import NormQuantizeKernel
 from swin_quant.backends.cuda.kernels.tiles import Tiles
 from swin_quant.backends.cuda.kernels.windows import Windows
-from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
+from swin_quant.backends.cuda.spec import LARGEST_HEAD_DIM
 from swin_quant.backends.integer_arithmetic import gelu_table
 
 

@@ -12,12 +12,10 @@ import torch
 from fusions import with_fusions
 from kernel_runs import BYTES, LARGEST_WEIGHT, SQUARES, Draw, assert_near, attention_moves, both, poisoned
 
-from swin_quant.backends.cuda.binding import format_shape
 from swin_quant.backends.cuda.fusions import FUSIONS
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.program import ScalarRef, TensorRef, make_kernel
-from swin_quant.backends.cuda.spec import make_spec_from_config
-from swin_quant.backends.cuda.spec_from_policy import LARGEST_HEAD_DIM
+from swin_quant.backends.cuda.program import ScalarRef, TensorRef, format_shape, make_kernel
+from swin_quant.backends.cuda.spec import LARGEST_HEAD_DIM, make_spec_from_config
 from tests.backends.conftest import MICRO, MORE
 from tests.backends.cuda.conftest import spec_of_model
 

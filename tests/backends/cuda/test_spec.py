@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from swin_quant.backends.cuda.spec import make_spec
-from swin_quant.backends.cuda.spec_from_policy import check_batch, spec_for
+from swin_quant.backends.cuda.launches import check_batch
+from swin_quant.backends.cuda.spec import make_spec, spec_for
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from tests.backends.conftest import MICRO
