@@ -20,7 +20,7 @@ def networks(monkeypatch):
     return __import__("networks")
 
 
-@pytest.mark.parametrize("name", share(QUICK, 2))
+@pytest.mark.parametrize("name", share(QUICK, 3))
 def test_a_network_computes_what_transformers_computes_and_is_calibrated(name, networks):
     network, module = networks.NETWORKS[name], networks.built(name)
     images = network.given(torch.randn(4, *network.shape, generator=torch.Generator().manual_seed(0)))
