@@ -62,9 +62,9 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import QuantConv2d, weighted_layers
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.report.table import NARROW, markdown, terminal
-from swin_quant.score.difference import difference
 from swin_quant.score.engine import EAGER
 from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import difference
 
 REFERENCE = f"{EAGER} float32"  # the candidate whose logits are the reference
 MODEL, BATCHES, ROUNDS, SECONDS = "swin_tiny_patch4_window7_224", [1, 8], 5, 1.0  # defaults

@@ -24,9 +24,8 @@ from swin_quant.cards.card import versions
 from swin_quant.quant.outputs import rows
 from swin_quant.report import table
 from swin_quant.report.table import Column, ReportTable, figure
-from swin_quant.score.candidate import time_calls
-from swin_quant.score.difference import difference
-from swin_quant.score.engine import Engine
+from swin_quant.score.engine import Engine, time_calls
+from swin_quant.score.run_engines import difference
 
 sys.path.append(str(ROOT / "tools" / "cuda"))
 from jobs import JobFailed, JobProcess  # noqa: E402

@@ -129,7 +129,7 @@ def accuracy_rows(shared: Path, models: Sequence[str], reference: bool) -> list:
 
 def accuracy(shared: Path, file: Path, policy: str, w: int, a: int, variant: str) -> dict:
     import swin_quant as sq
-    from swin_quant.score.difference import difference
+    from swin_quant.score.run_engines import difference
 
     model = sq.load(file, file.with_suffix(".yaml"))
     seen = pictures(shared, file, "train", MORE.get(variant, CALIBRATE))[0]
@@ -177,7 +177,7 @@ def stressed(
 ) -> tuple[float, float]:
     """SQNR of a calibrated model against its own float model, and CPU seconds of its calibration."""
     import swin_quant as sq
-    from swin_quant.score.difference import difference
+    from swin_quant.score.run_engines import difference
     from tests.outliers import plant
 
     file = EXAMPLES / f"{kind}_micro_cifar10.safetensors"

@@ -39,7 +39,7 @@ from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.score.candidate import milliseconds
+from swin_quant.score.engine import milliseconds
 
 CALIBRATION, JUDGED = 8, 8  # pictures
 ENGINES = ("openvino", "onnxruntime")

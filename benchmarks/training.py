@@ -38,7 +38,7 @@ from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy, qu
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.optim import make_optimizer
-from swin_quant.train.precision import Precision
+from swin_quant.train.parallel import Precision
 from swin_quant.train.recipe import Optimizer
 
 MICRO = ("swin_micro_cifar10", "swinv2_micro_cifar10")

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from swin_quant.model import Model as Model
     from swin_quant.policies import policy as policy
     from swin_quant.quant.policy import Policy as Policy
+    from swin_quant.report.engines import Alignment as Alignment
+    from swin_quant.report.engines import Verification as Verification
+    from swin_quant.report.nodes import Search as Search
     from swin_quant.verbs.align import align as align
-    from swin_quant.verbs.alignment import Alignment as Alignment
     from swin_quant.verbs.analyze import analyze as analyze
     from swin_quant.verbs.calibrate import calibrate as calibrate
     from swin_quant.verbs.doctor import doctor as doctor
@@ -41,10 +43,8 @@ if TYPE_CHECKING:
     from swin_quant.verbs.quantize import quantize as quantize
     from swin_quant.verbs.search import search as search
     from swin_quant.verbs.search_result import Budget as Budget
-    from swin_quant.verbs.search_result import Search as Search
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
-    from swin_quant.verbs.service import app as app
-    from swin_quant.verbs.verification import Verification as Verification
+    from swin_quant.verbs.serve import app as app
     from swin_quant.verbs.verify import verify as verify
     from swin_quant.wrapping import wrap as wrap
 
@@ -60,14 +60,14 @@ _FACE = {  # name -> its module
     "policy": "swin_quant.policies",
     "Policy": "swin_quant.quant.policy",
     "Preprocess": "swin_quant.data.preprocess",
-    "Alignment": "swin_quant.verbs.alignment",
+    "Alignment": "swin_quant.report.engines",
     "Budget": "swin_quant.verbs.search_result",
     "Evaluation": "swin_quant.verbs.evaluation",
     "Finetuned": "swin_quant.verbs.finetune",
     "Quantized": "swin_quant.verbs.quantize",
-    "Search": "swin_quant.verbs.search_result",
-    "Verification": "swin_quant.verbs.verification",
-    "app": "swin_quant.verbs.service",
+    "Search": "swin_quant.report.nodes",
+    "Verification": "swin_quant.report.engines",
+    "app": "swin_quant.verbs.serve",
     "SwinQuantError": "swin_quant.base.errors",
     "UsageError": "swin_quant.base.errors",
     "reproducible": "swin_quant.base.cpu",

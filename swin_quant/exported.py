@@ -34,8 +34,8 @@ from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.report.next_command import after_export
 from swin_quant.report.table import Value, html_facts
+from swin_quant.report.verdict import after_export
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
 
@@ -71,20 +71,22 @@ class Exported:
         `device`: cpu or cuda, torch's current GPU. `extensions`: libraries with operators of your own, for OpenVINO.
         UsageError for an engine that is not installed, or does not run such artifacts.
         """
-        name = list_engine_names(self.artifact, [engine] if engine else None)[0]
-        libraries = tuple(map(str, extensions))
-        options = EngineOptions(threads=threads, float_type=float_type, device=device, extensions=libraries)
-        (loaded,) = load_engines(self.artifact, [name], options).values()
+        options = EngineOptions(threads, float_type, device, extensions=tuple(map(str, extensions)))
+        (loaded,) = load_engines(self.artifact, [choose_engine(self.artifact, engine)], options).values()
         if wrapped := self.card.wrapped:
             run = loaded.run
             loaded = replace(loaded, run=lambda images: named(run(images), wrapped["outputs"]))
         return loaded
 
+    @property
+    def _what(self) -> str:
+        policy = f", policy {self.card.policy['name']}" if self.card.policy else ""
+        return f"{self.artifact.record['precision']}{policy}"
+
     def show(self) -> None:
         """Print the file; messages name its policy, run card and next steps."""
-        record, card = self.artifact.record, self.card
-        policy = f", policy {card.policy['name']}" if card.policy else ""
-        log.info("%s: %s%s, %.1f MB", record["backend"], record["precision"], policy, self.file.stat().st_size / 1e6)
+        record = self.artifact.record
+        log.info("%s: %s, %.1f MB", record["backend"], self._what, self.file.stat().st_size / 1e6)
         if runs := record["options"].get("runs_on"):
             log.info("runs on %s", " and ".join(f"{engine}{releases}" for engine, releases in runs.items()))
         for other in record["others"]:
@@ -93,9 +95,7 @@ class Exported:
         print(self.file)
         known = targets()
         target = known.get(str(record["options"].get("target"))) or known.get(record["backend"])
-        if target is None:
-            return
-        for command in after_export(card, self.file, target):
+        for command in after_export(self.card, self.file, target) if target else ():
             log.info("next: %s", command)
 
     def to_json(self) -> dict[str, Any]:
@@ -103,9 +103,7 @@ class Exported:
         return self.card.to_dict()
 
     def __repr__(self) -> str:
-        record = self.artifact.record
-        policy = f", policy {self.card.policy['name']}" if self.card.policy else ""
-        return f"{self.file}: {record['backend']}, {record['precision']}{policy}"
+        return f"{self.file}: {self.artifact.record['backend']}, {self._what}"
 
     def _repr_html_(self) -> str:
         record, policy, checkpoint = self.artifact.record, self.card.policy, self.card.checkpoint
@@ -153,23 +151,19 @@ class SubjectFiles(ModelFile):
     def subjects(self) -> ModelFile | list[Exported]:
         """The checkpoint that is named, or the artifacts. UsageError for fields that do not fit, and for none."""
         files, checkpoint = self.files, self.checkpoint
-        if len(files) == 1 and is_checkpoint(files[0]):
-            if checkpoint:
-                raise UsageError(f"{files[0]} and ‹checkpoint› {checkpoint} are both checkpoints: give one of them")
-            return self._model(files[0])
-        if not files:
-            if not checkpoint:
+        is_model = len(files) == 1 and is_checkpoint(files[0])
+        if is_model and checkpoint:
+            raise UsageError(f"{files[0]} and ‹checkpoint› {checkpoint} are both checkpoints: give one of them")
+        if is_model or not files:
+            if not files and not checkpoint:
                 raise UsageError("no file: name a checkpoint or an artifact")
-            return self._model(checkpoint)
+            given = {one.name: getattr(self, one.name) for one in fields(ModelFile)}
+            return ModelFile(**{**given, "checkpoint": files[0] if files else checkpoint})
         plain = ModelFile(checkpoint=checkpoint, device=self.device)
         for one in fields(ModelFile):
             if getattr(self, one.name) != getattr(plain, one.name):
                 raise UsageError(f"‹{one.name}› is not for artifacts: their run cards say that")
         return [Exported(open_artifact(file)) for file in dict.fromkeys(files)]
-
-    def _model(self, checkpoint: str) -> ModelFile:
-        given = {one.name: getattr(self, one.name) for one in fields(ModelFile)}
-        return ModelFile(**{**given, "checkpoint": checkpoint})
 
 
 def is_checkpoint(path: str) -> bool:
@@ -277,7 +271,10 @@ def list_engine_names(artifact: Artifact, names: Sequence[str] | None = None) ->
         raise SwinQuantError(f"{card_path(artifact.file)}: artifact.backend is {kind!r:.40}: no engine runs that")
     if not names:
         target = artifact.record["options"].get("target")
-        if has_float8(artifact):
+        has_float8 = artifact.record["precision"] == FP8  # all nodes, or some by the policy
+        if artifact.record["precision"] == "mixed" and (policy := _read_policy(artifact)):
+            has_float8 = policy.has_float8
+        if has_float8:
             able = {name: backend for name, backend in able.items() if backend.float8}
         installed = [name for name, backend in able.items() if backend.is_installed]
         if target in installed:
@@ -295,26 +292,15 @@ def list_engine_names(artifact: Artifact, names: Sequence[str] | None = None) ->
     return list(dict.fromkeys(names))
 
 
-def has_float8(artifact: Artifact) -> bool:
-    """Whether nodes of an artifact are float8, by its card: all, or some by its policy."""
-    if artifact.record["precision"] != "mixed":
-        return artifact.record["precision"] == FP8
-    policy = _read_policy(artifact)
-    return policy is not None and policy.has_float8
-
-
 def _read_policy(artifact: Artifact) -> Policy | None:
     """The policy in the artifact's card; errors name the card."""
     policy = artifact.card.policy
     return policy_from_dict(policy, str(card_path(artifact.file))) if policy else None
 
 
-def one_engine(artifact: Artifact, names: Sequence[str]) -> str:
-    """The named engine, by default the first installed one; UsageError for several."""
-    found = list_engine_names(artifact, names)
-    if names and len(found) > 1:
-        raise UsageError(f"‹engine› {' '.join(names)}: give one")
-    return found[0]
+def choose_engine(artifact: Artifact, engine: str | None) -> str:
+    """The named engine, by default the first that `load_engines` loads."""
+    return list_engine_names(artifact, [engine] if engine else None)[0]
 
 
 def find_checkpoint(artifact: Artifact, file: str | Path | None = None) -> Path | None:

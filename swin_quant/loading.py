@@ -16,7 +16,6 @@ from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, called
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.lineage import choose_result_source
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
 from swin_quant.checkpoint import Checkpoint, load_calibrated, load_float, made_before, open_checkpoint
@@ -72,11 +71,15 @@ class ModelFile:
         """
         from swin_quant.checkpoint.identify import config_for, config_given
 
-        opened = self.opened
-        wanted = {
+        opened, words = self.opened, self.img_size.split("x") if self.img_size else []
+        if len(words) > 2 or not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+            what = "must be a number of pixels, or height and width as 192x224"
+            raise UsageError(f"‹img_size› {self.img_size!r:.40}: {what}")
+        sizes = [int(word) for word in words]
+        wanted: dict[str, Any] = {
             "MODEL.OUTPUT_KIND": self.output_kind,
             "MODEL.WEIGHTS": self.weights,
-            "DATA.IMG_SIZE": _sides_in(self.img_size),
+            "DATA.IMG_SIZE": sizes if len(sizes) == 2 else sizes[0] if sizes else None,
             "MODEL.SWIN.WINDOW_SIZE": self.window,
             "MODEL.SWINV2.WINDOW_SIZE": self.window,
         }
@@ -138,7 +141,8 @@ class ModelFile:
         refuse_changed_features(str(checkpoint), before, cfg)
         card = _card(
             cfg,
-            choose_result_source(before, source),
+            # That of the earlier work in the checkpoint, else the file that was read.
+            before.source if before and (before.source or before.has_own_weights) else source,
             training=before.training if before else None,
             calibration=before.calibration if before else None,
             class_names=read_class_names(cfg, checkpoint, self.replace_head),
@@ -148,15 +152,6 @@ class ModelFile:
         model = Model(module.to(this_world().device), card=card)
         model.given = cfg
         return model
-
-
-def _sides_in(text: str | None) -> int | list[int] | None:
-    """`192x224` as [192, 224]. UsageError for any other text."""
-    words = text.split("x") if text else []
-    if len(words) > 2 or not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
-        raise UsageError(f"‹img_size› {text!r:.40}: must be a number of pixels, or height and width as 192x224")
-    numbers = [int(word) for word in words]
-    return numbers if len(numbers) == 2 else numbers[0] if numbers else None
 
 
 @checked

@@ -42,23 +42,6 @@ from swin_quant.report.table import html_facts
 from swin_quant.score.engine import engine_under
 
 
-def finish(model: nn.Module, path: Path, card: RunCard, calibration: Calibration, world: World) -> RunCard:
-    """Write checkpoint, statistics and card, in this order; returns the written card."""
-    peaks = calibration.peaks if calibration.pictures <= MOST else {}
-    counted = statistics_bytes(calibration.statistics, peaks) if calibration.statistics else None
-    kept = path.with_suffix(SUFFIX)
-    record = CheckpointRecord(file=kept.name, sha256=hashlib.sha256(counted).hexdigest()) if counted else None
-    if card.calibration:
-        card = replace(card, calibration={**card.calibration, "statistics": record})
-    if world.is_main:
-        card = save_with_card(model, path, card, others={kept: counted} if counted else {})
-        if counted:
-            log.info("statistics: %s", kept)
-        else:
-            kept.unlink(missing_ok=True)  # an earlier calibration's, whose checkpoint is gone too
-    return card
-
-
 def place_for(folder: Path, model: nn.Module, card: RunCard) -> Path:
     """The file for a calibrated model: see `choose_checkpoint_path`."""
     content = calibrated_bytes(model)
@@ -97,22 +80,33 @@ def choose_checkpoint_path(
     return free
 
 
-def save_with_card(
-    model: nn.Module, path: Path, card: RunCard, by_channel: bool = False, others: Mapping[Path, bytes] | None = None
+def save_calibrated(
+    model: nn.Module, path: Path, card: RunCard, calibration: Calibration | None = None, by_channel: bool = False
 ) -> RunCard:
-    """Write a calibrated checkpoint and the `others`, then the card with its hash; returns that card.
+    """Write a calibrated checkpoint, the statistics of its `calibration`, then the card, which is returned.
 
     UsageError if something was made of another checkpoint there.
     """
     content = calibrated_bytes(model, by_channel)
     refuse_to_replace(path, content)
     atomic_write_bytes(path, content)
-    for other, data in (others or {}).items():
-        atomic_write_bytes(other, data)
+    kept, counted = path.with_suffix(SUFFIX), None
+    if calibration:
+        peaks = calibration.peaks if calibration.pictures <= MOST else {}
+        counted = statistics_bytes(calibration.statistics, peaks) if calibration.statistics else None
+        if card.calibration:
+            record = CheckpointRecord(file=kept.name, sha256=hashlib.sha256(counted).hexdigest()) if counted else None
+            card = replace(card, calibration={**card.calibration, "statistics": record})
+        if counted:
+            atomic_write_bytes(kept, counted)
+        else:
+            kept.unlink(missing_ok=True)  # an earlier calibration's, whose checkpoint is gone too
     card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)})
     card.write(path.with_suffix(".json"))
     for what, file in (("calibrated checkpoint", path), ("run card", path.with_suffix(".json"))):
         log.info("%s: %s", what, file)
+    if counted:
+        log.info("statistics: %s", kept)
     return card
 
 
@@ -307,10 +301,8 @@ class Model:
         if dtype or path.suffix == ".ckpt" or (path.suffix == ".safetensors" and self.is_calibrated):
             self._save_for_others(path, dtype or "float32")
             return path
-        if self.calibration and self.policy:
-            self.card = finish(self.module, path, self.card, self.calibration, World())
-        elif self.is_calibrated and self.policy:
-            self.card = save_with_card(self.module, path, self.card)
+        if self.policy and (self.calibration or self.is_calibrated):
+            self.card = save_calibrated(self.module, path, self.card, self.calibration)
         else:
             if self.is_changed or path != self.file:
                 refuse_to_replace(path)
@@ -352,7 +344,8 @@ class Model:
         assert self.calibration is not None, "save_in: is for a model that was just calibrated"
         (place,) = gather([str(place_for(folder, self.module, self.card))] if world.is_main else [])
         self.file = Path(place)
-        self.card = finish(self.module, self.file, self.card, self.calibration, world)
+        if world.is_main:
+            self.card = save_calibrated(self.module, self.file, self.card, self.calibration)
         self._saved = _weights_digest(self.module)
         gather([])  # from here on every rank finds the files
 

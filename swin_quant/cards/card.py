@@ -26,7 +26,6 @@ from swin_quant.base.files import compute_data_sha256, compute_sha256, finite, o
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.base.schema import check_record, checked, get_fields
-from swin_quant.cards.costs import SensitivityRecord, TriedPolicies
 from swin_quant.cards.paths import located, portable_path, with_paths
 from swin_quant.cards.records import (
     QAT,
@@ -39,8 +38,10 @@ from swin_quant.cards.records import (
     Moment,
     PassRecord,
     Result,
+    SensitivityRecord,
     SourceRecord,
     TrainingRecord,
+    TriedPolicies,
     VerificationRecord,
     WrappedRecord,
     sha256_in,

@@ -18,7 +18,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import compute_sha256, require_file
 from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import RangesRecord, SourceRecord, TrainingRecord, sha256_in
+from swin_quant.cards.records import RangesRecord, TrainingRecord, sha256_in
 
 _MOST_STARTS = 32  # QAT after QAT; a card can name itself
 _MOST_CARDS, _LARGEST = 4096, 64 << 20
@@ -111,13 +111,6 @@ def _holds_original(start: Start, card: RunCard) -> bool:
     if start.card is None:
         return compute_sha256(start.file) == sha256_in(card.source)
     return not start.card.has_own_weights and sha256_in(start.card.source) == sha256_in(card.source)
-
-
-def choose_result_source(before: RunCard | None, source: SourceRecord | None) -> SourceRecord | None:
-    """The source of a result: that of the earlier work in its checkpoint (`before`), else the file that was read."""
-    if before and (before.source or before.has_own_weights):
-        return before.source
-    return source
 
 
 def calibrated_again(before: RunCard | None) -> TrainingRecord | None:

@@ -32,10 +32,9 @@ from swin_quant.model import Model
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import INT8_MODES
 from swin_quant.quant.policy import policy_from_dict
-from swin_quant.score.candidate import throughput
-from swin_quant.score.engine import half_type, torch_engines
+from swin_quant.score.engine import half_type, throughput, torch_engines
 from swin_quant.score.scoring import open_labelled
-from swin_quant.train.training import Qat, Training
+from swin_quant.train.run import Qat, Training
 from swin_quant.verbs.calibrate import NONE, calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluation

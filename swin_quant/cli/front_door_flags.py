@@ -13,7 +13,7 @@ import docstring_parser
 from swin_quant.base.errors import UsageError, did_you_mean
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import CALIBRATORS, INT8_MODES
-from swin_quant.train.training import Qat, Training
+from swin_quant.train.run import Qat, Training
 
 Options = TypeVar("Options", PolicyChoice, Training, Qat)
 EXAMPLES = """examples:

@@ -169,13 +169,9 @@ def _complain(message: str, verbose: bool) -> None:
         print(colored(f"error{where}:", "red", attrs=["bold"], force_color=None), line, file=sys.stderr, flush=True)
     except OSError:  # the message cannot be printed; the exit code remains
         _drop(sys.stderr)
-    _tell_launcher(f"error{where}: {line}")
-
-
-def _tell_launcher(line: str) -> None:
-    """Leave the message where torchrun looks for it: the end of what it prints then says why a rank failed."""
-    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        found = {"message": line, "extraInfo": {"py_callstack": line, "timestamp": str(int(time.time()))}}
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun's last lines then say why a rank failed
+        told = f"error{where}: {line}"
+        found = {"message": told, "extraInfo": {"py_callstack": told, "timestamp": str(int(time.time()))}}
         with contextlib.suppress(OSError):
             Path(file).write_text(json.dumps({"message": found}), encoding="utf-8")
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.cards.costs import LossRecord
+from swin_quant.cards.records import LossRecord
 
 
 @dataclass(frozen=True)

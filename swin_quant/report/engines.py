@@ -1,17 +1,21 @@
-"""Tables of engines: their distance from a checkpoint or from each other, the classes that they find."""
+"""Results of engines: their distance from a checkpoint or from each other, the classes that they find."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
-from swin_quant.backends.tensorrt.layers import LayerReport, LayerRow
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import finite
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.report.table import Column, ReportTable, field, figure, records
-from swin_quant.score.alignment import Aligned, Differences
-from swin_quant.score.difference import INT8_LEVELS
+from swin_quant.report.graph import IntegerProducts
+from swin_quant.report.table import Column, Printed, ReportTable, field, figure, records
+from swin_quant.score.alignment import Aligned
+from swin_quant.score.engine import Engine
+from swin_quant.score.run_engines import INT8_LEVELS
+from swin_quant.score.scoring import Guess
 
 _STYLES = {"pass": "green", "FAIL": "red", None: ""}
 
@@ -25,19 +29,17 @@ def _products(record: VerificationRecord) -> str | None:
     return f"{record['int8_products']}/{record['quantized_products']}" if record.get("quantized_products") else None
 
 
+def _steps(record: VerificationRecord) -> float | None:
+    return record["max"] / record["step"] if record["step"] else None
+
+
 VERIFICATION: tuple[Column[VerificationRecord], ...] = (
     Column("engine", "engine", field("engine")),
     Column("precision", "type", field("precision")),
     Column("reference", "against", field("reference")),
     figure("mean", "mean", field("mean"), "{:.5f}"),
     figure("max", "max", field("max"), "{:.5f}"),
-    figure(
-        "steps",
-        "max/step",
-        lambda record: record["max"] / record["step"] if record["step"] else None,
-        "{:.2f}",
-        spare=True,
-    ),
+    figure("steps", "max/step", _steps, "{:.2f}", spare=True),
     figure("agreement", "agree %", field("agreement"), "{:.2f}"),
     figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}", spare=True),
     figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),
@@ -45,30 +47,50 @@ VERIFICATION: tuple[Column[VerificationRecord], ...] = (
     Column("int8_products", "int8", _products, may_lack=True, spare=True),
     Column("passed", "verdict", _verdict, blank="", style=lambda record: _STYLES[_verdict(record)]),
 )
-_OF_TENSORRT: tuple[Column[LayerRow], ...] = (
-    Column("name", "product", field("name"), fold=True),
-    Column("wanted", "in the graph", field("wanted")),
-    Column("ran", "in the engine", field("ran")),
-    Column("layer", "layer", field("layer"), fold=True, blank="not found"),
-)
 
 
-def verification_table(records: Sequence[VerificationRecord]) -> ReportTable[VerificationRecord]:
-    """A line for each engine and reference."""
-    pictures, scale = records[0]["pictures"], f"amax / {INT8_LEVELS}"
-    if "cosine" in records[0]:
-        remark = f"|Δ| on {pictures} pictures, in units of the reference's mean magnitude; step: of int8, {scale}"
-    else:
+@dataclass(frozen=True)
+class Verification(Printed):
+    """How far the logits of an artifact are from its checkpoint's; printed, it is a table."""
+
+    records: Sequence[VerificationRecord]
+    file: Path
+
+    @property
+    def failures(self) -> list[str]:
+        """A clause for each engine that runs quantized products in float, and each record beyond its tolerance."""
+        found = {}
+        for record in self.records:
+            if record.get("quantized_products"):
+                counts = IntegerProducts(record["quantized_products"], record["int8_products"])
+                if counts.is_float:
+                    what = f"is called int8, and {record['engine']} runs it in float: {counts}"
+                    found[record["engine"]] = f"{what} (`swin-quant show` names the others)"
+        return [*found.values()] + [
+            f"{record['engine']}: mean |Δlogit| against {record['reference']} is {record['mean']:.4g}, "
+            f"not below {record['tolerance']:g}"
+            for record in self.records
+            if record["passed"] is False
+        ]
+
+    def __bool__(self) -> bool:
+        return not self.failures
+
+    def check(self) -> None:
+        """SwinQuantError where an engine is not within its tolerance."""
+        if self.failures:
+            raise SwinQuantError(f"{self.file}: verification failed: {'; '.join(self.failures)}")
+
+    def tables(self) -> list[ReportTable[VerificationRecord]]:
+        pictures, scale = self.records[0]["pictures"], f"amax / {INT8_LEVELS}"
         remark = f"|Δlogit| on {pictures} pictures; max/step: in int8 steps over the reference's logits, {scale}"
-    return ReportTable(VERIFICATION, records, [remark])
+        if "cosine" in self.records[0]:
+            remark = f"|Δ| on {pictures} pictures, in units of the reference's mean magnitude; step: of int8, {scale}"
+        return [ReportTable(VERIFICATION, self.records, [remark])]
 
-
-def products_table(report: LayerReport) -> ReportTable[LayerRow]:
-    """The products of a TensorRT engine, a line each, coloured if not in the graph's type."""
-    counts = report.counts()
-    ran = ", ".join(f"{kind} {number}" for kind, number in counts["ran"].items())
-    remark = f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat"
-    return ReportTable(_OF_TENSORRT, report.rows, [remark], style=lambda row: "" if row.wanted == row.ran else "yellow")
+    def to_json(self) -> Sequence[VerificationRecord]:
+        """The records, as in the run card."""
+        return self.records
 
 
 def _db(row: Aligned) -> str:
@@ -94,44 +116,74 @@ ALIGNMENT: tuple[Column[Aligned], ...] = (
 )
 
 
-def alignment_table(found: Differences, only: Sequence[str] = ()) -> ReportTable[Aligned]:
-    """A line for each tensor that both sides have; with `only`, for each whose name matches one of its patterns."""
-    rows = [row for row in found.rows if not only or any(fnmatchcase(row.name, pattern) for pattern in only)]
-    return ReportTable(ALIGNMENT, rows, alignment_remarks(found), lambda row: "red" if row is found.first else "")
+@dataclass(frozen=True)
+class Alignment(Printed):
+    """How far two sides are apart: a row for each tensor that both have, in the order computed; printed, it is a table.
 
+    `below`: the SQNR in dB below which they differ. `only`: the number of tensors that only A, and only B, has.
+    `shown`: patterns of the names that are printed; empty: all.
+    """
 
-def alignment_remarks(found: Differences) -> list[str]:
-    """Sentences on the two sides, the first tensor that differs, and the tensor at which the SQNR falls most."""
-    remarks = [f"A: {found.a}; B: {found.b}; {found.pictures} pictures; SQNR of B against A"]
-    first, drop = found.first, found.drop
-    if first is None:
-        remarks.append(f"no tensor of {len(found.rows)} is below {found.below:g} dB")
-    else:
-        why = first.problem or f"{_db(first)} dB, below {found.below:g}"
-        remarks.append(f"first divergence: {first.group}/{first.name} ({why})")
-    if drop:
-        remarks.append(f"largest fall: at {drop[1].name}, from {_db(drop[0])} to {_db(drop[1])} dB")
-    if any(found.only):
-        remarks.append(f"not compared: {found.only[0]} tensors that only A shows, {found.only[1]} that only B does")
-    return remarks
+    a: str
+    b: str
+    rows: Sequence[Aligned]
+    below: float
+    pictures: int
+    only: tuple[int, int] = (0, 0)
+    shown: tuple[str, ...] = ()
 
+    @property
+    def first(self) -> Aligned | None:
+        """The first tensor that differs: the module that computes it is at fault, or its other inputs."""
+        return next((row for row in self.rows if row.below(self.below)), None)
 
-def alignment_data(found: Differences) -> dict[str, Any]:
-    """The comparison for JSON: all rows, and the facts of `alignment_remarks` by key."""
-    first, drop = found.first, found.drop
-    return finite(
-        {
-            "schema": "swin-quant/alignment/1",
-            "a": found.a,
-            "b": found.b,
-            "pictures": found.pictures,
-            "below_db": found.below,
-            "first": f"{first.group}/{first.name}" if first else None,
-            "largest_fall": drop[1].name if drop else None,
-            "fall_from_db": drop[0].sqnr_db if drop else None,
-            "tensors": records(ALIGNMENT, found.rows),
-        }
-    )
+    @property
+    def drop(self) -> tuple[Aligned, Aligned] | None:
+        """The largest fall of SQNR in the forward pass, from the worst tensor so far to the next worse one."""
+        best: tuple[float, Aligned, Aligned] | None = None
+        worst: Aligned | None = None
+        for row in self.rows:
+            if row.group not in ("forward", "output") or row.problem:
+                continue
+            if worst is not None and row.sqnr_db < worst.sqnr_db and not math.isinf(worst.sqnr_db):
+                fall = worst.sqnr_db - row.sqnr_db
+                best = best if best and best[0] >= fall else (fall, worst, row)
+            if worst is None or row.sqnr_db < worst.sqnr_db:
+                worst = row
+        return best and best[1:]
+
+    def tables(self) -> list[ReportTable[Aligned]]:
+        remarks = [f"A: {self.a}; B: {self.b}; {self.pictures} pictures; SQNR of B against A"]
+        first, drop = self.first, self.drop
+        if first is None:
+            remarks.append(f"no tensor of {len(self.rows)} is below {self.below:g} dB")
+        else:
+            why = first.problem or f"{_db(first)} dB, below {self.below:g}"
+            remarks.append(f"first divergence: {first.group}/{first.name} ({why})")
+        if drop:
+            remarks.append(f"largest fall: at {drop[1].name}, from {_db(drop[0])} to {_db(drop[1])} dB")
+        if any(self.only):
+            remarks.append(f"not compared: {self.only[0]} tensors that only A shows, {self.only[1]} that only B does")
+        is_shown = [not self.shown or any(fnmatchcase(row.name, one) for one in self.shown) for row in self.rows]
+        rows = [row for row, wanted in zip(self.rows, is_shown, strict=True) if wanted]
+        return [ReportTable(ALIGNMENT, rows, remarks, lambda row: "red" if row is first else "")]
+
+    def to_json(self) -> dict[str, Any]:
+        """All tensors, the first that differs, and the largest fall of SQNR."""
+        first, drop = self.first, self.drop
+        return finite(
+            {
+                "schema": "swin-quant/alignment/1",
+                "a": self.a,
+                "b": self.b,
+                "pictures": self.pictures,
+                "below_db": self.below,
+                "first": f"{first.group}/{first.name}" if first else None,
+                "largest_fall": drop[1].name if drop else None,
+                "fall_from_db": drop[0].sqnr_db if drop else None,
+                "tensors": records(ALIGNMENT, self.rows),
+            }
+        )
 
 
 @dataclass(frozen=True)
@@ -152,11 +204,35 @@ PREDICTIONS: tuple[Column[AnswerRow], ...] = (
 )
 
 
-def predictions_table(answers: Mapping[str, Iterable[tuple[float, int, str]]], by: str) -> ReportTable[AnswerRow]:
-    """The classes of each picture as (probability, index, name), best first; `by` names the model."""
-    rows = [
-        AnswerRow(None if rank else picture, 100 * probability, index, name)
-        for picture, best in answers.items()
-        for rank, (probability, index, name) in enumerate(best)
-    ]
-    return ReportTable(PREDICTIONS, rows, [by], style=lambda row: "" if row.picture else "dim")
+class Guesses(dict[str, list[Guess]], Printed):
+    """The most probable classes of each picture, by its name; printed, it is a table.
+
+    `model`: its name; `engine`: what it runs on; `unreadable`: why a picture could not be read, by its name.
+    """
+
+    def __init__(
+        self, answers: Mapping[str, list[Guess]], model: str, engine: Engine, unreadable: Mapping[str, str]
+    ) -> None:
+        super().__init__(answers)
+        self.model, self.engine, self.unreadable = model, engine, unreadable
+
+    def tables(self) -> list[ReportTable[AnswerRow]]:
+        rows = [
+            AnswerRow(None if rank else picture, 100 * one.probability, one.index, one.name)
+            for picture, best in self.items()
+            for rank, one in enumerate(best)
+        ]
+        remark = f"{self.model}: {self.engine.label} on {self.engine.name}"
+        return [ReportTable(PREDICTIONS, rows, [remark], style=lambda row: "" if row.picture else "dim")]
+
+    def to_json(self) -> dict[str, Any]:
+        """The answers, what gave them, and the pictures that could not be read."""
+        return {
+            "schema": "swin-quant/predictions/1",
+            "model": self.model,
+            "engine": self.engine.name,
+            "precision": self.engine.precision,
+            "policy": self.engine.policy,
+            "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in self.items()],
+            "unreadable": dict(self.unreadable),
+        }

@@ -3,13 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from swin_quant.backends.backend import function
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model
+from swin_quant.backends.onnx_reader.npu_rules import NPUS, Misfit
 from swin_quant.backends.onnx_reader.products import QUANTIZED, Inspection, inspect_model
 from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
@@ -17,7 +17,7 @@ from swin_quant.base.extras import library
 from swin_quant.operators.analysis import Analysis, Checked, Operator
 from swin_quant.operators.support import NOT_KNOWN, REPLACED, SUPPORTED, UNSUPPORTED, unknown_everywhere
 from swin_quant.operators.trace import sentence, training_sentence
-from swin_quant.report.table import Column, ReportTable, bullets, field, figure, folded, styled, terminal
+from swin_quant.report.table import Column, ReportTable, bullets, field, figure, folded, print_fitted, styled, terminal
 
 INT8 = "int8"
 _ENOUGH = 0.5  # the share of quantized products that have to run in integers for a file to be called int8
@@ -80,25 +80,56 @@ def by_engine(file: Path, engines: tuple[str, ...] = ()) -> dict[str, IntegerPro
     }
 
 
-def inspection_text(
-    report: Inspection, width: int, color: bool = False, engines: Mapping[str, IntegerProducts] = MappingProxyType({})
-) -> str:
-    """The whole report for a terminal of `width` columns; `engines`: int8 products of each (`by_engine`)."""
-    counts = Counter(gemm.format for gemm in report.gemms)
-    kinds = " and ".join(f"{counts[kind]} of {len(report.gemms)} products {kind}" for kind in QUANTIZED if counts[kind])
-    head = (
-        f"opset {report.opset}, {report.body} body; {kinds or 'no product quantized'}; "
-        f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
-    )
-    ran = [(f"{name}: {one}", "yellow" if one.integer < one.quantized else "green") for name, one in engines.items()]
-    products = listed((gemm.name for gemm in report.gemms if gemm.format is None), 12) or "none"
-    floats = ", ".join(f"{op} {count}" for op, count in report.float_ops.items()) or "none"
-    below = [(f"float products: {products}", ""), (f"float ops: {floats}", "")]
-    if report.asymmetric:
-        below.append((f"not int8 with zero point 0, which TensorRT needs: {listed(report.asymmetric, 3)}", "yellow"))
-    lines = [(head, "bold"), *ran, *below]
-    each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
-    return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
+@dataclass(frozen=True)
+class GraphReport:
+    """The products of an ONNX file, and how many run in int8 on each engine."""
+
+    file: Path
+    report: Inspection
+    engines: Mapping[str, IntegerProducts]
+    npu: str | None = None
+    misfits: Sequence[Misfit] = ()
+
+    def show(self) -> None:
+        """Print it as wide as the terminal; for an NPU, whether the file keeps its rules and which nodes do not."""
+        if self.npu:
+            rules, count = NPUS[self.npu], len(self.misfits)
+            print(f"{self.npu} ({rules.what}): {f'{count} nodes do not fit' if count else 'fits'}")
+            print(*self.misfits, *(f"source: {one}" for one in rules.sources), sep="\n")
+        else:
+            print_fitted(self.text)
+
+    def text(self, width: int, color: bool = False) -> str:
+        """The whole report for a terminal of `width` columns."""
+        report = self.report
+        counts = Counter(gemm.format for gemm in report.gemms)
+        kinds = [f"{counts[kind]} of {len(report.gemms)} products {kind}" for kind in QUANTIZED if counts[kind]]
+        head = (
+            f"opset {report.opset}, {report.body} body; {' and '.join(kinds) or 'no product quantized'}; "
+            f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
+        )
+        ran = [
+            (f"{key}: {one}", "yellow" if one.integer < one.quantized else "green") for key, one in self.engines.items()
+        ]
+        products = listed((gemm.name for gemm in report.gemms if gemm.format is None), 12) or "none"
+        floats = ", ".join(f"{op} {count}" for op, count in report.float_ops.items()) or "none"
+        below = [(f"float products: {products}", ""), (f"float ops: {floats}", "")]
+        if report.asymmetric:
+            below.append(
+                (f"not int8 with zero point 0, which TensorRT needs: {listed(report.asymmetric, 3)}", "yellow")
+            )
+        lines = [(head, "bold"), *ran, *below]
+        each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
+        return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
+
+    def to_json(self) -> dict[str, Any]:
+        """The inspection, with the counts by engine."""
+        counts = {name: asdict(one) for name, one in self.engines.items()}
+        found = {"file": self.file.name, **self.report.to_dict(), "engines": counts}
+        if self.npu:
+            misfits = [asdict(one) for one in self.misfits]
+            found["npu"] = {"for": self.npu, **asdict(NPUS[self.npu]), "misfits": misfits}
+        return found
 
 
 MARKS = {SUPPORTED: "yes", REPLACED: "other", UNSUPPORTED: "no", NOT_KNOWN: "?"}

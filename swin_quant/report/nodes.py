@@ -8,14 +8,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.errors import listed
-from swin_quant.cards.costs import GroupRecord, SensitivityRecord, TriedPolicies, TriedRecord
+from swin_quant.backends.registry import targets
+from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.cards.records import GroupRecord, SensitivityRecord, TriedPolicies, TriedRecord
 from swin_quant.quant import GROUP_KINDS
 from swin_quant.quant.policy import Policy, Rule
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.ranges import get_range
 from swin_quant.quant.watch import watching
-from swin_quant.report.table import Column, ReportTable, field, figure, html_table, records
+from swin_quant.report.table import (
+    NARROW,
+    Column,
+    Printed,
+    ReportTable,
+    field,
+    figure,
+    folded,
+    html_table,
+    print_text,
+    records,
+    screen_width,
+)
+from swin_quant.report.verdict import DeployVerdict
 
 
 @dataclass(frozen=True)
@@ -79,10 +93,41 @@ NODES: tuple[Column[NodeRow], ...] = (
 )
 
 
-def nodes_table(rows: Sequence[NodeRow]) -> ReportTable[NodeRow]:
-    """A line for each node; nodes that are off are dimmed."""
-    remark = f"{sum(row.enabled for row in rows)} of {len(rows)} nodes are on"
-    return ReportTable(NODES, rows, [remark], style=lambda row: "" if row.enabled else "dim")
+@dataclass(frozen=True)
+class Nodes(Printed):
+    """The nodes of a model, in its order; printed, a line for each, dimmed where it is off."""
+
+    rows: Sequence[NodeRow]
+
+    def tables(self) -> list[ReportTable[NodeRow]]:
+        remark = f"{sum(row.enabled for row in self.rows)} of {len(self.rows)} nodes are on"
+        return [ReportTable(NODES, self.rows, [remark], style=lambda row: "" if row.enabled else "dim")]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """A record for each node."""
+        return records(NODES, self.rows)
+
+
+@dataclass(frozen=True)
+class PolicyList:
+    """Policies; printed, the backends that take each and its purpose."""
+
+    policies: Sequence[Policy]
+
+    def show(self) -> None:
+        """Print them as wide as the terminal."""
+        for policy, taken in zip(self.policies, self._backends(), strict=True):
+            print(policy.name + (f"  (for {', '.join(taken)})" if taken else ""))
+            for line in folded(" ".join(policy.description.split()), screen_width(NARROW) - 4):
+                print("    " + line)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Each policy with the backends that take it."""
+        return [{**one.to_dict(), "for": taken} for one, taken in zip(self.policies, self._backends(), strict=True)]
+
+    def _backends(self) -> list[list[str]]:
+        able = {name: backend.exporting.policies for name, backend in targets().items()}
+        return [[name for name, taken in able.items() if policy.name in taken] for policy in self.policies]
 
 
 _RULES: tuple[Column[Rule], ...] = (
@@ -153,52 +198,106 @@ _TRIED: tuple[Column[TriedRecord], ...] = (
 )
 
 
-def list_cost_rows(record: SensitivityRecord, kinds: Sequence[str] = GROUP_KINDS) -> list[CostRow]:
-    """The groups by kind, the costliest first: without it the logits are nearest to the float model's."""
-    overall, rows = record["overall"]["sqnr_db"], list[CostRow]()
-    for group in (group for group in record["groups"] if group["kind"] in kinds):
-        without = group["without"]["sqnr_db"]
-        rows.append(CostRow(group, None if without is None or overall is None else without - overall))
-    return sorted(rows, key=lambda row: (kinds.index(row.kind), -_height(row.group["without"]["sqnr_db"])))
+PROFILE = "profile"
 
 
-def sensitivity_table(record: SensitivityRecord, kinds: Sequence[str], top: int | None = None) -> ReportTable[CostRow]:
-    """The `top` rows of each kind."""
-    rows = list_cost_rows(record, kinds)
-    shown = [row for kind in kinds for row in [one for one in rows if one.kind == kind][:top]]
-    overall = record["overall"]
-    sqnr = "equal logits" if overall["sqnr_db"] is None else f"SQNR {overall['sqnr_db']:.1f} dB"
-    remarks = [
-        f"{record['policy']}, {record['pictures']} pictures, all nodes on: {sqnr}, agreement "
-        f"{overall['agreement']:.1f} %, expected drop of top-1 {overall['drop']:.2f} points, KL {overall['kl']:.1e}",
-    ]
-    if len(shown) < len(rows):
-        remarks.append(f"{len(shown)} of {len(rows)} rows: those that cost most; JSON has all")
-    return ReportTable(COSTS, shown, remarks)
+@dataclass(frozen=True)
+class Costs(Printed):
+    """The costs of every node and group; printed, it is the table of `swin-quant sensitivity`.
 
+    `kinds`: those that are printed (empty: all); `top`: the rows of each.
+    """
 
-def profile_table(record: SensitivityRecord) -> ReportTable[tuple[str, float | None]]:
-    """The SQNR of each block's output, in the order of the blocks."""
-    return ReportTable(_DEPTH, list(record["profile"].items()))
+    record: SensitivityRecord
+    kinds: Sequence[str] = ()
+    top: int | None = 8
+
+    def rows(self, kind: str = "node") -> list[CostRow]:
+        """The groups of a kind (role, stage, block, layer, node), the costliest first: without it the logits are
+        nearest to the float model's."""
+        overall, rows = self.record["overall"]["sqnr_db"], list[CostRow]()
+        for group in (group for group in self.record["groups"] if group["kind"] == kind):
+            without = group["without"]["sqnr_db"]
+            rows.append(CostRow(group, None if without is None or overall is None else without - overall))
+        return sorted(rows, key=lambda row: -_height(row.group["without"]["sqnr_db"]))
+
+    def to_json(self) -> SensitivityRecord:
+        """The record, as in the run card."""
+        return self.record
+
+    def tables(self) -> list[ReportTable[Any]]:
+        record, overall, tables = self.record, self.record["overall"], list[ReportTable[Any]]()
+        if kinds := [kind for kind in self.kinds or GROUP_KINDS if kind != PROFILE]:
+            rows = [self.rows(kind) for kind in kinds]
+            shown = [row for some in rows for row in some[: self.top]]
+            sqnr = "equal logits" if overall["sqnr_db"] is None else f"SQNR {overall['sqnr_db']:.1f} dB"
+            remarks = [
+                f"{record['policy']}, {record['pictures']} pictures, all nodes on: {sqnr}, agreement "
+                f"{overall['agreement']:.1f} %, expected drop of top-1 {overall['drop']:.2f} points, KL "
+                f"{overall['kl']:.1e}",
+            ]
+            if len(shown) < sum(map(len, rows)):
+                remarks.append(f"{len(shown)} of {sum(map(len, rows))} rows: those that cost most; JSON has all")
+            tables.append(ReportTable(COSTS, shown, remarks))
+        if PROFILE in self.kinds if self.kinds else record["profile"]:  # the output of each block, in order
+            tables.append(ReportTable(_DEPTH, list(record["profile"].items())))
+        return tables
 
 
 def _height(sqnr_db: float | None) -> float:
     return float("inf") if sqnr_db is None else sqnr_db
 
 
-def search_table(record: TriedPolicies, file: Path) -> ReportTable[TriedRecord]:
-    """A line for each policy that was timed; `file` holds the one that was found."""
-    remarks = [
-        f"{record['engine']}, batch {record['batch']}; agreement in %, expected drop of top-1 ± its error, against "
-        f"float32 on {record['pictures']} pictures; front: no other policy is as near to float and is faster",
-        f"budget: {record['budget']}: {'met' if record['met'] else 'NOT met; this is the best that was found'}",
-    ]
-    if layers := [f"{one['layer']} ({_height(one['sqnr_db']):.1f} dB alone)" for one in record["left_float"]]:
-        remarks.append(f"float: {listed(layers)}; that costs {record['cost_ms']:+.3f} ms (each in {file})")
-    return ReportTable(_TRIED, record["tried"], remarks, style=lambda row: "bold" * row["found"])
+@dataclass(frozen=True)
+class Search(Printed):
+    """The result of a search; false where the budget cannot be met. Printed, it is the table of `swin-quant search`.
 
+    `policy`: the fastest within the budget, or the best there was; its `file` says why each of its layers stays float.
+    `record`: all measurements, as the run card holds them. `verdict`: what to deploy, and the command that exports it.
+    """
 
-def search_data(record: TriedPolicies, file: Path) -> dict[str, Any]:
-    """For JSON: the policy's file, whether it met the budget, the layers that it leaves float, the candidates."""
-    kept = {key: record[key] for key in ("met", "pictures", "left_float", "cost_ms")}
-    return {"policy": str(file), **kept, "candidates": records(_TRIED, record["tried"])}
+    policy: Policy
+    file: Path
+    record: TriedPolicies
+    verdict: DeployVerdict
+
+    @property
+    def unmet(self) -> str:
+        """Say that no policy keeps the limits, not even this one."""
+        return f"the budget cannot be met ({self.record['budget']}): the best that was found is {self.file}"
+
+    def __bool__(self) -> bool:
+        return self.record["met"]
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n{self.verdict}"
+
+    def _repr_html_(self) -> str:
+        return super()._repr_html_() + self.verdict._repr_html_()
+
+    def show(self) -> None:
+        """Print the table and the verdict."""
+        super().show()
+        print_text("\n" + self.verdict.text(screen_width(NARROW)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The policy's file, whether it met the budget, the layers left float, the candidates, the verdict."""
+        kept = {key: self.record[key] for key in ("met", "pictures", "left_float", "cost_ms")}
+        found = {"policy": str(self.file), **kept, "candidates": records(_TRIED, self.record["tried"])}
+        return found | {"verdicts": [self.verdict.to_dict()]}
+
+    def check(self) -> None:
+        """SwinQuantError where the budget cannot be met."""
+        if not self:
+            raise SwinQuantError(self.unmet)
+
+    def tables(self) -> list[ReportTable[TriedRecord]]:
+        record = self.record
+        remarks = [
+            f"{record['engine']}, batch {record['batch']}; agreement in %, expected drop of top-1 ± its error, against "
+            f"float32 on {record['pictures']} pictures; front: no other policy is as near to float and is faster",
+            f"budget: {record['budget']}: {'met' if record['met'] else 'NOT met; this is the best that was found'}",
+        ]
+        if layers := [f"{one['layer']} ({_height(one['sqnr_db']):.1f} dB alone)" for one in record["left_float"]]:
+            remarks.append(f"float: {listed(layers)}; that costs {record['cost_ms']:+.3f} ms (each in {self.file})")
+        return [ReportTable(_TRIED, record["tried"], remarks, style=lambda row: "bold" * row["found"])]

@@ -10,9 +10,10 @@ import os
 import re
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -310,3 +311,30 @@ def comma_separated(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> str:
 def records(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[dict[str, Value]]:
     """A mapping for each row; a missing value is None."""
     return [{column.key: column.value(row) for column in columns} for row in rows]
+
+
+class Printed(ABC):
+    """A result that Python prints as its tables, 80 columns wide, and a notebook shows as HTML.
+
+    `in_pipe`: the columns of text where standard output is no terminal.
+    """
+
+    in_pipe: ClassVar[int] = WIDE
+
+    @abstractmethod
+    def tables(self) -> Sequence[ReportTable[Any]]:
+        """The tables of the result, in order."""
+
+    def show(self) -> None:
+        """Print the tables as wide as the terminal."""
+        print_fitted(self.text, self.in_pipe)
+
+    def text(self, width: int, color: bool = False) -> str:
+        """The tables for a terminal of `width` columns."""
+        return "\n".join(terminal(one, width, color) for one in self.tables())
+
+    def __str__(self) -> str:
+        return self.text(NARROW)
+
+    def _repr_html_(self) -> str:
+        return "".join(map(html_table, self.tables()))

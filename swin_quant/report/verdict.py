@@ -1,23 +1,78 @@
 """The end of a run in three lines: the file to deploy, its cost in accuracy and gain in time, the next command."""
 
 import os
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from swin_quant.backends.artifact import Artifact
+from swin_quant.backends.backend import Backend
+from swin_quant.backends.registry import backends, takers, targets
 from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.costs import TriedPolicies
 from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.paths import portable_path
-from swin_quant.cards.records import ORIGINAL, PTQ, QAT
-from swin_quant.quant.policy import policy_from_dict
-from swin_quant.report import next_command
-from swin_quant.report.accuracy.footnotes import is_simulated
-from swin_quant.report.accuracy.rows import latency, list_rows
-from swin_quant.report.next_command import DIR
+from swin_quant.cards.records import ORIGINAL, PTQ, QAT, TriedPolicies
+from swin_quant.config.outputs import LOGITS
+from swin_quant.quant.policy import Policy, policy_from_dict
+from swin_quant.report.accuracy.rows import is_simulated, latency, list_rows
 from swin_quant.report.table import NARROW, folded, html_facts
-from swin_quant.score.metrics import is_guessing
+from swin_quant.score.scoring import is_guessing
+
+DIR = "DIR"  # a folder of pictures, where none is known
+TIME = "swin-quant evaluate {file} --no-accuracy"
+EXPORT_FLOAT = "swin-quant export {checkpoint} --for {target} --precision float --output {folder}"
+_EXPORT_FOUND = "swin-quant export {checkpoint} --for {target} --policy {policy} --output {folder}"
+_SEARCH = "swin-quant search {checkpoint} --data-path {data} --engine {target} --max-drop {drop} --output {folder}"
+_EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
+_SERVE = "swin-quant serve {file} --engine {engine}"
+_TIME_ON = "swin-quant evaluate {file} --no-accuracy --engine {engine}"
+_FINETUNE = "swin-quant finetune {checkpoint} --data-path {data} --output {folder}"
+_PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
+
+
+def has_classes(card: RunCard) -> bool:
+    """Whether the model of a card classifies."""
+    if card.wrapped:
+        return bool(card.wrapped.get("classes"))
+    kind: str = card.config.get("MODEL", {}).get("OUTPUT_KIND", LOGITS)
+    return kind == LOGITS
+
+
+def fill(template: str, **words: object) -> str:
+    """A command with its words, quoted for a shell; an engine is called as flags call it."""
+    words |= {key: _flag_for(str(words[key])) for key in ("engine", "target") if key in words}
+    return template.format(**{key: shlex.quote(str(word)) for key, word in words.items()})
+
+
+def _flag_for(engine: str) -> str:
+    """The name of an engine in flags. Results have its maker's spelling, such as ExecuTorch."""
+    return next((name for name in backends() if name.lower() == engine.lower()), engine)
+
+
+def to_export(policy: Policy | None, checkpoint: Path, folder: Path) -> str:
+    """The command that exports a trained checkpoint, for a backend that takes its policy: by preference one whose
+    engine runs its files here."""
+    known = list(targets().values())
+    named = [one for one in known if policy and policy.name in one.exporting.policies]
+    able = named or [one for one in known if policy is None or one.takes(policy)] or known
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runs_here = [one for one in able if one.runs_its_export and one.is_installed and one.is_fast_on(device)]
+    target = next((one for one in runs_here if not one.emulates), able[0])
+    return fill(_EXPORT, checkpoint=checkpoint, target=target.name, folder=folder)
+
+
+def after_export(card: RunCard, file: Path, target: Backend, data: str = DIR) -> list[str]:
+    """The commands behind an export, in order; what no file can build is timed alone."""
+    if card.wrapped:
+        return [fill(TIME, file=file)]
+    if not has_classes(card) or (card.policy is None and target.only_quantized):
+        return []
+    return [fill(step, file=file, data=data) for step in target.exporting.next_step]
+
 
 FLOAT = "the float model"
 _MUCH = 1.0  # points of top-1 that are to be won back next
@@ -112,11 +167,16 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     ms = result.ms_per_picture
     if is_slow := bool(ms and float_ms and float_ms / ms < 1 / _AS_FAST):
         target = card.artifact["options"].get("target", card.artifact["backend"]) if card.artifact else result.engine
-        then = next_command.to_export_float(card, checkpoint, target, file.parent)
-    elif delta is not None and delta < -max(_MUCH, 2 * (error or 0.0)):
-        then = next_command.to_recover(card, file, checkpoint, data_path, result.engine, _MUCH)
-    else:
-        then = next_command.after_scoring(card, file, result.engine)
+        words = {"checkpoint": checkpoint, "target": target, "folder": file.parent}
+        then = fill(EXPORT_FLOAT, **words) if card.wrapped is None else _PYTHON_FLOAT.format(**words)
+    else:  # serve it where pictures can be prepared for it
+        then = fill(_SERVE if card.preprocess else _TIME_ON, file=file, engine=result.engine)
+    is_searched = any(one["engine"] == _flag_for(result.engine) for one in card.searches)
+    is_bad = delta is not None and delta < -max(_MUCH, 2 * (error or 0.0))
+    if is_bad and not is_slow and card.wrapped is None and not (is_searched and card.is_qat):
+        # Accuracy is won back by a search for layers to leave float; behind one, by QAT.
+        words = {"checkpoint": checkpoint, "data": data_path, "target": result.engine, "folder": file.parent}
+        then = fill(_FINETUNE if is_searched else _SEARCH, **words, drop=f"{_MUCH:g}")
     times: dict[str, Any] = {"engine": result.engine, "ms": ms, "float_ms": float_ms, "float_type": float_type}
     loss = loss_in_words(delta, error, result.pictures)
     right = round((result.acc1 - (delta or 0.0)) * result.pictures / 100)
@@ -128,6 +188,27 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     summary = f"{loss}; {speed_in_words(**times)}"
     figures = (result.pictures, delta, error)
     return DeployVerdict(FLOAT if is_slow else str(file), summary, then, *figures, **times)
+
+
+def export_verdict(
+    artifact: Artifact, target: Backend, engine: str | None, checkpoint: Path, data: str, unscored: str
+) -> DeployVerdict:
+    """The verdict on a file that was just exported; `unscored` says why one that its `engine` runs was not scored."""
+    file = artifact.file
+    if found := artifact_verdict(artifact.card, file, checkpoint, data):
+        return found
+    if engine is not None:
+        said = (
+            f"not scored: {unscored}"
+            if has_classes(artifact.card)
+            else "it gives no classes, whose accuracy could be scored"
+        )
+        return DeployVerdict(str(file), f"verified; {said}", fill(TIME, file=file))
+    engines = [target] if target.load else takers(target.exporting.artifact)
+    remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
+    why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
+    then = after_export(artifact.card, file, target, data)
+    return DeployVerdict(str(file), why, then[-1] if then else fill("swin-quant show {file}", file=file))
 
 
 def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | None:
@@ -163,7 +244,7 @@ def search_verdict(record: TriedPolicies, file: Path, checkpoint: str, float_typ
     summary = f"{drop}, {sqnr}; {speed}"
     keeps_float = not found["nodes"] or bool(ms and beside and beside <= ms)
     words = {"checkpoint": checkpoint, "target": engine, "policy": file, "folder": file.parent}
-    then = next_command.fill(next_command.EXPORT_FLOAT if keeps_float else next_command.EXPORT_FOUND, **words)
+    then = fill(EXPORT_FLOAT if keeps_float else _EXPORT_FOUND, **words)
     if not record["met"]:
         summary = f"the budget is NOT met ({record['budget']}); the best that was found: {summary}"
     figures = (pictures, -loss["drop"], error)
@@ -196,7 +277,7 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
     return DeployVerdict(
         str(deploy),
         f"{figures}; {said}",
-        next_command.to_export(policy, deploy, _seen_from(folder, file).parent),
+        to_export(policy, deploy, _seen_from(folder, file).parent),
         qat.pictures,
         qat.delta_acc1,
         qat.delta_acc1_se,

@@ -1,18 +1,21 @@
 """Trace the tensors inside a network, and compare two traces tensor by tensor."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from swin_quant.base.arrays import read_arrays, write_arrays
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.progress import log
+from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
 from swin_quant.quant.outputs import Output
 from swin_quant.quant.watch import watching
 from swin_quant.score.engine import Engine
@@ -78,20 +81,34 @@ def trace_output(output: Output) -> Trace:
     return {f"output/map.{place}": part.float() for place, part in enumerate(output)}
 
 
-def from_arrays(arrays: Mapping[str, NDArray[Any]]) -> Trace:
-    """A dumped trace. A name without a group belongs to the forward pass, except images, labels, logits and loss."""
+def read_dump(path: Path) -> Trace:
+    """The tensors in an .npz, or a folder of .npy, under our names.
+
+    A name without a group belongs to the forward pass, except images, labels, logits and loss.
+    """
     found: Trace = {}
-    for name, array in arrays.items():
+    for name, array in read_arrays(path).items():
         known = name.partition("/")[0] in GROUPS and "/" in name
         key = name if known else _BARE.get(name, f"forward/{name}")
         native = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
         found[key] = torch.from_numpy(native if native.dtype.kind != "u" else native.astype(np.int64))
+    return _renamed(found, lambda own: from_mindspore(own) if is_mindspore(own) else own)
+
+
+def write_dump(file: str | Path, trace: Trace, names: str) -> None:
+    """Write a trace for `read_dump`; its parameters get our `names`, or MindSpore's."""
+    trace = _renamed(trace, to_mindspore) if names == "mindspore" else trace
+    write_arrays(file, {name: tensor.detach().cpu().numpy() for name, tensor in trace.items()})
+    log.info("%s: %d tensors", file, len(trace))
+
+
+def _renamed(trace: Trace, rename: Callable[[Trace], Trace]) -> Trace:
+    """The trace with each group of parameters renamed as a whole."""
+    found = dict(trace)
+    for group in ("weights", "gradients", "update"):
+        own = {name.removeprefix(f"{group}/"): found.pop(name) for name in trace if name.startswith(f"{group}/")}
+        found |= {f"{group}/{name}": value for name, value in rename(own).items()}
     return found
-
-
-def to_arrays(trace: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """A trace to dump, for `from_arrays` to read."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in trace.items()}
 
 
 @dataclass(frozen=True)
@@ -169,41 +186,6 @@ class Tally:
             sqnr = math.inf if sums.noise == 0 else -math.inf if sums.a == 0 else 10 * math.log10(sums.a / sums.noise)
             found.append(Aligned(group, name, sums.largest, sums.delta / sums.count, cosine, sqnr))
         return sorted(found, key=lambda row: GROUPS.index(row.group))
-
-
-@dataclass(frozen=True)
-class Differences:
-    """Two sides compared: a row for each tensor that both have, in the order computed.
-
-    `below`: the SQNR in dB below which they differ. `only`: the number of tensors that only A, and only B, has.
-    """
-
-    a: str
-    b: str
-    rows: Sequence[Aligned]
-    below: float
-    pictures: int
-    only: tuple[int, int] = (0, 0)
-
-    @property
-    def first(self) -> Aligned | None:
-        """The first tensor that differs: the module that computes it is at fault, or its other inputs."""
-        return next((row for row in self.rows if row.below(self.below)), None)
-
-    @property
-    def drop(self) -> tuple[Aligned, Aligned] | None:
-        """The largest fall of SQNR in the forward pass, from the worst tensor so far to the next worse one."""
-        best: tuple[float, Aligned, Aligned] | None = None
-        worst: Aligned | None = None
-        for row in self.rows:
-            if row.group not in ("forward", "output") or row.problem:
-                continue
-            if worst is not None and row.sqnr_db < worst.sqnr_db and not math.isinf(worst.sqnr_db):
-                fall = worst.sqnr_db - row.sqnr_db
-                best = best if best and best[0] >= fall else (fall, worst, row)
-            if worst is None or row.sqnr_db < worst.sqnr_db:
-                worst = row
-        return best and best[1:]
 
 
 _RANDOM = ("Dropout", "DropPath")

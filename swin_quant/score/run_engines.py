@@ -1,23 +1,31 @@
-"""The one loop that runs pictures through engines: scoring, verifying and predicting read its outputs."""
+"""The one loop that runs pictures through engines, which scoring, verifying and predicting read; how far two are
+apart: maps and embeddings have no accuracy, but SQNR and cosine.
+"""
 
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import track
 from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load_batches
+from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.pictures import Pictures
+from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess, Transform
 from swin_quant.data.sampling import chunks
+from swin_quant.quant.distance import decibels
 from swin_quant.quant.outputs import Output, rows
 from swin_quant.score.engine import Engine, Run
 
+BATCH = 32  # pictures at a time, where nobody says
 CPU = torch.device("cpu")
 
 
@@ -153,3 +161,154 @@ def _run(name: str, engine: Run, images: Tensor) -> EngineOutput:
     if not logits.isfinite().all():
         raise SwinQuantError(f"engine {name}: logits hold NaN or infinity for {len(images)} pictures")
     return EngineOutput(logits, seconds, output)
+
+
+INT8_LEVELS = 127
+
+
+def difference(logits: Tensor, reference: Tensor) -> dict[str, Any]:
+    """Mean and largest |Δ| of logits [N, classes], the reference's int8 step, top-1 agreement in percent, SQNR in dB.
+
+    The step is amax / 127 of the reference's logits: the resolution of int8 over their range.
+    """
+    logits, reference = logits.double(), reference.double()
+    delta = (logits - reference).abs()
+    signal, noise = reference.square().sum().item(), delta.square().sum().item()
+    return {
+        "mean": delta.mean().item(),
+        "max": delta.max().item(),
+        "step": reference.abs().max().item() / INT8_LEVELS,
+        "agreement": 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item(),
+        "sqnr_db": _sqnr(signal, noise),
+    }
+
+
+class OutputDifference:
+    """`difference` for embeddings or maps, which have no classes, summed batch by batch; no batch is kept.
+
+    The mean cosine between a picture's values and the reference's replaces the agreement. Differences and step are in
+    units of the reference's mean magnitude, since embeddings and maps have any scale.
+    """
+
+    def __init__(self) -> None:
+        self.size = self.values = self.signal = self.noise = self.total = self.largest = self.top = self.cosines = 0.0
+        self.pictures = 0
+
+    def add(self, found: Output, reference: Output) -> None:
+        one, other = rows(found).double(), rows(reference).double()
+        delta = (one - other).abs()
+        self.values += delta.numel()
+        self.total += delta.sum().item()
+        self.size += other.abs().sum().item()
+        self.largest, self.top = max(self.largest, delta.max().item()), max(self.top, other.abs().max().item())
+        self.signal += other.square().sum().item()
+        self.noise += delta.square().sum().item()
+        self.cosines += F.cosine_similarity(one, other).sum().item()
+        self.pictures += len(one)
+
+    def figures(self) -> dict[str, Any]:
+        unit = self.size / self.values or 1.0
+        return {
+            "mean": self.total / self.values / unit,
+            "max": self.largest / unit,
+            "step": self.top / INT8_LEVELS / unit,
+            "agreement": None,
+            "sqnr_db": _sqnr(self.signal, self.noise),
+            "cosine": self.cosines / self.pictures,
+        }
+
+
+def compare_batches(found: Sequence[Output], reference: Sequence[Output]) -> dict[str, Any]:
+    """The figures of `OutputDifference` for two lists of batches."""
+    sums = OutputDifference()
+    for one, other in zip(found, reference, strict=True):
+        sums.add(one, other)
+    return sums.figures()
+
+
+def _sqnr(signal: float, noise: float) -> float | None:
+    """The SQNR in dB; None if there is no error."""
+    return decibels(signal, noise) if signal and noise else None
+
+
+@dataclass(frozen=True)
+class FeatureScore:
+    """An engine against float32: SQNR in dB (None if equal), and the mean cosine over pictures.
+
+    `output`: the name of the output that was compared; None: all of them together.
+    """
+
+    engine: str
+    precision: str
+    policy: str | None
+    pictures: int
+    sqnr_db: float | None
+    cosine: float
+    output: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The score for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.figures}"
+
+    @property
+    def subject(self) -> str:
+        """The engine, and the output."""
+        engine = " ".join(filter(None, (self.engine, self.precision, self.policy)))
+        return f"{engine}, {self.output}" if self.output else engine
+
+    @property
+    def figures(self) -> str:
+        sqnr = "equal" if self.sqnr_db is None else f"SQNR {self.sqnr_db:.2f} dB"
+        return f"{sqnr}, cosine {self.cosine:.6f}, beside float32 on {self.pictures} pictures"
+
+
+def compare_engines(
+    engines: Mapping[str, Engine],
+    source: PictureSet | Iterable[Any],
+    prepared: Prepared,
+    names: Sequence[str],
+    world: World,
+) -> list[FeatureScore]:
+    """The outputs of each engine beside float32's, of all and of each by name; labels are not needed.
+
+    UsageError on several ranks, and if the original is not found.
+    """
+    if world.size > 1:
+        raise UsageError("features are scored in one process: start it without torchrun")
+    if not isinstance(source, PictureSet):
+        return compare_outputs(engines, batches(source, False, prepared), world.device, names)
+    source, known = source.with_default_split("val"), prepared.known
+    opened = source.open()
+    indices = sorted(source.indices(opened))
+    limit = UnreadableLimit(len(indices), source.max_unreadable)
+    workers = default_workers(source.workers, 1, len(indices))
+    parts = chunks(indices, (source.batch or BATCH) if known.is_square else 1)
+    loaded = readable_batches(opened, known, parts, limit, workers, f"comparing {', '.join(engines)}")
+    return compare_outputs(engines, loaded, world.device, names)
+
+
+def compare_outputs(
+    engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device, names: Sequence[str] = ()
+) -> list[FeatureScore]:
+    """The scores of all engines against the first, the float reference; then those of each output, if there are several
+    `names`. UsageError if the first is not float32, and without a picture."""
+    first, *others = engines
+    if engines[first].precision != "float32":
+        raise UsageError("outputs are compared with the original float model, which is not found: give ‹float› FILE")
+    parts = [None, *(names if len(names) > 1 else ())]
+    sums = {(part, key): OutputDifference() for part in parts for key in others}
+    for _, found in run_engines(engines, batches, device):
+        for (part, key), one in sums.items():
+            pair = found[key].output, found[first].output
+            one.add(*(pair if part is None else (output[names.index(part)] for output in pair)))
+    if others and not sums[None, others[0]].pictures:
+        raise UsageError("pictures: there is no batch to compare with")
+    scores = []
+    for (part, key), one in sums.items():
+        engine, figures = engines[key], one.figures()
+        how = (engine.name, engine.precision, engine.policy, one.pictures, figures["sqnr_db"], figures["cosine"])
+        scores.append(FeatureScore(*how, output=part))
+    return scores

@@ -18,10 +18,9 @@ from swin_quant.data.pictures import count_scans, decode, opened
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.outputs import list_tensors
 from swin_quant.score.engine import Run
-from swin_quant.score.metrics import top_classes
+from swin_quant.score.scoring import top_classes
 from swin_quant.serving import protocol
-from swin_quant.serving.batcher import Batcher
-from swin_quant.serving.limits import Refused, ServiceLimits
+from swin_quant.serving.batcher import Batcher, Refused, ServiceLimits
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of the histograms
 _DECODERS = 2  # threads

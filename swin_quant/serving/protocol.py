@@ -15,7 +15,7 @@ from swin_quant.backends.description import ANY, DATATYPES, VERSION, ModelDescri
 from swin_quant.data.prepared import fault
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output, list_tensors
-from swin_quant.serving.limits import Refused
+from swin_quant.serving.batcher import Refused
 
 LENGTH = "Inference-Header-Content-Length"
 MOST_LISTS = 2**16  # lists and objects in JSON: Python's reader takes 64 bytes of memory for an empty one

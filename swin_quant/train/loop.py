@@ -26,14 +26,13 @@ from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
 from swin_quant.data.sampling import seed_all
 from swin_quant.models.classifier import Classifier
-from swin_quant.score.metrics import evaluate
+from swin_quant.score.scoring import evaluate
 from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches
 from swin_quant.train.distill import distillation_loss, stage_outputs
 from swin_quant.train.optim import make_optimizer, make_schedule
-from swin_quant.train.parallel import average_buffers, gathering, is_sharded, parallel, whole
-from swin_quant.train.precision import Precision
+from swin_quant.train.outdir import Record
+from swin_quant.train.parallel import Precision, average_buffers, gathering, is_sharded, parallel, whole
 from swin_quant.train.recipe import Recipe
-from swin_quant.train.record import Record
 from swin_quant.train.snapshot import Position, Snapshots, TrainingState
 
 

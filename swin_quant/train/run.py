@@ -1,26 +1,29 @@
-"""Run a training, float or QAT: checks before the first step, the loop, and the record for the card."""
+"""Run a training, float or QAT: its arguments, the checks before the first step, the loop, the record for the card."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from yacs.config import CfgNode
 
+from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.extras import library
 from swin_quant.base.files import ensure_writable_dir, resolve_path
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, TrainingRecord
+from swin_quant.checkpoint.identify import config_given
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.config.outputs import count_classes
 from swin_quant.data.class_names import stated
 from swin_quant.data.picture_set import PictureSet
-from swin_quant.data.pictures import Pictures, SomePictures
+from swin_quant.data.pictures import SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
@@ -28,18 +31,16 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, dequantize, quantize
 from swin_quant.quant.watch import eval_mode
 from swin_quant.score.engine import torch_engines
-from swin_quant.score.metrics import BASELINE
 from swin_quant.score.run_engines import evenly
-from swin_quant.score.scoring import dataset_record, open_labelled, score_pictures
+from swin_quant.score.scoring import BASELINE, dataset_record, open_labelled, score_pictures
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
 from swin_quant.train.optim import freeze_stages
-from swin_quant.train.outdir import check_free, list_settings, open_folder
+from swin_quant.train.outdir import check_free, draw, list_settings, open_folder
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.recipe import Recipe
-from swin_quant.train.record import draw
 from swin_quant.train.snapshot import Position, Snapshots, check_snapshot
 
 _SCORED_BEFORE = 256  # pictures scored before training
@@ -99,7 +100,11 @@ def run_training(
         request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device
     )
     preprocess = Preprocess.from_config(cfg)
-    pictures, class_names = _training_pictures(cfg, class_names, world)
+    if has_labels := bool(count_classes(cfg)):
+        pictures = open_labelled(cfg, "train", world, class_names=class_names)
+        class_names = class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
+    else:
+        pictures = PictureSet.from_config(cfg, "train").open(world=world)
     identity = {
         "model": cfg.MODEL.NAME,
         "start": start,
@@ -114,13 +119,30 @@ def run_training(
         check = partial(check_snapshot, model=model)
         snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, check)
     snapshot = from_main(snapshot)
-    reading = {"world": world, "workers": cfg.DATA.NUM_WORKERS, "max_unreadable": request.max_unreadable}
+    reading: dict[str, Any] = {
+        "world": world,
+        "workers": cfg.DATA.NUM_WORKERS,
+        "max_unreadable": request.max_unreadable,
+    }
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
-    validation = _validation(cfg, class_names, preprocess, reading)
+    validation = None  # the batches that choose the best epoch
+    if has_labels and has_split(cfg, "val"):
+        held_out = open_labelled(cfg, "val", world, class_names=class_names)
+        validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
+    elif has_labels:
+        log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     model.to(world.device)
-    if request.start and count_classes(cfg) and snapshot is None and not request.replace_head:
-        some = validation.pictures if validation else pictures
-        _warn_if_guessing(model, some, preprocess, cfg, world, quantized=policy is not None)
+    if request.start and has_labels and snapshot is None and not request.replace_head:
+        # Some pictures are scored in float, for a warning before hours of training if the model only guesses.
+        labelled = validation.pictures if validation else pictures
+        some = SomePictures(labelled, evenly(len(labelled), _SCORED_BEFORE))
+        engines = {BASELINE: torch_engines(model, world.device, None)[BASELINE]}
+        dataset = dataset_record(cfg.DATA.DATA_PATH, "", some)
+        dequantize(model)
+        with eval_mode(model):
+            score_pictures(engines, some, preprocess, dataset, cfg.DATA.BATCH_SIZE, 0, world, max_unreadable=1)
+        if policy:
+            quantize(model)
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if recipe.memory.checkpointing and not able:
         raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
@@ -160,27 +182,6 @@ def run_training(
     return trained, position, record, class_names
 
 
-def _training_pictures(cfg: CfgNode, class_names: list[str], world: World) -> tuple[Pictures, list[str]]:
-    """The pictures to train on, and the names of the model's classes: the pictures' own if `class_names` is empty."""
-    if not count_classes(cfg):
-        return PictureSet.from_config(cfg, "train").open(world=world), class_names
-    pictures = open_labelled(cfg, "train", world, class_names=class_names)
-    return pictures, class_names or stated(pictures.class_names, cfg.MODEL.NUM_CLASSES)
-
-
-def _validation(
-    cfg: CfgNode, class_names: list[str], preprocess: Preprocess, reading: Mapping[str, Any]
-) -> ValidationBatches | None:
-    """The batches that choose the best epoch; None for unlabelled pictures, and with a warning if there are none."""
-    if not count_classes(cfg):
-        return None
-    if not has_split(cfg, "val"):
-        log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
-        return None
-    held_out = open_labelled(cfg, "val", reading["world"], class_names=class_names)
-    return ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
-
-
 def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
     """Run the loop: the trained model, whole on every rank, and the position reached."""
     batches, memory = job.batches, job.recipe.memory
@@ -198,20 +199,6 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
         whole.load_state_dict(weights, assign=True)
         whole.to(job.world.device)
     return whole, position
-
-
-def _warn_if_guessing(
-    model: Classifier, pictures: Pictures, preprocess: Preprocess, cfg: CfgNode, world: World, quantized: bool
-) -> None:
-    """Score some pictures in float, for a warning before hours of training if the model only guesses."""
-    some = SomePictures(pictures, evenly(len(pictures), _SCORED_BEFORE))
-    engine = torch_engines(model, world.device, None)[BASELINE]
-    dequantize(model)
-    with eval_mode(model):
-        dataset = dataset_record(cfg.DATA.DATA_PATH, "", some)
-        score_pictures({BASELINE: engine}, some, preprocess, dataset, cfg.DATA.BATCH_SIZE, 0, world, max_unreadable=1)
-    if quantized:
-        quantize(model)
 
 
 def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
@@ -243,3 +230,122 @@ def training_config(cfg: CfgNode, recipe: Recipe) -> CfgNode:
     cfg.MODEL.DROP_PATH_RATE = recipe.augment.drop_path
     cfg.freeze()
     return cfg
+
+
+_CONSTANT, _OF_CONFIG = "constant", "config"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A recipe, and keys of it that have an argument of their own.
+
+    Args:
+        recipe: how to train: a shipped recipe or a YAML file
+        set: set keys of the recipe, as KEY=VALUE
+        lr: optimizer.lr
+        schedule: of the learning rate; constant: without warm-up, as FasterTransformer's
+        drop_path: augment.drop_path; config: MODEL.DROP_PATH_RATE
+        freeze_stages: the first N stages and what comes before them stay as they are
+        accumulation_steps: batches a step of the optimizer
+        use_checkpoint: activation checkpointing
+        compile: torch.compile: faster after a slow start
+        amp_opt_level: precision of training
+        fsdp: shard weights and optimizer over ranks (FSDP2)
+        offload: with `fsdp`: keep them on the CPU
+        tensorboard: log to TensorBoard too (extra `logs`)
+        plot: form of the final plot (default png, where matplotlib is)
+    """
+
+    recipe: str | None = None
+    set: Annotated[tuple[str, ...], Parameter(accepts_keys=False)] = ()
+    lr: float | None = None
+    schedule: Literal["cosine", "constant"] | None = None
+    drop_path: str | None = None
+    freeze_stages: int | None = None
+    accumulation_steps: int | None = None
+    use_checkpoint: bool = False
+    compile: bool = False
+    amp_opt_level: Literal["O0", "O1", "O2", "O3"] | None = None
+    fsdp: bool = False
+    offload: bool = False
+    tensorboard: bool = False
+    plot: Literal["png", "svg"] | None = None
+
+    def change(self, recipe: Recipe, **more: Any) -> Recipe:
+        """The recipe with the keys of `set`, then with those of single arguments, and `more` keys that are not None.
+
+        Args:
+            recipe: What is changed.
+            more: Values by key, with `__` for the dot.
+        """
+        pairs = [pair.partition("=") for pair in self.set]
+        if bad := [key for key, sign, _ in pairs if not sign]:
+            raise UsageError(f"‹set› takes KEY=VALUE, but got {bad[0]}")
+        keys = {
+            "accumulation_steps": self.accumulation_steps,
+            "optimizer.lr": self.lr,
+            "precision": self.amp_opt_level,
+            "memory.checkpointing": self.use_checkpoint or None,
+            "freeze_stages": self.freeze_stages,
+            "compile": self.compile or None,
+            "memory.fsdp": self.fsdp or None,
+            "memory.offload": self.offload or None,
+            "schedule.name": self.schedule,
+            "schedule.warmup_epochs": 0 if self.schedule == _CONSTANT else None,
+            **{key.replace("__", "."): value for key, value in more.items()},
+        }
+        given = {key: value for key, value in keys.items() if value is not None}
+        if self.drop_path:
+            given["augment.drop_path"] = None if self.drop_path == _OF_CONFIG else self.drop_path
+        return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "command line")
+
+    def request(self, folder: Path, start: Checkpoint | None, pictures: PictureSet, **more: Any) -> Request:
+        """The run that is asked for, beside config and recipe. UsageError for a plot that nothing here can draw."""
+        if self.plot:
+            library("matplotlib", "logs")
+        share = 0.01 if pictures.max_unreadable is None else pictures.max_unreadable
+        how: dict[str, Any] = {"tensorboard": self.tensorboard, "plot": self.plot, "max_unreadable": share}
+        return Request(folder, start, **how, **more)
+
+
+@dataclass(frozen=True)
+class Qat:
+    """How a teacher is learned from.
+
+    Args:
+        teacher_cfg: its configuration, if it is another model
+        distill_weight: distill.weight
+        temperature: distill.temperature
+        distill_compat: ft: FasterTransformer's loss, to the letter
+    """
+
+    teacher_cfg: str | None = None
+    distill_weight: float | None = None
+    temperature: float | None = None
+    distill_compat: Literal["none", "ft"] | None = None
+
+    def keys(self) -> dict[str, Any]:
+        """Keys of a recipe, as `Training.change` takes them."""
+        loss = {"weight": self.distill_weight, "temperature": self.temperature, "compat": self.distill_compat}
+        return {f"distill__{key}": value for key, value in loss.items()}
+
+    def config(self, teacher: str | Path | None) -> CfgNode | None:
+        """The config of a teacher, if it is another model."""
+        return config_given(self.teacher_cfg, str(teacher) if teacher else None) if self.teacher_cfg else None
+
+
+def place_to_train_on(pictures: Any, batch: int | None = None) -> PictureSet:
+    """The place of train and val that a training was given, with the batch size if that was given.
+
+    Raises:
+        UsageError: It is a single split, a sample, or no place on disk.
+    """
+    place = PictureSet(str(pictures)) if isinstance(pictures, str | Path) else pictures
+    if not isinstance(place, PictureSet) or place.split or place.count or place.images:
+        raise UsageError("pictures: training reads train and val of a place on disk: give its path")
+    return place if batch is None else replace(place, batch=batch)
+
+
+def folder_for(folder: str | Path | None, cfg: CfgNode) -> Path:
+    """The folder of a run's output: the one that was named, else output/<NAME>."""
+    return Path(folder) if folder else Path("output") / cfg.MODEL.NAME

@@ -95,11 +95,6 @@ class Snapshots:
             else:
                 yield content
 
-    def sweep(self) -> None:
-        """Remove the half-written files of a killed run."""
-        for file in self.folder.glob(".*.tmp"):
-            file.unlink(missing_ok=True)
-
     def clear(self) -> None:
         """Remove every snapshot."""
         for file in [*self.newest_first(), self.best_file]:

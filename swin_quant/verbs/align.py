@@ -20,20 +20,20 @@ from swin_quant.exported import Exported
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, policies_from
-from swin_quant.quant.policy import Policy
 from swin_quant.quant.watch import eval_mode
+from swin_quant.report.engines import Alignment
+from swin_quant.score.alignment import IMAGES, write_dump
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import evenly, readable_batches
 from swin_quant.verbs.align_sides import (
     Side,
     agree_on_preprocessing,
     artifact_side,
-    dump,
+    compare,
     model_side,
     open_side,
     take_step,
 )
-from swin_quant.verbs.alignment import Alignment, compare, compare_steps
 
 Compared: TypeAlias = Model | Exported | str | Path
 EXAMPLES = """swin-quant align out/my_calib.pth out/my_int8_openvino.onnx --policy cpu --images cat.jpg photo.jpg
@@ -108,25 +108,34 @@ def align(
     options = EngineOptions(float_type=float_type, device=world.device.type, extensions=extension)
     chosen = _one_each("policy", policies_from(policy), len(given))
     engines = _one_each("engine", [engine] if isinstance(engine, str) else engine or (), len(given))
-    sides = [_side(*one, options, world, form) for one in zip(given, chosen, engines, strict=True)]
+    sides = []
+    for each, one, on in zip(given, chosen, engines, strict=True):
+        if isinstance(each, Exported):
+            sides.append(artifact_side(each.artifact, on, options))
+        elif isinstance(each, Model):
+            preprocess, policies = each.preprocess if each.card.preprocess else None, [one] if one else each.policies
+            sides.append(model_side(each.module, policies, World(device=each.device), each.name, preprocess))
+        else:
+            sides.append(open_side(replace(form, checkpoint=str(each)), one, on, options, world))
     source = PictureSet() if images is None else images if isinstance(images, PictureSet) else resolve_source(images)
     with eval_mode(*(one.module for one in given if isinstance(one, Model))):
         if step:
             labelled: tuple[Tensor, Tensor] | None = None
             if not isinstance(source, PictureSet) or source.path:
-                classes = next((side.classes for side in sides if side.classes), None)
+                classes = next((found for side in sides if (found := getattr(side.model, "classes", None))), None)
                 pictures, labels = zip(*_batches(source, sides, classes), strict=True)
                 labelled = torch.cat(pictures), torch.cat(labels)
             others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
             sides = [take_step(side, lr, labelled, other) for side, other in zip(sides, others, strict=True)]
             if to:
-                dump(sides[0], to, names=names)
-            found = compare_steps(sides[0], sides[1], below) if len(sides) > 1 else None
+                write_dump(to, sides[0].dumped or {}, names)
+            found = compare(sides[0], sides[1], (), below, is_step=True) if len(sides) > 1 else None
         else:
             taken: Iterable[Tensor] = (pictures for pictures, _ in _batches(source, sides))
             if to:
                 taken = list(taken)
-                dump(sides[0], to, torch.cat(taken), names)
+                images_ = torch.cat(taken)
+                write_dump(to, {IMAGES: images_, **sides[0].trace(images_)}, names)
             found = compare(sides[0], sides[1], taken, below) if len(sides) > 1 else None
     return None if found is None else replace(found, shown=only)
 
@@ -136,19 +145,6 @@ def _one_each(flag: str, given: Sequence[T], count: int) -> Sequence[T | None]:
     if len(given) not in (0, 1, count):
         raise UsageError(f"‹{flag}›: {len(given)} are given: give one of both sides, or one each")
     return given if len(given) == count else [given[0] if given else None] * count
-
-
-def _side(
-    each: Compared, policy: Policy | None, engine: str | None, options: EngineOptions, world: World, form: ModelFile
-) -> Side:
-    if isinstance(each, Exported):
-        return artifact_side(each.artifact, engine, options)
-    if isinstance(each, Model):
-        preprocess = each.preprocess if each.card.preprocess else None
-        return model_side(
-            each.module, [policy] if policy else each.policies, World(device=each.device), each.name, preprocess
-        )
-    return open_side(replace(form, checkpoint=str(each)), policy, engine, options, world)
 
 
 def _batches(

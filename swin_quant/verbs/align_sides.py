@@ -1,6 +1,7 @@
 """The two sides that `align` compares: checkpoints run by torch, artifacts on engines, or tensors that were dumped."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -11,33 +12,31 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import backends, engine_named
-from swin_quant.base.arrays import read_arrays, write_arrays
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
-from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
 from swin_quant.data.preprocess import UNPREPARED, Preprocess
-from swin_quant.exported import load_engines, on_its_device, one_engine
+from swin_quant.exported import choose_engine, load_engines, on_its_device
 from swin_quant.loading import ModelFile, load_for_scoring
 from swin_quant.quant.policy import Policy
+from swin_quant.report.engines import Alignment
 from swin_quant.score.alignment import (
     IMAGES,
     LABELS,
+    Tally,
     Trace,
-    from_arrays,
+    read_dump,
     step_trace,
     taking,
-    to_arrays,
     torch_trace,
     trace_output,
 )
-from swin_quant.score.engine import engine_under
+from swin_quant.score.engine import engine_under, is_float
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.verification import is_quantized
 
-_PARAMETERS = ("weights", "gradients", "update")  # groups whose tensors are named as parameters are
+FLOAT_BELOW, QUANTIZED_BELOW, MIXED_BELOW = 60.0, 30.0, 15.0  # dB: two float sides, two quantized ones, one of each
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,6 @@ class Side:
     quantized: bool | None = None
     max_batch: int | None = None
     model: nn.Module | None = None
-
-    @property
-    def classes(self) -> int | None:
-        """The number of classes, where the model says it."""
-        return getattr(self.model, "classes", None)
 
     def trace(self, images: Tensor) -> Trace:
         """The trace of these images, computed in batches that `run` takes; a dump keeps its own."""
@@ -84,8 +78,7 @@ def open_side(
     file = file if isinstance(file, ModelFile) else ModelFile(str(file))
     path = Path(str(file.checkpoint))
     if path.suffix == ".npz" or (path.is_dir() and any(path.rglob("*.npy"))):
-        trace = _renamed(from_arrays(read_arrays(path)), lambda own: from_mindspore(own) if is_mindspore(own) else own)
-        return Side(str(path), dumped=trace)
+        return Side(str(path), dumped=read_dump(path))
     if path.suffix == ".onnx" or (card_path(path).is_file() and RunCard.read(card_path(path)).artifact):
         return artifact_side(open_artifact(path), engine, options)
     cfg, checkpoint = file.config(), file.need_checkpoint()
@@ -110,7 +103,7 @@ def model_side(
 
 def artifact_side(artifact: Artifact, engine: str | None = None, options: EngineOptions = EngineOptions()) -> Side:
     """An artifact on its engine: logits of the file as it is, all else of a copy that gives more (`Backend.inside`)."""
-    name = one_engine(artifact, [engine] if engine else [])
+    name = choose_engine(artifact, engine)
     options = on_its_device(name, options)
     ((label, loaded),) = load_engines(artifact, [name], options).items()
     inner = engine_named(name).inside
@@ -128,7 +121,7 @@ def artifact_side(artifact: Artifact, engine: str | None = None, options: Engine
                 found[f"forward/{module}"] = back(tensor)
         return {**found, **trace_output(loaded(images))}
 
-    quantized = is_quantized(artifact.record["precision"])
+    quantized = not is_float(artifact.record["precision"])
     preprocess = artifact.preprocess if artifact.card.preprocess else None
     return Side(label, run, preprocess=preprocess, quantized=quantized, max_batch=loaded.max_batch)
 
@@ -148,7 +141,7 @@ def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, oth
     labels = tensors.get(LABELS, pictures[1] if pictures else None)
     if images is None or labels is None:
         raise UsageError("a training step needs images and labels: give ‹data_path›, or a dump that holds both")
-    classes = side.classes or 0
+    classes = getattr(side.model, "classes", 0)
     if images.dim() != 4 or labels.shape != images.shape[:1] or not ((labels >= 0) & (labels < classes)).all():
         raise SwinQuantError(
             f"{other.name if other else side.name}: images {list(images.shape)} and labels {list(labels.shape)} are "
@@ -159,17 +152,6 @@ def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, oth
     if pictures:
         trace |= {IMAGES: pictures[0], LABELS: pictures[1]}
     return replace(side, run=None, dumped=trace)
-
-
-def dump(side: Side, file: str | Path, images: Tensor | None = None, names: str = "ours") -> None:
-    """Write the trace of a side and its images as an .npz.
-
-    `images`: None of a side that was dumped. `names`: parameters get our names, or MindSpore's.
-    """
-    trace = side.dumped or {} if images is None else {IMAGES: images, **side.trace(images)}
-    trace = _renamed(trace, to_mindspore) if names == "mindspore" else trace
-    write_arrays(file, to_arrays(trace))
-    log.info("%s: %d tensors", file, len(trace))
 
 
 def agree_on_preprocessing(sides: Sequence[Side]) -> Preprocess:
@@ -185,10 +167,34 @@ def agree_on_preprocessing(sides: Sequence[Side]) -> Preprocess:
     return first
 
 
-def _renamed(trace: Trace, rename: Callable[[Trace], Trace]) -> Trace:
-    """The trace with each group of parameters renamed as a whole."""
-    found = dict(trace)
-    for group in _PARAMETERS:
-        own = {name.removeprefix(f"{group}/"): found.pop(name) for name in trace if name.startswith(f"{group}/")}
-        found |= {f"{group}/{name}": value for name, value in rename(own).items()}
-    return found
+def compare(
+    a: Side, b: Side, batches: Iterable[Tensor] = (), below: float | None = None, is_step: bool = False
+) -> Alignment:
+    """Compare what both sides compute of the same images, batches [B, 3, H, W]; a dump brings its own, if it has any.
+
+    `below`: the SQNR in dB under which two tensors differ. `is_step`: both are dumps of a training step (`take_step`),
+    whose images and labels are compared, too. SwinQuantError where not one tensor can be compared.
+    """
+    if dumps := [side.dumped for side in (a, b) if side.dumped is not None]:
+        own = next((dumped[IMAGES] for dumped in dumps if IMAGES in dumped), None)
+        if own is None:
+            own = torch.cat(list(batches)) if len(dumps) == 1 else torch.empty(0)
+        batches = [own.float()]
+    tally, pictures, given = Tally(), 0, () if is_step else (IMAGES, LABELS)
+    for images in batches:
+        pictures += len(images)
+        traces = a.trace(images), b.trace(images)
+        tally.add(*({name: one for name, one in trace.items() if name not in given} for trace in traces))
+    if below is None:
+        kinds = {a.quantized, b.quantized} - {None}
+        below = MIXED_BELOW if len(kinds) > 1 else QUANTIZED_BELOW if kinds == {True} else FLOAT_BELOW
+    rows, only = tally.rows(), tally.only
+    if not rows:
+        sides = (listed(sorted(names), 3) or "nothing" for names in only)
+        raise SwinQuantError(f"{a.name} and {b.name}: they name no tensor alike: {' - '.join(sides)}")
+    if all(row.problem and math.isnan(row.sqnr_db) for row in rows):
+        raise SwinQuantError(
+            f"{a.name} and {b.name}: no tensor can be compared ({rows[0].group}/{rows[0].name}: {rows[0].problem}): "
+            "other pictures, or weights of another model"
+        )
+    return Alignment(a.name, b.name, rows, below, pictures, (len(only[0]), len(only[1])))

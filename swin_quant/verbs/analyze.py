@@ -20,8 +20,7 @@ from swin_quant.operators.analysis import Analysis, analyze_module
 from swin_quant.operators.support import chosen_targets, get_status
 from swin_quant.operators.trace import Variation
 from swin_quant.report.graph import analysis_text, sections
-from swin_quant.report.printed import Printed
-from swin_quant.report.table import NARROW, ReportTable
+from swin_quant.report.table import NARROW, Printed, ReportTable
 
 EXAMPLES = """swin-quant analyze swin_tiny_patch4_window7_224.pth
 swin-quant analyze --cfg swin_tiny_patch4_window7_224
@@ -35,10 +34,7 @@ class Analyzed(Printed):
     """The analysis of a model; printed, it is a report. `found` holds it as data."""
 
     found: Analysis
-
-    def show(self, otherwise: int = NARROW) -> None:
-        """Print the report."""
-        super().show(otherwise)
+    in_pipe = NARROW
 
     def to_json(self) -> dict[str, Any]:
         """The analysis for JSON."""

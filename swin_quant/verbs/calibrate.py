@@ -1,7 +1,7 @@
 """Calibrate a model on pictures: find the range of every node, apply a policy."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +31,8 @@ from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import all_or_nothing, copy_state, give_state
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.verbs.calibration_pictures import CalibrationBatches, draw, take
-from swin_quant.verbs.calibration_result import calibrated_on
+from swin_quant.verbs.calibration import draw, observe_batches, take
+from swin_quant.verbs.calibration_passes import improved
 
 EXAMPLES = """swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
 swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out
@@ -107,11 +107,19 @@ def calibrate(
     with _restored_after_errors(subject):
         apply_policy(subject.module, chosen)
         plan = plan.for_model(subject.module)  # refused before pictures are looked for
-        batches = _open_batches(subject, source, augment)
+        if isinstance(source, PictureSet):
+            if source.upright not in (None, subject.preprocess.upright):
+                told = "%s: calibration and the run card turn pictures differently: set DATA.UPRIGHT of its config, or "
+                log.warning(told + "`upright` of its preprocess", subject.name)
+            transform = augmented(subject.config, source.seed or 0) if augment else subject.preprocess
+            batches = draw(source, transform, augment)
+        else:
+            batches = take(source, subject.prepared)
         origin = _find_origin(subject)  # before passes change its weights
         is_known = bool(subject.card.config) or subject.keep_original()
         had = subject.card if is_known and (subject.card.has_own_weights or subject.card.calibration) else None
-        found = calibrated_on(subject.module, batches, found_by).improved(subject.module, plan, had, scratch)
+        found = observe_batches(subject.module, batches, found_by)
+        calibration, record = improved(subject.module, found, plan, had, chosen, scratch)
         names = subject.class_names
         if batches.class_names and not names:
             with contextlib.suppress(UsageError):  # it need not say how many classes it has
@@ -119,7 +127,7 @@ def calibrate(
         subject.card = subject.card.with_new_weights(
             source=origin,
             policy=chosen.to_dict(),
-            calibration=found.checked(subject.module, chosen),
+            calibration=record,
             training=calibrated_again(had),
             checkpoint=None,
             class_names=names,
@@ -127,7 +135,7 @@ def calibrate(
         # Ranks with other kernels go on with the first rank's ranges.
         shared = from_main(copy_state(subject.module))
         give_state(subject.module, {name: value.to(subject.device) for name, value in shared.items()})
-    subject.calibration, subject.file = found.calibration, None
+    subject.calibration, subject.file = calibration, None
     if not subject.card.config:
         subject.keep_weights()
     subject.examples = found.images[0][1][:KEPT].cpu() if subject.card.wrapped and found.images else None
@@ -148,15 +156,6 @@ def _restored_after_errors(model: Model) -> Iterator[None]:
     except BaseException:
         vars(model).update(before)
         raise
-
-
-def _open_batches(model: Model, source: PictureSet | Iterable[Any], augment: bool) -> CalibrationBatches:
-    if not isinstance(source, PictureSet):
-        return take(source, model.prepared)
-    if source.upright not in (None, model.preprocess.upright):
-        told = "calibration and the run card turn pictures differently: set DATA.UPRIGHT of its config, or `upright`"
-        log.warning("%s: %s of its preprocess", model.name, told)
-    return draw(source, augmented(model.config, source.seed or 0) if augment else model.preprocess, augment)
 
 
 def plan_passes(passes: str | Sequence[Any] | None) -> PassPlan:

@@ -1,28 +1,38 @@
-"""Passes behind a calibration: on its own pictures, and recorded in its card."""
+"""Passes and advice behind a calibration: on its own pictures, and recorded in its card."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from operator import itemgetter
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log
-from swin_quant.cards.records import PassRecord
+from swin_quant.cards.card import RunCard
+from swin_quant.cards.records import AdviceRecord, CalibrationRecord, CheckRecord, CoverageRecord, PassRecord
+from swin_quant.model import passes_in_weights
 from swin_quant.models.classifier import Classifier
+from swin_quant.models.placement import coverage
 from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units, norms_without_weights
+from swin_quant.quant.advice import Findings, advise, format_figures
 from swin_quant.quant.calibration import Calibration, Method, calibrate
+from swin_quant.quant.check import RUIN_DB, check_ranges
 from swin_quant.quant.fold import list_foldable_norms
 from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import NO_GAIN, outliers
-from swin_quant.quant.passes.recipe import PassStep
 from swin_quant.quant.passes.run import CORRECTED, EVENED, PassPlan, run_passes
 from swin_quant.quant.passes.scratch import Scratch
-from swin_quant.quant.policy import enabled_nodes
+from swin_quant.quant.policy import Policy, enabled_nodes
+from swin_quant.quant.quantizer import Quantizer, named_nodes
+from swin_quant.quant.watch import eval_mode
+from swin_quant.verbs.calibration import Observed, search_record
 
 _CHUNK = 8  # pictures at a time, whatever the batches were
+_SHOWN = 5  # lines of advice on the screen, beside warnings
 
 
 def improve(
@@ -45,10 +55,19 @@ def improve(
         raise SwinQuantError(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
-    everyone = _chunked(images)
     parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
-    context = PassContext(model, everyone, method, *parts)
-    if not steps and not (context.units and (steps := _automatic(model, context))):
+    context = PassContext(model, _chunked(images), method, *parts)
+    if not steps and context.units:  # the passes that run where none is asked for
+        if found := outliers(context):
+            worst = max(found, key=found.__getitem__)
+            told = (
+                "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them"
+            )
+            log.info(told, len(found), "s" if len(found) > 1 else "", worst, found[worst])
+            steps += EVENED
+        is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
+        steps += CORRECTED if is_wrapped and list_foldable_norms(model) else ()
+    if not steps:
         return calibration, []
     again: list[Calibration] = []
 
@@ -77,18 +96,6 @@ def improve(
     return seen[-1], finite(records)
 
 
-def _automatic(model: nn.Module, context: PassContext) -> tuple[PassStep, ...]:
-    """The passes that run where none is asked for."""
-    steps: tuple[PassStep, ...] = ()
-    if found := outliers(context):
-        worst = max(found, key=found.__getitem__)
-        told = "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them"
-        log.info(told, len(found), "s" if len(found) > 1 else "", worst, found[worst])
-        steps += EVENED
-    is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
-    return steps + CORRECTED if is_wrapped and list_foldable_norms(model) else steps
-
-
 def outliers_left(
     model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord]
 ) -> list[OutlierChannels]:
@@ -109,3 +116,60 @@ def _chunked(images: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
     """The pictures in the order of their batches' numbers, in batches of _CHUNK."""
     batches = [batch for _, batch in sorted(images, key=itemgetter(0)) if len(batch)]
     return list(torch.cat(batches).split(_CHUNK)) if batches else []
+
+
+def improved(
+    model: nn.Module, found: Observed, plan: PassPlan, before: RunCard | None, policy: Policy, scratch: Scratch
+) -> tuple[Calibration, CalibrationRecord]:
+    """Run the passes of `plan` behind an observation, then check the ranges under `policy`, which is applied.
+
+    Returns the last calibration, and its record with the passes that the weights have seen, those of `before` too, the
+    cost of the ranges, and advice, which is also said: warnings first, and then a handful of hints.
+    """
+    calibration, record, method = found.calibration, found.record, found.method
+    passes, channels = passes_in_weights(before), list[OutlierChannels]()
+    if len({batch.shape[1:] for _, batch in found.images if len(batch)}) > 1:  # an empty batch may be of any size
+        if plan.steps:
+            raise UsageError(
+                "‹passes›: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
+            )
+        record = {**record, "passes": passes} if passes else record
+    else:
+        with eval_mode(model):
+            calibration, done = improve(model, calibration, found.images, method, plan, scratch)
+            if passes := [*passes, *done]:
+                again = search_record(method, model, calibration)
+                record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
+            channels = outliers_left(model, found.images, passes)
+    check = check_ranges(model, calibration, method, found.some)
+    ran = record.get("passes", [])
+    kept, taken_back = ([one["name"] for one in ran if one["kept"] is is_kept] for is_kept in (True, False))
+    advice = advise(Findings(named_nodes(model), calibration, method, policy.name, check, kept, taken_back, channels))
+    hints = [one for one in advice if not one.warns]
+    for one in advice:
+        if one.warns:
+            log.warning(one.text)
+    for one in hints[:_SHOWN]:
+        log.info("advice: %s", one.text)
+    if len(hints) > _SHOWN:
+        log.info("advice: %d more in the run card", len(hints) - _SHOWN)
+    plain = str.maketrans("", "", "‹›")  # marks of fields, for the flags of a command
+    told = [AdviceRecord(kind=one.kind, text=one.text.translate(plain), nodes=list(one.nodes)) for one in advice]
+    record = {**record, "advice": told}
+    if products := getattr(model, "products", ()):
+        every = model.named_modules(remove_duplicate=False)  # a shared layer is called by any of its names
+        covered = coverage(products, [key for key, one in every if isinstance(one, Quantizer) and one.setting.enabled])
+        record["coverage"] = cast(CoverageRecord, asdict(covered))
+        log.info("%s: %s", policy.name, covered)
+    if check is not None:
+        if not check.better and check.sqnr_db >= RUIN_DB:
+            log.info("%s: %s", policy.name, format_figures(check))
+        record["check"] = CheckRecord(
+            policy=policy.name,
+            pictures=check.pictures,
+            agreement=check.agreement,
+            sqnr_db=finite(check.sqnr_db),
+            others=finite(check.others),
+            at_fault=list(check.at_fault),
+        )
+    return calibration, record

@@ -24,18 +24,18 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
-from swin_quant.exported import load_engines, one_engine, read_config
+from swin_quant.exported import choose_engine, load_engines, read_config
 from swin_quant.score.engine import Engine
-from swin_quant.score.metrics import Guess, class_names, top_classes
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import infer
+from swin_quant.score.scoring import Guess, top_classes
 
 SHARDS_SCHEMA = "swin-quant/prediction-shards/1"
 
 
 @dataclass(frozen=True)
 class Classifying:
-    """An engine that classifies, with its card's preprocessing and classes; `sha256`: its file's hash, if any."""
+    """An engine that classifies, its card's preprocessing, and names of the classes; `sha256`: its file's, if any."""
 
     name: str
     engine: Engine
@@ -46,29 +46,26 @@ class Classifying:
     device: torch.device = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Answers:
-    """The answers for each picture: `top` classes, named by the file `labels`; and how pictures are read,
-    of which the share `max_unreadable` may be unreadable."""
+def classify(
+    by: Classifying, pictures: Pictures, how: PictureSet, top: int
+) -> tuple[dict[str, list[Guess]], dict[str, str]]:
+    """The `top` most probable classes of each readable picture, best first, and for each unreadable one the reason.
 
-    top: int = 5
-    labels: str | None = None
-    batch_size: int = 32
-    workers: int = 0
-    max_unreadable: float = 1.0
-
-
-def classify(by: Classifying, pictures: Pictures, wanted: Answers) -> tuple[dict[str, list[Guess]], dict[str, str]]:
-    """The most probable classes of each readable picture, best first, and for each unreadable one the reason.
-
-    Names of classes are those in the file of labels, else as `class_names` says.
+    `how`: the batch, workers and the share that may be unreadable.
     """
-    names = class_names(by.classes, wanted.labels, by.names)
-    sizes = {"batch_size": wanted.batch_size, "workers": wanted.workers}
-    most, engines = wanted.max_unreadable, {by.engine.label: by.engine}
-    inferred = infer(engines, pictures, by.preprocess, by.classes, **sizes, max_unreadable=most, device=by.device)
+    sizes = {"batch_size": how.batch or 32, "workers": how.workers or 0}
+    engines = {by.engine.label: by.engine}
+    inferred = infer(
+        engines,
+        pictures,
+        by.preprocess,
+        by.classes,
+        **sizes,
+        max_unreadable=how.max_unreadable or 0.0,
+        device=by.device,
+    )
     (logits,) = inferred.logits.values()
-    answers = dict(zip(inferred.names, top_classes(logits, names, wanted.top), strict=True))
+    answers = dict(zip(inferred.names, top_classes(logits, by.names, top), strict=True))
     index = {name: number for number, name in enumerate(pictures.names)} if inferred.unreadable else {}
     return answers, {name: pictures.flaw(index[name]) or f"{name}: cannot be read" for name in inferred.unreadable}
 
@@ -79,14 +76,15 @@ class _Unread(TypedDict):
     unreadable: Annotated[int, within(least=0)]
 
 
-def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, options: Answers, world: World) -> Path:
+def classify_shards(
+    by: Classifying, pictures: Pictures, how: PictureSet, top: int, sharding: Sharding, world: World
+) -> Path:
     """Write `predictions-00000-of-00012.parquet` ... and `predictions.json`, which names them; that file's path.
 
     Columns: picture, classes (the best first: index, name, probability), unreadable (why, else null). Rows have the
     order of the pictures. Every rank computes each world.size-th shard. UsageError for a folder with shards of another
     run.
     """
-    names = class_names(by.classes, options.labels, by.names)
     subject = {
         "model": by.name,
         "sha256": by.sha256,
@@ -95,8 +93,8 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
         "policy": by.engine.policy,
         "policy_sha256": by.engine.policy_sha256,
         "preprocess": by.preprocess.to_dict(),
-        "top": options.top,
-        "classes": digest(names),
+        "top": top,
+        "classes": digest(by.names),
         "pictures": len(pictures),
         "pictures_sha256": digest(pictures.names),
     }
@@ -110,7 +108,7 @@ def classify_shards(by: Classifying, pictures: Pictures, sharding: Sharding, opt
     for number in shards.left(world):
         part = SomePictures(pictures, shards.places(number))
         try:
-            answers, unreadable = classify(by, part, options)
+            answers, unreadable = classify(by, part, how, top)
         except SwinQuantError:
             reasons = [part.flaw(index) for index in range(len(part))]
             if None in reasons:
@@ -148,7 +146,7 @@ def write_logits(
     `features0_7`, [C, h, w]. Pictures that cannot be read are left out. `how`: the batch, workers and the share that
     may be unreadable. Returns the file.
     """
-    name = one_engine(artifact, [engine] if engine else [])
+    name = choose_engine(artifact, engine)
     cfg = read_config(artifact)
     kind = cfg.MODEL.OUTPUT_KIND
     target = ensure_writable_dir(folder) / f"{artifact.file.stem}_{kind}.npz"

@@ -21,7 +21,7 @@ from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.quant.policy import load_policy
 from swin_quant.report.verdict import card_verdict
-from swin_quant.train.training import Training
+from swin_quant.train.run import Training
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation

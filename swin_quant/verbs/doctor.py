@@ -4,8 +4,10 @@ import importlib
 import importlib.metadata
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,7 +19,7 @@ from swin_quant.base.cpu import usable_cores
 from swin_quant.base.errors import one_line
 from swin_quant.cards.card import versions
 from swin_quant.operators.plugins import compiler
-from swin_quant.report.machine import MachineFact, MachineFacts
+from swin_quant.report.table import NARROW, Column, Printed, ReportTable, bullets, field, styled
 
 EXAMPLES = """swin-quant doctor
 swin-quant doctor --json machine.json"""
@@ -29,6 +31,56 @@ _CPU_BUILD = (
     f"{sys.executable} -m pip install --force-reinstall --no-deps --index-url {_INDEX} torchvision==%s, or begin "
     "a script with `from swin_quant.base.compat import import_timm` and `import_timm()`"
 )
+
+
+_MARKS = {"good": "ok", "missing": "-", "caution": "!"}
+_STYLES = {"good": "", "missing": "dim", "caution": "yellow"}
+
+
+@dataclass(frozen=True)
+class MachineFact:
+    """One fact. `state`: good, missing (absent, and not required) or caution; `remedy`: the way to mend it."""
+
+    topic: str
+    name: str
+    value: str
+    state: str = "good"
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class MachineFacts(Printed):
+    """All facts; printed, the things to do, then a table for each topic."""
+
+    found: Sequence[MachineFact]
+    in_pipe = NARROW
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts as data."""
+        return {"schema": "swin-quant/doctor/1", "found": [asdict(one) for one in self.found]}
+
+    def tables(self) -> list[ReportTable[MachineFact]]:
+        topics = dict.fromkeys(one.topic for one in self.found)
+        return [
+            ReportTable(
+                (
+                    Column[MachineFact]("state", " ", lambda one: _MARKS[one.state]),
+                    Column[MachineFact]("name", topic, field("name")),
+                    Column[MachineFact]("value", " ", field("value"), fold=True),
+                ),
+                [one for one in self.found if one.topic == topic],
+                style=lambda one: _STYLES[one.state],
+            )
+            for topic in topics
+        ]
+
+    def text(self, width: int, color: bool = False) -> str:
+        # The remedy stands behind the value that makes it necessary.
+        said = {one.name: (one.value if one.state == "caution" else "", one.remedy) for one in self.found}
+        due = [f"{name}: {'; '.join(filter(None, both))}" for name, both in said.items() if any(both)]
+        head = "What to do, and what else there is" if due else "Nothing stands in the way."
+        lines = [styled(head, "bold" * color), *bullets(due, width)]
+        return "".join(f"{line}\n" for line in lines) + "\n" + super().text(width, color)
 
 
 def doctor() -> MachineFacts:

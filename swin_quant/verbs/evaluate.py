@@ -28,8 +28,7 @@ from swin_quant.report.verdict import artifact_verdict
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.artifact_baselines import Scoring
-from swin_quant.verbs.evaluate_artifacts import score_artifacts
+from swin_quant.verbs.artifact_scoring import Scoring, score_artifacts
 from swin_quant.verbs.evaluation import BATCH, Evaluation, score_model
 from swin_quant.verbs.timing import compare_latency
 

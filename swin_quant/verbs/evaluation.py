@@ -17,12 +17,12 @@ from swin_quant.model import Model
 from swin_quant.quant.outputs import has_classes
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.watch import eval_mode
-from swin_quant.report.accuracy import AccuracyTable, as_html, render
+from swin_quant.report.accuracy import AccuracyTable
 from swin_quant.report.table import NARROW, html_facts, print_text, screen_width
 from swin_quant.report.verdict import DeployVerdict
 from swin_quant.score.baseline import Baseline, engines_beside
-from swin_quant.score.difference import FeatureScore, compare_engines
 from swin_quant.score.engine import half_type
+from swin_quant.score.run_engines import FeatureScore, compare_engines
 from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.timing import Latency
 
@@ -59,6 +59,10 @@ class Evaluation:
         """The result of the first quantized engine."""
         return next((result for result in self.results if result.policy), None)
 
+    @property
+    def _table(self) -> AccuracyTable:
+        return AccuracyTable.from_cards(self.cards or [self.card])
+
     def save_in(self, folder: Path, world: World) -> None:
         """Keep the results of a checkpoint: in its run card, else in a new card in `folder`."""
         if self.model is None or self.before is None or self.outputs or not world.is_main:
@@ -82,7 +86,7 @@ class Evaluation:
             print(*self.outputs, sep="\n")
             return
         if self.results:
-            AccuracyTable.from_cards(self.cards or [self.card]).show()
+            self._table.show()
         if self.verdict:
             print_text("\n" + self.verdict.text(screen_width(NARROW)))
 
@@ -91,18 +95,18 @@ class Evaluation:
         if self.outputs:
             return [score.to_dict() for score in self.outputs]
         told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
-        return AccuracyTable.from_cards(self.cards or [self.card]).as_data() | told
+        return self._table.as_data() | told
 
     def __str__(self) -> str:
         if self.outputs:
             return "\n".join(map(str, self.outputs))
-        table = [render(list(self.cards or [self.card]))] if self.results else []
+        table = [self._table.text("terminal")] if self.results else []
         return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
 
     def _repr_html_(self) -> str:
         if self.outputs:
             return html_facts(self.card.name, {score.subject: score.figures for score in self.outputs})
-        table = as_html(list(self.cards or [self.card])) if self.results else ""
+        table = self._table.html() if self.results else ""
         return table + (self.verdict._repr_html_() if self.verdict else "")
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from swin_quant.arguments import checked
-from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.saturation import at_risk, warn
 from swin_quant.backends.tensorrt.plan import BuildOptions
 from swin_quant.base.arguments import Fields, Parameter
@@ -21,12 +20,11 @@ from swin_quant.exported import Exported, open_model
 from swin_quant.loading import ModelFile, giving
 from swin_quant.model import Model, place_for
 from swin_quant.policies import Policies, PolicyChoice, one_policy
-from swin_quant.quant.policy import Policy, apply_policy, settings_for
+from swin_quant.quant.policy import apply_policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.verbs.export_compared import compared as beside_fake_quant
-from swin_quant.verbs.export_engine import build_engine, find_onnx
+from swin_quant.verbs.export_here import build_engine, check_tunable, find_onnx, tuned_forms, write_fastest
 from swin_quant.verbs.export_target import ExportTarget
-from swin_quant.verbs.export_tuned import check_tunable, tuned_forms, write_fastest
 
 EXAMPLES = """swin-quant export out/my_calib.pth --for openvino --output out/openvino
 swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino
@@ -127,50 +125,45 @@ def export(
         raise UsageError("‹max_batch› and the other options of an engine: are for an exported ONNX file: give that")
     asked = one_policy(policy)
     target = ExportTarget.parse(backend, precision, given, saturation_safe)
+    is_file = isinstance(model, ModelFile)
     if isinstance(model, ModelFile):
-        made, origin = _from_file(model, target, folder, asked, tune), None
+        opened, cfg = model.need_checkpoint(), model.config()  # refused before a policy is chosen
+        file: Path | None = opened.file
+        folder, card = folder or Path("output", cfg.MODEL.NAME), opened.card
     else:
         model = open_model(model)
-        made = _from_memory(model, target, folder or Path("output", model.name), asked, tune, compared)
-        origin = model if model.card.wrapped else None
+        folder, card, file = folder or Path("output", model.name), model.card, model.file
+    if tune:
+        check_tunable(target, asked, card)
+    forms = tuned_forms(target) if tune else [(target.policy(card, file, asked), ())]
+    policies = [used for used, _ in forms]
+    if isinstance(model, ModelFile):
+        subject = model.load(policies)
+        subject.card = giving(subject.card, cfg)
+        module = subject.network
+    else:
+        subject = model
+        nodes, settings = named_nodes(subject.module), settings_for(subject.module, policies[0]).items()
+        if without := [name for name, setting in settings if setting.enabled and nodes[name].amax is None]:
+            raise SwinQuantError(
+                f"{subject.name}: {listed(without, 2)} of policy {policies[0].name} have no range: calibrate it, or "
+                "export it with ‹precision› float"
+            )
+        file = ensure_saved(subject, ensure_writable_dir(folder))
+        module = deepcopy(subject.network).cpu().eval()  # the caller's keeps its policy and its place
+    assert file is not None
+    if tune:
+        made = write_fastest(target, module, subject.card, file, folder)
+    else:
+        if not is_file:
+            check_bits(subject.module, subject.card, policies, subject.name)
+            apply_policy(module, policies[0])
+        made = target.write(module, subject.card, file, folder, policies[0])
+        if subject.card.wrapped and compared:
+            made = beside_fake_quant(made, subject, module, target.backend)
     for engine in at_risk(target.backend):
         warn(engine, made)
-    return Exported(made, origin)
-
-
-def _from_file(
-    file: ModelFile, target: ExportTarget, folder: str | Path | None, asked: Policy | None, tune: bool
-) -> Artifact:
-    opened = file.need_checkpoint()
-    cfg = file.config()  # refused before a policy is chosen
-    if tune:
-        check_tunable(target, asked, opened.card)
-    used = [one for one, _ in tuned_forms(target)] if tune else [target.policy(opened.card, opened.file, asked)]
-    model = file.load(used)
-    parts = model.network, giving(model.card, cfg), opened.file, folder or Path("output", cfg.MODEL.NAME)
-    return write_fastest(target, *parts) if tune else target.write(*parts, *used)
-
-
-def _from_memory(
-    model: Model, target: ExportTarget, folder: str | Path, asked: Policy | None, tune: bool, compared: bool
-) -> Artifact:
-    if tune:
-        check_tunable(target, asked, model.card)
-    used = tuned_forms(target)[0][0] if tune else target.policy(model.card, model.file, asked)
-    nodes, settings = named_nodes(model.module), settings_for(model.module, used).items()
-    if without := [name for name, setting in settings if setting.enabled and nodes[name].amax is None]:
-        raise SwinQuantError(
-            f"{model.name}: {listed(without, 2)} of policy {used.name} have no range: calibrate it, or export it "
-            "with ‹precision› float"
-        )
-    file = ensure_saved(model, ensure_writable_dir(folder))
-    module = deepcopy(model.network).cpu().eval()  # the caller's keeps its policy and its place
-    if tune:
-        return write_fastest(target, module, model.card, file, folder)
-    check_bits(model.module, model.card, [used], model.name)
-    apply_policy(module, used)
-    made = target.write(module, model.card, file, folder, used)
-    return beside_fake_quant(made, model, module, target.backend) if model.card.wrapped and compared else made
+    return Exported(made, subject if subject.card.wrapped else None)
 
 
 def ensure_saved(model: Model, folder: Path) -> Path:

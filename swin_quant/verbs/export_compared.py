@@ -18,16 +18,16 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.exported import list_engine_names
+from swin_quant.exported import choose_engine
 from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.policy import policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.watch import watching
-from swin_quant.score.difference import compare_batches
 from swin_quant.score.engine import HALF_TYPES, Engine, torch_engines
 from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import compare_batches
 
 MARGIN_DB = 3.0
 EXACT_DB, HALF_DB = 60.0, 40.0  # left by rounding in float32 and in half types: no engine has to have more
@@ -59,9 +59,7 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     try:
         if target.load is not None and not target.runs_its_export:
             raise UsageError(f"{target.name} builds its engine from this file")
-        name = list_engine_names(artifact, [target.name] if target.load is not None else None)[
-            0
-        ]  # else any that is here
+        name = choose_engine(artifact, target.name if target.load is not None else None)  # else any that is here
         engine = engine_loader(name)(artifact, EngineOptions())
     except UsageError as error:
         log.info("%s: not compared with fake-quant: %s", artifact.file, error)

@@ -20,7 +20,7 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.sources import has_split
 from swin_quant.exported import open_model
 from swin_quant.loading import ModelFile, load_for_scoring, open_baseline
-from swin_quant.model import Model, save_with_card
+from swin_quant.model import Model, save_calibrated
 from swin_quant.policies import Policies, PolicyChoice, one_policy, tell_bits
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.report.verdict import DeployVerdict, training_verdict
@@ -28,8 +28,18 @@ from swin_quant.score.baseline import find_baseline
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import Recipe, load_recipe
-from swin_quant.train.run import Request, plot, refuse_to_replace, run_training, training_config, with_batch_size
-from swin_quant.train.training import Qat, Training, folder_for, place_to_train_on
+from swin_quant.train.run import (
+    Qat,
+    Request,
+    Training,
+    folder_for,
+    place_to_train_on,
+    plot,
+    refuse_to_replace,
+    run_training,
+    training_config,
+    with_batch_size,
+)
 from swin_quant.verbs.evaluation import BATCH, Evaluation, score_model
 from swin_quant.verbs.export import ensure_saved
 from swin_quant.verbs.train import TrainedFile
@@ -184,5 +194,5 @@ def _trained(
         )
     card = start.card.with_new_weights(policy=policy.to_dict(), training=record, class_names=names)
     if world.is_main:
-        card = save_with_card(module, path, card, by_channel=True)
+        card = save_calibrated(module, path, card, by_channel=True)
     return Model(module, card=card), path, policy, position.best_epoch is not None

@@ -10,10 +10,8 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
 from swin_quant.exported import Exported, labels_in, open_subject, read_config
-from swin_quant.score.metrics import class_names
-from swin_quant.ship import check_place, write_package
-from swin_quant.ship.facts import collect_facts
-from swin_quant.ship.texts import Serving
+from swin_quant.score.scoring import class_names
+from swin_quant.ship import Serving, check_place, collect_facts, write_package
 
 EXAMPLES = """swin-quant package out/my_int8.onnx --output out/package
 swin-quant package out/my_int8.onnx --max-batch 16 --delay-us 1000 --output out/package --overwrite"""

@@ -1,7 +1,7 @@
 """Classify pictures by a checkpoint, a model in memory or an artifact on any engine; or write an artifact's logits."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,54 +16,31 @@ from swin_quant.config.sides import shortest, sides
 from swin_quant.data.folder import collect_pictures
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.pictures import Pictures, SomePictures
-from swin_quant.exported import Exported, SubjectFiles, labels_in, load_engines, one_engine, open_subject, read_config
+from swin_quant.exported import (
+    Exported,
+    SubjectFiles,
+    choose_engine,
+    labels_in,
+    load_engines,
+    open_subject,
+    read_config,
+)
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice, policies_from
 from swin_quant.quant.policy import Policy
 from swin_quant.quant.watch import eval_mode
-from swin_quant.report.engines import AnswerRow, predictions_table
-from swin_quant.report.printed import Printed
-from swin_quant.report.table import ReportTable
+from swin_quant.report.engines import Guesses
 from swin_quant.score.engine import engine_under
-from swin_quant.score.metrics import Guess
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.classify import Answers, Classifying, classify, classify_shards, write_logits
+from swin_quant.score.scoring import class_names
+from swin_quant.verbs.classify import Classifying, classify, classify_shards, write_logits
 
-SCHEMA = "swin-quant/predictions/1"
 EXAMPLES = """swin-quant predict out/my_calib.pth cat.jpg
 swin-quant predict out/my_int8.onnx holiday 'more/*.png' --engine openvino --json answers.json
 torchrun --nproc_per_node 2 -m swin_quant predict out/my_int8.onnx archive --threads 1 --output answers
 swin-quant predict out/my_int8.onnx --data-path imagenet --logits out"""
 _WITHOUT = ("random_weights", "output_kind")
-
-
-class Guesses(dict[str, list[Guess]], Printed):
-    """The most probable classes of each picture, by its name; printed, it is a table.
-
-    `by`: the model on its engine; `unreadable`: why a picture could not be read, by its name.
-    """
-
-    def __init__(self, answers: Mapping[str, list[Guess]], by: Classifying, unreadable: Mapping[str, str]) -> None:
-        super().__init__(answers)
-        self.by, self.unreadable = by, unreadable
-
-    def tables(self) -> list[ReportTable[AnswerRow]]:
-        best = {name: [(one.probability, one.index, one.name) for one in top] for name, top in self.items()}
-        return [predictions_table(best, f"{self.by.name}: {self.by.engine.label} on {self.by.engine.name}")]
-
-    def to_json(self) -> dict[str, Any]:
-        """The answers, what gave them, and the pictures that could not be read."""
-        engine = self.by.engine
-        return {
-            "schema": SCHEMA,
-            "model": self.by.name,
-            "engine": engine.name,
-            "precision": engine.precision,
-            "policy": engine.policy,
-            "pictures": [{"picture": name, "classes": [asdict(guess) for guess in top]} for name, top in self.items()],
-            "unreadable": dict(self.unreadable),
-        }
 
 
 @checked
@@ -143,20 +120,19 @@ def predict(
             raise UsageError("‹logits›: are of an artifact, and this is a checkpoint: export it, then name the file")
         return write_logits(subject.artifact, pictures, how, engine, options, logits)
     by = _classifier(subject, policies_from(policy), engine, options)
-    share = images.max_unreadable if isinstance(images, PictureSet) else None
-    answers = Answers(
-        top, None if labels is None else str(labels), how.batch or 32, how.workers or 0, 1.0 if share is None else share
-    )
+    by = replace(by, names=class_names(by.classes, None if labels is None else str(labels), by.names))
+    if not isinstance(images, PictureSet) or images.max_unreadable is None:
+        how = replace(how, max_unreadable=1.0)
     with eval_mode(*([subject.module] if isinstance(subject, Model) else [])):
         if folder is not None:
             shards = Sharding(Path(folder), ROWS if shard is None else shard)
-            return classify_shards(by, pictures, shards, answers, this_world())
+            return classify_shards(by, pictures, how, top, shards, this_world())
         if len(pictures) == 1 and (flaw := pictures.flaw(0)):
             raise SwinQuantError(flaw)
-        found, unreadable = classify(by, pictures, answers)
+        found, unreadable = classify(by, pictures, how, top)
     for why in unreadable.values():
         log.warning("skipped: %s", why)
-    return Guesses(found, by, unreadable)
+    return Guesses(found, by.name, by.engine, unreadable)
 
 
 def _classifier(
@@ -168,7 +144,7 @@ def _classifier(
             raise UsageError(f"‹policy› is not for artifacts: {subject.file} has its own")
         artifact, cfg = subject.artifact, read_config(subject.artifact)
         need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
-        chosen = one_engine(artifact, [engine] if engine else [])
+        chosen = choose_engine(artifact, engine)
         (loaded,) = load_engines(artifact, [chosen], options).values()
         names, sha256 = labels_in(artifact), artifact.record["sha256"]
         return Classifying(subject.file.name, loaded, artifact.preprocess, cfg.MODEL.NUM_CLASSES, names, sha256)

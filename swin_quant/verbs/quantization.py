@@ -34,7 +34,7 @@ from swin_quant.quant.policy import Policy, load_policy
 from swin_quant.score.engine import get_precision
 from swin_quant.score.scoring import dataset_record
 from swin_quant.verbs.calibrate import plan_passes
-from swin_quant.verbs.calibration_pictures import were_drawn
+from swin_quant.verbs.calibration import were_drawn
 from swin_quant.verbs.export_target import engine_for, float_type_options
 from swin_quant.verbs.search_result import Budget, policy_file
 

@@ -22,17 +22,17 @@ from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import AUTO
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.policy import load_policy
-from swin_quant.report.verdict import DeployVerdict
+from swin_quant.report.verdict import DeployVerdict, export_verdict
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
+from swin_quant.verbs.export_here import check_tunable
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
-from swin_quant.verbs.export_tuned import check_tunable
 from swin_quant.verbs.quantization import Quantization
-from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, refuse_useless, steps, verdict_on
+from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, steps
 from swin_quant.verbs.search import search
-from swin_quant.verbs.search_result import Budget
+from swin_quant.verbs.search_result import Budget, refuse_useless
 from swin_quant.verbs.verify import verify
 
 EXAMPLES = """swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
@@ -157,7 +157,9 @@ def quantize(
                 print(f"# not scored: {settled.path} has no val split")
             return None
         made = finish(job)
-        verdict = verdict_on(made, target, job.calibrated, settled.path, f"{settled.path} has no val split")
+        verdict = export_verdict(
+            made, target, job.engine, job.calibrated, settled.path, f"{settled.path} has no val split"
+        )
         return Quantized(Exported(made), Evaluation(tuple(made.card.measured()), made.card, verdict=verdict))
     if dry_run:
         raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")
@@ -192,5 +194,5 @@ def quantize(
             scored = evaluate(exported, scored_on, engine=engine, half=half, **timing)
     data = place.path if place else "DIR"
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
-    verdict = scored.verdict or verdict_on(exported.artifact, target, subject.checkpoint, data, unscored)
+    verdict = scored.verdict or export_verdict(exported.artifact, target, engine, subject.checkpoint, data, unscored)
     return Quantized(exported, replace(scored, verdict=verdict))

@@ -7,30 +7,31 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swin_quant.backends.artifact import Artifact
-from swin_quant.backends.backend import Backend
 from swin_quant.backends.onnx.options import INT4_BITS
-from swin_quant.backends.registry import takers
+from swin_quant.backends.open_artifact import open_artifact
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.arguments import as_command
+from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.base.progress import log
+from swin_quant.cards.card import RunCard
 from swin_quant.data.sources import TRAIN
 from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import DEFAULT_PERCENTILE, SEARCHED_ON
-from swin_quant.report.next_command import TIME, Abilities, after_export, fill
-from swin_quant.report.verdict import DeployVerdict, artifact_verdict
+from swin_quant.report.engines import Verification
+from swin_quant.score.engine import HALF_TYPES
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
-from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, exporter_options
-from swin_quant.verbs.export_tuned import check_tunable
-from swin_quant.verbs.quantization import Quantization, changed
-from swin_quant.verbs.quantized_before import find_artifact, is_scored, is_verified
+from swin_quant.verbs.export_here import check_tunable
+from swin_quant.verbs.export_target import ExportTarget, check_policy, exporter_options
+from swin_quant.verbs.quantization import Quantization, changed, get_sha256
 from swin_quant.verbs.search import search
-from swin_quant.verbs.search_result import Search
+from swin_quant.verbs.search_result import refuse_useless
 from swin_quant.verbs.timing import timed_backend
 from swin_quant.verbs.verify import verify
 
@@ -51,6 +52,33 @@ class Step(NamedTuple):
         return as_command(self.name, self.function, *self.more, **self.arguments)
 
 
+def find_artifact(job: Quantization) -> Artifact | None:
+    """The artifact of the calibrated checkpoint for the backend under the policy; None if missing or damaged."""
+    if not job.is_calibrated or (policy := job.exported_policy) is None:
+        return None
+    sha256, exports = get_sha256(job.calibrated), job.target.exporting
+    targets = (job.target.name, exports.fixed.get("target"))  # or an ONNX file for any engine
+    float_type = job.float_type or exports.float_type
+    for file in sorted(job.folder.glob("*.json")):
+        try:
+            card = RunCard.read(file)
+            if card.artifact is None or card.checkpoint is None or card.checkpoint["sha256"] != sha256:
+                continue
+            options, tuned = card.artifact["options"], card.artifact.get("tuned")
+            if job.tune or tuned:  # the one that took the least time on such a CPU
+                is_chosen = job.tune and tuned is not None and tuned["cpu"] == cpu_kind()
+            else:
+                is_chosen = (card.policy or {}).get("rules") == policy.to_dict()["rules"]
+            has_floats = "float_type" not in exports.flags or options.get("float_type", float_type) == float_type
+            has_weights = bool(options.get("int4_weights")) == job.int4_weights
+            is_ours = options.get("target", card.artifact["backend"]) in targets
+            if is_ours and is_chosen and has_floats and has_weights:
+                return open_artifact(file.with_name(card.artifact["file"]))
+        except SwinQuantError:  # some other JSON, or a file that was changed: it is exported again
+            continue
+    return None
+
+
 def steps(job: Quantization, unexported: Path = Path()) -> list[Step]:
     """The steps of a job as they are now, in order. `unexported`: the artifact's file while it is not there."""
     engine, device = job.engine, job.file.device
@@ -59,6 +87,16 @@ def steps(job: Quantization, unexported: Path = Path()) -> list[Step]:
     method |= {"percentile": job.method.percentile} if job.method.percentile != DEFAULT_PERCENTILE else {}
     own, found = ModelFile(str(job.calibrated), device=device), find_artifact(job)
     file = str(found.file if found else unexported)
+
+    def ran_in_type(precision: str) -> bool:
+        """Whether an engine ran float layers in the wanted type; one that chooses it adds a half type to its precision,
+        and `find_artifact` checks all others."""
+        if found is None or engine is None or not engine_named(engine).float_types:
+            return True
+        if job.float_type_asked in HALF_TYPES:
+            return precision.endswith(f"+{job.float_type_asked}")
+        return precision not in [f"{found.record['precision']}+{half}" for half in HALF_TYPES]
+
     calibrating = {"model": job.file, "pictures": job.asked, "policy": job.calibrated_under, **method}
     done, output = job.is_calibrated, ("--output", shlex.quote(str(job.folder)))
     all_steps = [Step("calibrate", calibrate, calibrating, done, () if done else changed(job) or (), output)]
@@ -75,11 +113,15 @@ def steps(job: Quantization, unexported: Path = Path()) -> list[Step]:
     if engine:
         shown = replace(job.asked, split="val" if job.has_val else TRAIN, count=None, batch=None, seed=None)
         verifying = {"artifact": file, "pictures": shown, "engine": (engine,), **timing, "device": device}
-        all_steps.append(Step("verify", verify, verifying, is_verified(job)))
+        records = [one for one in found.card.verification if ran_in_type(one["precision"])] if found else []
+        is_verified = bool(records) and bool(Verification(records, Path(file)))
+        all_steps.append(Step("verify", verify, verifying, is_verified))
     if engine and job.has_val:
         scored = replace(job.asked, split=None, count=None, seed=None)
         scoring = {"model": SubjectFiles(files=(file,), device=device), "pictures": scored, "half": job.half}
-        all_steps.append(Step("evaluate", evaluate, {**scoring, "engine": (engine,), **timing}, is_scored(job)))
+        results = [one for one in found.card.measured() if one.policy and ran_in_type(one.precision)] if found else []
+        is_scored = any(result.dataset == job.scored_on for result in results)
+        all_steps.append(Step("evaluate", evaluate, {**scoring, "engine": (engine,), **timing}, is_scored))
     return all_steps
 
 
@@ -143,30 +185,3 @@ def refuse_contradictions(job: Quantization) -> None:
         card = job.checkpoint.card
         before = replace(card, policy=job.policy.to_dict()) if card else None  # it is calibrated for that policy
         check_tunable(ExportTarget.parse(job.target.name, "int8"), None, before, job.cfg.MODEL.OUTPUT_KIND)
-
-
-def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
-    """SwinQuantError where a search kept no budget, or left every layer float."""
-    if not found:
-        raise SwinQuantError(f"{found.unmet} ({found.verdict.summary})")
-    if not next(one["nodes"] for one in found.record["tried"] if one["found"]):
-        raise SwinQuantError(
-            f"within the budget ({found.record['budget']}) every layer stays float: loosen it, or deploy the float "
-            f"model: `swin-quant export {shlex.quote(str(checkpoint))} --for {target.name} --precision float`"
-        )
-
-
-def verdict_on(artifact: Artifact, target: Backend, checkpoint: Path, data: str, unscored: str) -> DeployVerdict:
-    """The file to deploy; `unscored` says why one that its engine runs was not scored."""
-    file = artifact.file
-    if found := artifact_verdict(artifact.card, file, checkpoint, data):
-        return found
-    if engine_for(target) is not None:
-        has_classes = Abilities.from_card(artifact.card).has_classes
-        said = f"not scored: {unscored}" if has_classes else "it gives no classes, whose accuracy could be scored"
-        return DeployVerdict(str(file), f"verified; {said}", fill(TIME, file=file))
-    engines = [target] if target.load else takers(target.exporting.artifact)
-    remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
-    why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
-    then = after_export(artifact.card, file, target, data)
-    return DeployVerdict(str(file), why, then[-1] if then else fill("swin-quant show {file}", file=file))

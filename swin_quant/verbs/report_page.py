@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torch.nn.functional import kl_div
 
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
@@ -26,9 +25,8 @@ from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, node_summaries
 from swin_quant.report.verdict import card_verdict
 from swin_quant.score.baseline import engines_beside
-from swin_quant.score.engine import Engine
-from swin_quant.score.metrics import class_names, top_classes
 from swin_quant.score.run_engines import infer
+from swin_quant.score.scoring import class_names, top_classes
 
 COMPARED = 256  # pictures, evenly spread
 MOST = 24  # pictures on the page
@@ -86,9 +84,12 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     cfg = from_dict(card.config, card.name)
     model, policies = load_for_scoring(cfg, checkpoint)
     engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], open_baseline(model, policies))
-    pair = _float_and_quantized(engines, card)
-    if not pair:
+    first = [label for label, engine in engines.items() if engine.precision == "float32" and engine.policy is None]
+    skipped = PTQ if card.is_qat else None  # a fine-tuned model is not represented by the calibrated one it began with
+    last = [key for key, engine in engines.items() if engine.policy and (not skipped or engine.weights != skipped)]
+    if not first or not last or engines[first[0]].weights not in (None, ORIGINAL):
         return data
+    pair = {label: engines[label] for label in (first[0], last[-1])}
     classes = cfg.MODEL.NUM_CLASSES
     pictures = replace(source.with_default_split("val"), classes=classes).open()
     preprocess = Preprocess.from_dict(card.preprocess)
@@ -110,38 +111,21 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     names = class_names(classes, None, card.class_names or pictures.class_names)
     own = names if is_numbers(pictures.class_names) else pictures.class_names
     index = {name: number for number, name in enumerate(pictures.names)}
-    found = [
-        Disagreement(
-            picture=seen.names[at],
-            label=get_english_names(own[label]) if 0 <= (label := int(seen.labels[at])) < len(own) else "no label",
-            thumbnail=_make_thumbnail(pictures.read(index[seen.names[at]], preprocess.upright)),
-            float_sees=top_classes(before[at][None], names)[0],
-            quantized_sees=top_classes(after[at][None], names)[0],
-            kl=float(divergences[rank]),
+    found = []
+    for rank in order:
+        at, jpeg = int(other[rank]), io.BytesIO()
+        small = pictures.read(index[seen.names[at]], preprocess.upright).copy()
+        small.thumbnail((SIDE, SIDE))
+        small.save(jpeg, "JPEG", quality=85)
+        label = int(seen.labels[at])
+        found.append(
+            Disagreement(
+                picture=seen.names[at],
+                label=get_english_names(own[label]) if 0 <= label < len(own) else "no label",
+                thumbnail=base64.b64encode(jpeg.getvalue()).decode(),
+                float_sees=top_classes(before[at][None], names)[0],
+                quantized_sees=top_classes(after[at][None], names)[0],
+                kl=float(divergences[rank]),
+            )
         )
-        for rank in order
-        for at in [int(other[rank])]
-    ]
     return replace(data, compared=len(seen.names), otherwise=len(other), policy=policies[0].name, disagreements=found)
-
-
-def _float_and_quantized(engines: Mapping[str, Engine], card: RunCard) -> dict[str, Engine]:
-    """The original in float32 and the model under its policy, by their labels; empty where one of them is missing.
-
-    A fine-tuned model is not represented by the calibrated one that it began with.
-    """
-    first = [label for label, engine in engines.items() if engine.precision == "float32" and engine.policy is None]
-    skipped = PTQ if card.is_qat else None
-    last = [label for label, engine in engines.items() if engine.policy and (not skipped or engine.weights != skipped)]
-    if not first or not last or engines[first[0]].weights not in (None, ORIGINAL):
-        return {}
-    return {label: engines[label] for label in (first[0], last[-1])}
-
-
-def _make_thumbnail(picture: Image.Image) -> str:
-    """A JPEG of at most SIDE pixels a side, in base64."""
-    small = picture.copy()
-    small.thumbnail((SIDE, SIDE))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=85)
-    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,23 +1,22 @@
 """The budget of a search, and its result: the policy as YAML, its table and verdict."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import atomic_write_bytes, finite
 from swin_quant.base.progress import log
-from swin_quant.cards.costs import FloatLayerRecord, TriedPolicies, TriedRecord
+from swin_quant.cards.records import FloatLayerRecord, TriedPolicies, TriedRecord
 from swin_quant.quant.distance import Loss
-from swin_quant.quant.policy import Policy, load_policy
-from swin_quant.report.nodes import search_data, search_table
-from swin_quant.report.printed import Printed
-from swin_quant.report.table import NARROW, WIDE, ReportTable, print_text, screen_width
-from swin_quant.report.verdict import DeployVerdict, search_verdict
+from swin_quant.quant.policy import load_policy
+from swin_quant.report.nodes import Search
+from swin_quant.report.verdict import search_verdict
 from swin_quant.verbs.search_costs import Layer, Losses, without
 from swin_quant.verbs.timing import Timer
 
@@ -77,51 +76,6 @@ class Budget:
         return ", ".join(_LIMITS[name][0].format(value) for name, value in asdict(self).items() if value is not None)
 
 
-@dataclass(frozen=True)
-class Search(Printed):
-    """The result of a search; false where the budget cannot be met. Printed, it is the table of `swin-quant search`.
-
-    `policy`: the fastest within the budget, or the best there was; its `file` says why each of its layers stays float.
-    `record`: all measurements, as the run card holds them. `verdict`: what to deploy, and the command that exports it.
-    """
-
-    policy: Policy
-    file: Path
-    record: TriedPolicies
-    verdict: DeployVerdict
-
-    @property
-    def unmet(self) -> str:
-        """Say that no policy keeps the limits, not even this one."""
-        return f"the budget cannot be met ({self.record['budget']}): the best that was found is {self.file}"
-
-    def __bool__(self) -> bool:
-        return self.record["met"]
-
-    def __str__(self) -> str:
-        return f"{super().__str__()}\n{self.verdict}"
-
-    def _repr_html_(self) -> str:
-        return super()._repr_html_() + self.verdict._repr_html_()
-
-    def show(self, otherwise: int = WIDE) -> None:
-        """Print the table and the verdict."""
-        super().show(otherwise)
-        print_text("\n" + self.verdict.text(screen_width(NARROW)))
-
-    def to_json(self) -> dict[str, Any]:
-        """The table as data, with the verdict."""
-        return search_data(self.record, self.file) | {"verdicts": [self.verdict.to_dict()]}
-
-    def check(self) -> None:
-        """SwinQuantError where the budget cannot be met."""
-        if not self:
-            raise SwinQuantError(self.unmet)
-
-    def tables(self) -> list[ReportTable[TriedRecord]]:
-        return [search_table(self.record, self.file)]
-
-
 def policy_file(folder: str | Path, name: str, engine: str) -> Path:
     """The file of the policy that is found for a model of that name."""
     return Path(folder) / f"{name}_auto_{engine}.yaml"
@@ -174,3 +128,14 @@ def write_found(
         record["policy_sha256"] = policy.sha256
     float_type = timer.options.float_type or timer.backend.float_form
     return Search(policy, file, record, search_verdict(record, file, str(timer.model.checkpoint), float_type))
+
+
+def refuse_useless(found: Search, target: Backend, checkpoint: Path) -> None:
+    """SwinQuantError where a search kept no budget, or left every layer float."""
+    if not found:
+        raise SwinQuantError(f"{found.unmet} ({found.verdict.summary})")
+    if not next(one["nodes"] for one in found.record["tried"] if one["found"]):
+        raise SwinQuantError(
+            f"within the budget ({found.record['budget']}) every layer stays float: loosen it, or deploy the float "
+            f"model: `swin-quant export {shlex.quote(str(checkpoint))} --for {target.name} --precision float`"
+        )

@@ -1,10 +1,10 @@
 """Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import finite
 from swin_quant.base.progress import log, track
 from swin_quant.cards.card import update
-from swin_quant.cards.costs import GroupRecord, SensitivityRecord
+from swin_quant.cards.records import GroupRecord, SensitivityRecord
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config.outputs import FEATURES, need_logits
 from swin_quant.data.loader import DrawnBatches, default_workers
@@ -27,43 +27,16 @@ from swin_quant.model import Model
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.registry import blocks_or_units, list_stages
 from swin_quant.policies import Policies, PolicyChoice, one_policy
-from swin_quant.quant import GROUP_KINDS
 from swin_quant.quant import sensitivity as measuring
 from swin_quant.quant.outputs import has_classes
 from swin_quant.quant.policy import apply_policy
-from swin_quant.report.nodes import CostRow, list_cost_rows, profile_table, sensitivity_table
-from swin_quant.report.printed import Printed
-from swin_quant.report.table import ReportTable
+from swin_quant.report.nodes import Costs
 
 EXAMPLES = """swin-quant sensitivity out/my_calib.pth --data-path imagenet
 swin-quant sensitivity out/my_calib.pth --data-path data --policy qdq --kind layer --top 20
 swin-quant sensitivity out/my_calib.pth --data-path imagenet --kind profile --json depth.json"""
-PROFILE = "profile"
 COUNT, TOP, BATCH = 64, 8, 16  # a larger batch gains nothing, and the outputs of all blocks are kept in memory
 Kind = Literal["node", "layer", "block", "stage", "role", "profile"]
-
-
-@dataclass(frozen=True)
-class Costs(Printed):
-    """The costs of every node and group; printed, it is the table of `swin-quant sensitivity`."""
-
-    record: SensitivityRecord
-    kinds: Sequence[str] = ()  # that are printed; empty: all
-    top: int | None = TOP  # rows of each kind
-
-    def rows(self, kind: str = "node") -> list[CostRow]:
-        """The groups of a kind (role, stage, block, layer, node), the costliest first."""
-        return list_cost_rows(self.record, [kind])
-
-    def to_json(self) -> SensitivityRecord:
-        """The record, as in the run card."""
-        return self.record
-
-    def tables(self) -> list[ReportTable[Any]]:
-        groups = [kind for kind in self.kinds or GROUP_KINDS if kind != PROFILE]
-        has_profile = PROFILE in self.kinds if self.kinds else self.record["profile"]
-        tables: list[ReportTable[Any]] = [sensitivity_table(self.record, groups, self.top)] if groups else []
-        return [*tables, profile_table(self.record)] if has_profile else tables
 
 
 class Sample(NamedTuple):

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
+from swin_quant.backends.fastertransformer.tuner import TunedGemm, fastest, gemm_shapes, read_tuned, write_tuned
 from swin_quant.backends.onnx_reader.file import read_model
 from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.onnx_reader.products import inspect_model
@@ -18,9 +19,9 @@ from swin_quant.loading import ModelFile, model_or_shapes
 from swin_quant.models.geometry import read_geometry
 from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant.policy import builtin_policies, load_policy
-from swin_quant.report.graph import IntegerProducts, by_engine
-from swin_quant.report.nodes import list_nodes
-from swin_quant.verbs.shown import GemmRow, Gemms, GraphReport, Nodes, PolicyList
+from swin_quant.report.graph import GraphReport, IntegerProducts, by_engine
+from swin_quant.report.nodes import Nodes, PolicyList, list_nodes
+from swin_quant.report.table import Column, Printed, ReportTable, field, records
 
 EXAMPLES = """swin-quant show policies
 swin-quant show out/my_calib.pth
@@ -31,6 +32,37 @@ swin-quant show some_swin_of_timm.onnx --for qnn
 swin-quant show out/my_calib.pth --gemms 32 --tuned a.in b.in --write igemm_config.in"""
 POLICIES = "policies"
 _WITHOUT = ("replace_head", "random_weights", "device")  # only names and shapes are asked of the model
+
+
+@dataclass(frozen=True)
+class GemmRow:
+    """A GEMM, with the algorithm of FasterTransformer's tuner, if one is known, and its time."""
+
+    gemm: TunedGemm
+    algorithm: int | None = None
+    ms: float | None = None
+
+
+_GEMMS: tuple[Column[GemmRow], ...] = (
+    *(Column(name, name, field("gemm", name)) for name in ("stage", "layer", "m", "n", "k")),
+    Column("algorithm", "algorithm", field("algorithm"), blank="not tuned"),
+    Column("ms", "ms", field("ms"), "{:g}", may_lack=True),
+)
+
+
+@dataclass(frozen=True)
+class Gemms(Printed):
+    """The int8 GEMMs of a model and batch, with the entries of tuner files."""
+
+    rows: Sequence[GemmRow]
+
+    def tables(self) -> list[ReportTable[GemmRow]]:
+        remark = f"{len(self.rows)} shapes, {sum(row.ms is not None for row in self.rows)} tuned"
+        return [ReportTable(_GEMMS, self.rows, [remark])]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """A record for each GEMM."""
+        return records(_GEMMS, self.rows)
 
 
 def show(

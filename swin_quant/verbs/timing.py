@@ -14,8 +14,7 @@ from swin_quant.backends.registry import artifact_engine, targets
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.model import Model
 from swin_quant.quant.policy import Policy, apply_policy, described, load_policy
-from swin_quant.score.candidate import time_calls
-from swin_quant.score.engine import Engine
+from swin_quant.score.engine import Engine, time_calls
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import ExportTarget, float_type_options
 

@@ -21,8 +21,15 @@ from swin_quant.model import Model
 from swin_quant.models import build_model
 from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import load_recipe, read_recipe
-from swin_quant.train.run import refuse_to_replace, run_training, training_config, with_batch_size
-from swin_quant.train.training import Training, folder_for, place_to_train_on
+from swin_quant.train.run import (
+    Training,
+    folder_for,
+    place_to_train_on,
+    refuse_to_replace,
+    run_training,
+    training_config,
+    with_batch_size,
+)
 from swin_quant.verbs.evaluation import Evaluated, Evaluation, score_model
 
 EXAMPLES = """swin-quant train --cfg my.yaml --data-path cifar10 --recipe micro_float --output out

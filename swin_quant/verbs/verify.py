@@ -1,11 +1,13 @@
 """Compare an artifact with the checkpoint it was exported from, on real pictures: pass or fail for each engine."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Literal
 
 from swin_quant.arguments import checked
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.arguments import Fields
 from swin_quant.base.distributed import one_process, world_on
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -13,8 +15,10 @@ from swin_quant.base.files import check_writable
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import VerificationRecord
 from swin_quant.config.outputs import LOGITS, count_classes
 from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_source
+from swin_quant.data.sampling import digest
 from swin_quant.exported import (
     Exported,
     find_checkpoint,
@@ -26,11 +30,12 @@ from swin_quant.exported import (
     read_config,
 )
 from swin_quant.quant.watch import eval_mode
+from swin_quant.report.engines import Verification
 from swin_quant.report.graph import integer_products, quantized_products
 from swin_quant.score.baseline import Baseline, engines_beside, unnamed_baseline
+from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, Engine, is_float
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import infer, infer_batches
-from swin_quant.verbs.verification import Verification, compare, is_quantized
+from swin_quant.score.run_engines import Inferred, compare_batches, difference, infer, infer_batches
 
 PICTURES, BATCH = 16, 8  # the mean difference on 16 of Swin-T is within 1 % of that on 128
 EXAMPLES = """swin-quant verify out/my_int8.onnx --data-path imagenet
@@ -82,7 +87,7 @@ def verify(
     origin, policies = load_origin(exported, cfg, find_checkpoint(exported, checkpoint), world, found.origin)
     source = resolve_source(PictureSet() if pictures is None else pictures)
     opened = source.with_default_split("val").open() if isinstance(source, PictureSet) else None
-    policies = policies if is_quantized(exported.record["precision"]) else []
+    policies = [] if is_float(exported.record["precision"]) else policies
     is_given = origin.original is not None and not exported.card.has_own_weights
     baseline = Baseline(origin.original, whose=None) if is_given else unnamed_baseline(exported.card)
     references = engines_beside(origin.module, world.device, None, policies, baseline)
@@ -138,3 +143,57 @@ def verify(
     update(card_path(exported.file), exported.card, lambda card: reduce(RunCard.with_verification, records, card))
     log.info("run card: %s", card_path(exported.file))
     return Verification(records, exported.file)
+
+
+def get_tolerance(engine: str, precision: str, float_type: str | None = None) -> float:
+    """The mean |Δlogit| below which an artifact passes on the engine of that name.
+
+    `precision` is the engine's (int8, int8+bfloat16, float16, ...), `float_type` what the artifact was exported in:
+    weights and scales that were rounded to half stay so on an engine that computes in float32.
+    """
+    limits = engine_named(engine).tolerances
+    if limits is None:
+        raise SwinQuantError(f"engine {engine} says no tolerances: there is nothing to verify it against")
+    base = limits.float32 if is_float(precision) else limits.quantized
+    is_half = float_type in HALF_TYPES or precision.rpartition("+")[2] in HALF_TYPES
+    return max(base, limits.half) if is_half else base
+
+
+def compare(
+    engines: Mapping[str, Engine],
+    keys: Mapping[str, str],
+    references: Mapping[str, Engine],
+    inferred: Inferred,
+    float_type: str | None = None,
+    has_logits: bool = True,
+) -> list[VerificationRecord]:
+    """A record for each engine and reference, the one that is the criterion first and with its tolerance.
+
+    The criterion is fake-quant for a quantized artifact, which is then compared with float32 as well, float32 for a
+    float one. `keys` gives an engine's name by its key in `engines`; `float_type` is that of the artifact.
+    """
+    records: list[VerificationRecord] = []
+    logits = inferred.logits if has_logits else {}
+    for key, engine in engines.items():
+        wanted = [EAGER] if is_float(engine.precision) else [FAKE_QUANT, EAGER]
+        found = [(label, reference) for label, reference in references.items() if reference.name in wanted]
+        for label, reference in sorted(found, key=lambda pair: wanted.index(pair[1].name)):
+            is_criterion = reference.name == wanted[0]
+            tolerance = get_tolerance(keys[key], engine.precision, float_type) if is_criterion else None
+            if has_logits:
+                measured = difference(logits[key], logits[label])
+            else:
+                measured = compare_batches(inferred.outputs[key], inferred.outputs[label])
+            record: VerificationRecord = {
+                "engine": engine.name,
+                "precision": engine.precision,
+                "policy": engine.policy,
+                "reference": f"{reference.name} {label}" if reference.name == EAGER else reference.name,
+                "pictures": len(inferred.names),
+                "pictures_sha256": digest(inferred.names),
+                "tolerance": tolerance,
+                "passed": measured["mean"] < tolerance if tolerance is not None else None,
+                **measured,  # type: ignore[typeddict-item]
+            }
+            records.append(record)
+    return records

@@ -97,10 +97,10 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
     def before():
         os.setpgrp()
         from swin_quant.data import loader
-        from swin_quant.verbs import calibration_pictures
+        from swin_quant.verbs import calibration
 
         loader.default_workers = lambda *_: 2
-        original = calibration_pictures.track
+        original = calibration.track
 
         def track(items, *arguments):
             for item in original(items, *arguments):
@@ -108,7 +108,7 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
                 started.touch()
                 time.sleep(600)
 
-        calibration_pictures.track = track
+        calibration.track = track
 
     child = fork(["calibrate", *float_flags, "--output", tmp_path / "out"], before=before)
     while not started.exists():
@@ -160,7 +160,7 @@ def test_out_of_memory_says_what_to_lower_in_the_words_of_the_command(run, float
     def much(*_, **__):
         raise error
 
-    monkeypatch.setattr("swin_quant.verbs.calibrate.calibrated_on", much)
+    monkeypatch.setattr("swin_quant.verbs.calibrate.observe_batches", much)
     told = run("calibrate", *float_flags, "--policy", "qdq", "--quiet")
     assert told.error(1) == f"error: out of {memory}: lower --batch\n"
     monkeypatch.setattr("swin_quant.verbs.show.model_or_shapes", much)

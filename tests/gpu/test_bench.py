@@ -5,8 +5,7 @@ import time
 import torch
 from torch import nn
 
-from swin_quant.score.candidate import milliseconds
-from swin_quant.score.engine import Engine, torch_engines
+from swin_quant.score.engine import Engine, milliseconds, torch_engines
 
 
 class Busy(nn.Module):

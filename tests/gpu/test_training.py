@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from swin_quant.base.distributed import World
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.train.optim import make_optimizer
-from swin_quant.train.parallel import check_compiler, parallel
-from swin_quant.train.precision import Precision
+from swin_quant.train.parallel import Precision, check_compiler, parallel
 from swin_quant.train.recipe import Optimizer, Recipe
 from swin_quant.train.snapshot import random_states, set_random_states
 

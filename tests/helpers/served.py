@@ -14,7 +14,7 @@ from PIL import Image
 from swin_quant.backends.description import GraphEnd, ModelDescription
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.serving.app import Service, build_app
-from swin_quant.serving.limits import ServiceLimits
+from swin_quant.serving.batcher import ServiceLimits
 
 SIDE, NAMES = 16, ("cat", "dog", "fox")
 PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -6,7 +6,7 @@ import torch
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant import check
 from swin_quant.quant.distance import distance, make_loss
-from swin_quant.score.difference import difference
+from swin_quant.score.run_engines import difference
 
 LOGITS = torch.tensor([[1.0, 0.0, -2.0], [0.5, 2.0, 1.0]])
 

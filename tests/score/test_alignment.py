@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from swin_quant.score.alignment import Aligned, Differences, Tally, step_trace
+from swin_quant.report.engines import Alignment
+from swin_quant.score.alignment import Aligned, Tally, step_trace
 
 
 def tally(*batches):
@@ -67,11 +68,11 @@ def at(name, sqnr, problem=None):
 
 def test_the_first_below_the_limit_is_named_and_the_largest_fall():
     rows = [at("a", math.inf), at("b", 80.0), at("c", 75.0), at("d", 90.0), at("e", 40.0), at("f", 38.0)]
-    found = Differences("A", "B", rows, 60.0, 1)
+    found = Alignment("A", "B", rows, 60.0, 1)
     assert found.first == rows[4] and found.drop == (rows[2], rows[4])
-    assert Differences("A", "B", rows, 20.0, 1).first is None
-    assert Differences("A", "B", [at("x", math.nan, "another shape"), *rows], 20.0, 1).first.name == "x"
-    assert Differences("A", "B", [at("a", 10.0), at("b", 20.0)], 20.0, 1).drop is None
+    assert Alignment("A", "B", rows, 20.0, 1).first is None
+    assert Alignment("A", "B", [at("x", math.nan, "another shape"), *rows], 20.0, 1).first.name == "x"
+    assert Alignment("A", "B", [at("a", 10.0), at("b", 20.0)], 20.0, 1).drop is None
 
 
 def test_batch_norm_takes_its_step_and_dropout_draws_nothing():

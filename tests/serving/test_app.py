@@ -12,8 +12,7 @@ from served import FLAT, INFER, NAMES, PREPROCESS, SIDE, Means, body_of, logits_
 
 from swin_quant.serving import protocol
 from swin_quant.serving.app import build_app
-from swin_quant.serving.batcher import Batcher
-from swin_quant.serving.limits import Refused, ServiceLimits
+from swin_quant.serving.batcher import Batcher, Refused, ServiceLimits
 
 
 def batched(engine, work, **options):

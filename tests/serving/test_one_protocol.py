@@ -11,7 +11,7 @@ from served import INFER, LOGITS, MODEL, NAMES, PREPROCESS, SIDE, Means, body_of
 
 from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.serving.app import Service, build_app, build_server
-from swin_quant.ship.texts import as_text
+from swin_quant.ship import as_text
 
 PLACE = "/v2/models/micro"
 TOP = (GraphEnd("top_classes", "int64", (2,)), GraphEnd("top_probabilities", "float32", (2,)))

@@ -19,10 +19,9 @@ from swin_quant.train import loop
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.loop import Job, fit
-from swin_quant.train.outdir import open_folder
-from swin_quant.train.precision import Precision
+from swin_quant.train.outdir import Record, open_folder, read_table
+from swin_quant.train.parallel import Precision
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
-from swin_quant.train.record import Record, read_table
 from swin_quant.train.snapshot import Snapshots, check_snapshot
 from tests.helpers.settings import change
 

@@ -13,8 +13,7 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.verbs.align_sides import Side, agree_on_preprocessing, model_side, open_side, take_step
-from swin_quant.verbs.alignment import compare, compare_steps
+from swin_quant.verbs.align_sides import Side, agree_on_preprocessing, compare, model_side, open_side, take_step
 
 BLOCK = "layers.0.blocks.1."
 
@@ -104,7 +103,7 @@ def test_the_first_group_that_differs_is_named(tiny_model, images, labels):
     ):
         theirs = Side("theirs", dumped={**own.dumped, f"{group}/{name}": own.dumped[f"{group}/{name}"] + by})
         again = take_step(side(tiny_model()), LR, (images, labels), theirs) if group == "input" else own
-        found = compare_steps(again, theirs)
+        found = compare(again, theirs, is_step=True)
         assert (found.first.group, found.first.name) == (group, name)
 
 
@@ -119,7 +118,7 @@ def test_a_step_dumped_under_mindspores_names_meets_ours(tiny_model, images, lab
         theirs |= {f"{group}/{key}": value for key, value in to_mindspore(mine).items()}
     assert "weights/layers.0.blocks.0.norm1.gamma" in theirs and "weights/layers.0.blocks.0.attn.q.weight" in theirs
     np.savez(tmp_path / "ms.npz", **{key: value.numpy() for key, value in theirs.items()})
-    found = compare_steps(own, open_side(tmp_path / "ms.npz"))
+    found = compare(own, open_side(tmp_path / "ms.npz"), is_step=True)
     assert found.first is None and found.only == (0, 0)
 
 

@@ -13,7 +13,7 @@ from reached import Reached
 import swin_quant as sq
 from swin_quant.backends.tensorrt.plan import BuildOptions
 from swin_quant.loading import ModelFile
-from swin_quant.serving.limits import ServiceLimits
+from swin_quant.serving.batcher import ServiceLimits
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_serve(verb, exported, tmp_path, heard):
 
 
 def test_engine_of_an_exported_file(verb, exported, tmp_path, heard):
-    plans = heard(importlib.import_module("swin_quant.verbs.export_engine"), "make_plan", ends=True)
+    plans = heard(importlib.import_module("swin_quant.verbs.export_here"), "make_plan", ends=True)
     asked = {"min_batch": 2, "opt_batch": 4, "max_batch": 6, "workspace": 64, "timing_cache": tmp_path / "cache"}
     with pytest.raises(Reached):
         verb("export").export(exported, "tensorrt", build=BuildOptions(**asked, allow_float32=True))
@@ -93,7 +93,7 @@ def test_engine_of_an_exported_file(verb, exported, tmp_path, heard):
 def test_align(verb, micro, model, exported, val, tmp_path, heard):
     module, file = verb("align"), model.file
     opened, loaded = heard(module, "open_side"), heard(module, "artifact_side")
-    compared, dumped = heard(module, "compare"), heard(module, "dump")
+    compared, dumped = heard(module, "compare"), heard(module, "write_dump")
     form = ModelFile(cfg=str(micro / "swin.yaml"))
     how = {"policy": ("qdq", "ft-mode1"), "engine": "onnxruntime", "float_type": "float32", "extension": ()}
     told = {"below": 12.0, "only": ("head",), "to": tmp_path / "a.npz", "names": "mindspore", "device": "cpu"}

@@ -144,7 +144,7 @@ def test_the_original_stays_the_float_file_through_another_calibration(micro, tr
 
 
 def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monkeypatch):
-    monkeypatch.setattr("swin_quant.verbs.calibration_result.observing", lambda *_: pytest.fail("a forward"))
+    monkeypatch.setattr("swin_quant.verbs.calibration.observing", lambda *_: pytest.fail("a forward"))
     (tmp_path / "file").write_text("x")
     words = ["calibrate", *float_flags, "--policy", "ft-mode1", "--output", tmp_path]
     assert "--pictures -1: must be at least 1" in run(*words, "--pictures", -1).error(2)

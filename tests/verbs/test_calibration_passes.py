@@ -15,10 +15,11 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes import Pass, equalize
 from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
+from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
-from swin_quant.verbs.calibration_passes import improve, outliers_left
-from swin_quant.verbs.calibration_result import CalibrationResult
+from swin_quant.verbs.calibration import Observed
+from swin_quant.verbs.calibration_passes import improve, improved, outliers_left
 from tests.outliers import plant
 
 
@@ -81,11 +82,11 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(tin
     for training in (False, True):
         model = use_policy(tiny_model("swin", **TWO_BLOCKS, DROP_RATE=0.5, DROP_PATH_RATE=0.5), "qdq").train(training)
         model.layers[0].eval()
-        first = CalibrationResult(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
-        found.append((first.improved(model, PassPlan(parse_steps(["gptq"]))).method, copy_state(model)))
+        first = Observed(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
+        improved(model, first, PassPlan(parse_steps(["gptq"])), None, load_policy("qdq"), Scratch())
+        found.append(copy_state(model))
         assert model.training is model.layers[1].training is training and not model.layers[0].training
-    (method, state), (again, other) = found
-    assert method == again and same(state, other)
+    assert same(*found)
 
 
 @pytest.mark.parametrize(

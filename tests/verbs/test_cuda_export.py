@@ -12,8 +12,8 @@ from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
 from swin_quant.quant.policy import load_policy
-from swin_quant.serving.limits import ServiceLimits
-from swin_quant.verbs.service import load_service
+from swin_quant.serving.batcher import ServiceLimits
+from swin_quant.verbs.serve import load_service
 
 FORMS = [
     "--policy cuda",

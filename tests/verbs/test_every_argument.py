@@ -14,7 +14,7 @@ from torch import nn
 import swin_quant as sq
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.loading import ModelFile
-from swin_quant.train.training import Qat, Training
+from swin_quant.train.run import Qat, Training
 
 VERBS = {
     name: importlib.import_module(f"swin_quant.verbs.{name}") for name in "calibrate evaluate finetune export".split()
@@ -306,10 +306,9 @@ def test_predict(file, exported, pictures, tmp_path, heard):
     subject, policies, engine, options = by[0].values()
     assert (subject.file, policies, engine) == (exported.file, [], "onnxruntime")
     assert {name: getattr(options, f"{name}s" if name == "extension" else name) for name in asked} == asked
-    answers = list(ended[0].values())[-1]
-    assert (answers.top, answers.labels, answers.batch_size, answers.workers, answers.max_unreadable) == (
-        2, str(tmp_path / "names.txt"), 3, 1, 0.25,
-    )  # fmt: skip
+    how = ended[0]["how"]
+    assert (ended[0]["top"], how.batch, how.workers, how.max_unreadable) == (2, 3, 1, 0.25)
+    assert ended[0]["by"].names == ["one", "two", "three"]
     with pytest.raises(Reached):
         sq.predict(file, given, policy="ft-mode1")
     assert [one.name for one in list(by[1].values())[1]] == ["ft-mode1"]

@@ -12,8 +12,8 @@ import swin_quant as sq
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.quant.policy import Rule, load_policy
-from swin_quant.verbs import export_tuned, quantized_before, timing
-from swin_quant.verbs.export_tuned import fastest
+from swin_quant.verbs import export_here, quantize_steps, timing
+from swin_quant.verbs.export_here import fastest
 
 ROW = st.fixed_dictionaries(
     {"sqnr_db": st.floats(0, 60), "ms": st.fixed_dictionaries({"1": st.floats(0.1, 100), "8": st.floats(0.1, 1000)})}
@@ -23,9 +23,9 @@ ROW = st.fixed_dictionaries(
 @pytest.fixture
 def quick(monkeypatch):
     """Two candidates, timed for a moment."""
-    every = export_tuned.tuned_forms
-    monkeypatch.setattr(export_tuned, "tuned_forms", lambda target: [every(target)[0], every(target)[-3]])
-    monkeypatch.setattr(export_tuned, "BATCHES", (2,))
+    every = export_here.tuned_forms
+    monkeypatch.setattr(export_here, "tuned_forms", lambda target: [every(target)[0], every(target)[-3]])
+    monkeypatch.setattr(export_here, "BATCHES", (2,))
     monkeypatch.setattr(timing, "ROUNDS", 1)
     monkeypatch.setattr(timing, "SECONDS", 0.01)
 
@@ -108,5 +108,5 @@ def test_quantize_tunes_once_and_again_on_another_cpu(run, micro, pictures, tmp_
     assert run(*words, "--dry-run").out.count("# done") == 4
     untuned = [word for word in words if word != "--tune"]
     assert run(*untuned, "--dry-run").out.count("# done") == 1  # the calibration
-    monkeypatch.setattr(quantized_before, "cpu_kind", lambda: {"cores": 96, "features": []})
+    monkeypatch.setattr(quantize_steps, "cpu_kind", lambda: {"cores": 96, "features": []})
     assert run(*words, "--dry-run").out.count("# done") == 1

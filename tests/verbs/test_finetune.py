@@ -17,7 +17,7 @@ from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import load_for_scoring
 from swin_quant.quant.policy import load_policy, quantize
-from swin_quant.train.record import read_table
+from swin_quant.train.outdir import read_table
 
 NAME = "swin_micro"
 

@@ -203,7 +203,7 @@ def test_without_an_engine_here_it_ends_with_the_export(run, words):
 
 @pytest.mark.slow
 def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monkeypatch, tmp_path):
-    monkeypatch.setattr("swin_quant.verbs.verification.get_tolerance", lambda *_: 0.0)
+    monkeypatch.setattr("swin_quant.verbs.verify.get_tolerance", lambda *_: 0.0)
     assert "verification failed" in run("quantize", *words).err
     card = json.loads((tmp_path / "out" / "swin_micro_int8_onnxruntime.json").read_text())
     assert card["results"] == []

@@ -11,7 +11,7 @@ from pass_contexts import same
 
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.train import loop
-from swin_quant.train.record import read_table
+from swin_quant.train.outdir import read_table
 
 NAME = "swin_micro"
 

@@ -14,17 +14,19 @@ from rich.cells import cell_len
 from swin_quant.base.files import json_text
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
-from swin_quant.report.accuracy.footnotes import Footnote, footnotes, is_simulated, numbered
 from swin_quant.report.accuracy.rows import (
     COLUMN,
     COLUMNS,
     AccuracyRow,
+    Footnote,
     dataset_key,
     delta_style,
     delta_with_error,
-    is_float,
+    footnotes,
+    is_simulated,
     latency,
     list_rows,
+    numbered,
 )
 from swin_quant.report.table import (
     BLANK,
@@ -47,6 +49,7 @@ from swin_quant.report.table import (
     styled,
     total,
 )
+from swin_quant.score.engine import is_float
 
 SCHEMA = "swin-quant/accuracy-table/1"
 LEGEND = "Δ ± its standard error, agreement in %: against float32 on the same pictures; ~: less than they can show"
@@ -144,7 +147,7 @@ def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
         """The float32 baseline, torch's other float results, then engine by engine, the float lines first."""
         unquantized = line.row.weights in UNQUANTIZED.values()
         last = unquantized and line.result.engine == engines[0]
-        return last, not line.is_baseline, engines.index(line.result.engine), not is_float(line.result)
+        return last, not line.is_baseline, engines.index(line.result.engine), not is_float(line.result.precision)
 
     first, measured = rows[0], [one for row in rows for one in row.measured if one.ms_per_picture]
     settings = {f"ms a picture on {one.device}, batch {one.batch_size}" for one in measured}
@@ -220,6 +223,12 @@ class AccuracyTable:
         lines = (line for block in found for line in block.lines_on_terminal(width, color))
         return "".join(f"{line}\n" for line in (*lines, *bullets(remarks, width, color)))
 
+    def html(self) -> str:
+        """The blocks as HTML."""
+        found, remarks = self.blocks()
+        last = found[-1] if found else None
+        return "".join(html_table(one.table(remarks if one is last else ()), one.heading) for one in found)
+
     def show(self) -> None:
         """Print it as wide as the terminal, or 100 columns wide into a pipe."""
         print_fitted(partial(self.text, "terminal"), NARROW)
@@ -242,15 +251,3 @@ class AccuracyTable:
         weights = {line.row.weights for line in lines}
         legend += [text for key, text in _WEIGHTS_LEGEND.items() if key in weights]
         return found, [*legend, *texts]
-
-
-def render(cards: Sequence[RunCard], form: str = "terminal") -> str:
-    """The table of `cards` as text in one of FORMATS."""
-    return AccuracyTable.from_cards(cards).text(form)
-
-
-def as_html(cards: Sequence[RunCard]) -> str:
-    """The blocks of `cards` as HTML."""
-    found, remarks = AccuracyTable.from_cards(cards).blocks()
-    tables = (block.table(remarks if block is found[-1] else ()) for block in found)
-    return "".join(html_table(table, block.heading) for table, block in zip(tables, found, strict=True))

@@ -1,13 +1,15 @@
-"""Rows and columns of the accuracy-delta table, made from run cards.
+"""Rows, columns and footnotes of the accuracy-delta table, made from run cards.
 
 The columns are those of FasterTransformer's guide (docs/reference, section 5.3), and more that an honest reading needs.
-Three deltas printed in that guide contradict their own columns; here a delta is always computed.
+Three deltas printed in that guide contradict their own columns; here a delta is always computed. Footnotes are
+sentences that readers of a row need; rows with the same sentence share one.
 """
 
-from collections.abc import Hashable, Iterable
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from swin_quant.base.errors import one_line
+from swin_quant.base.errors import listed, one_line
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import (
     CORRECTED,
@@ -22,7 +24,7 @@ from swin_quant.cards.records import (
 )
 from swin_quant.quant.policy import told_apart
 from swin_quant.report.table import Column, field, figure
-from swin_quant.score.engine import EAGER, HALF_TYPES
+from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, is_float
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class AccuracyRow:
     @property
     def is_quantized(self) -> bool:
         """Whether `quantized` is there and no float."""
-        return self.quantized is not None and not is_float(self.quantized)
+        return self.quantized is not None and not is_float(self.quantized.precision)
 
     @property
     def measured(self) -> list[Result]:
@@ -68,7 +70,7 @@ class AccuracyRow:
     def weights(self) -> str | None:
         """The weights of the quantized result in words: PTQ or QAT; None for the original's."""
         kind = self.quantized.weights if self.quantized else None
-        if kind in UNQUANTIZED and self.quantized and is_float(self.quantized):
+        if kind in UNQUANTIZED and self.quantized and is_float(self.quantized.precision):
             return UNQUANTIZED[kind]
         return {PTQ: "PTQ" if self.card.is_qat else CORRECTED, QAT: "QAT"}.get(kind or "")
 
@@ -149,16 +151,11 @@ def list_rows(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     keys = [(row.quantized and row.quantized.engine, row.card.name, row.card.weights_sha256,
              dataset_key(row.dataset)) for row in rows]  # fmt: skip
     for row, key in zip(rows, keys, strict=True):
-        if row.quantized and is_float(row.quantized):
+        if row.quantized and is_float(row.quantized.precision):
             fastest[key] = min(fastest.get(key, row.quantized), row.quantized, key=latency)
     called = {None: None} | names
     own = (fastest.get(key) if row.is_quantized else None for row, key in zip(rows, keys, strict=True))
     return [replace(row, own=one, policy=called[_policy(row)]) for row, one in zip(rows, own, strict=True)]
-
-
-def is_float(result: Result) -> bool:
-    """Whether a result has float32 or half precision."""
-    return result.precision == "float32" or result.precision in HALF_TYPES
 
 
 def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:
@@ -171,7 +168,9 @@ def _list_card_rows(card: RunCard) -> Iterable[AccuracyRow]:
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
     for group in results.values():
-        baselines = [one for one in group if is_float(one) and one.engine == EAGER and one.weights in (None, ORIGINAL)]
+        baselines = [
+            one for one in group if is_float(one.precision) and one.engine == EAGER and one.weights in (None, ORIGINAL)
+        ]
         rows: list[Result | None] = [result for result in group if result not in baselines]
         baselines.sort(key=lambda result: result.weights is None)
         float32 = next((result for result in baselines if result.precision == "float32"), None)
@@ -259,3 +258,116 @@ COLUMNS: tuple[Column[AccuracyRow], ...] = (
     Column("batch_size", "", lambda row: row.measured[-1].batch_size),
 )
 COLUMN = {column.key: column for column in COLUMNS}
+
+
+_UNREADABLE = "unreadable: "  # begins a result's note that names unreadable pictures
+_EMULATED = "(emulated)"  # ends the name of an engine that computes as another machine's kernels do
+_LONGEST_NOTE = 300
+
+
+@dataclass(frozen=True)
+class Footnote:
+    """A sentence, and the indices of its rows."""
+
+    text: str
+    rows: tuple[int, ...]
+    in_cell: bool = False  # `sim.` in the blocks that people read: it needs no number there
+
+
+def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
+    """The footnotes of a table: on its figures, on pictures and baselines that differ between rows, and on the runs."""
+    baselines: dict[Hashable, set[tuple[float, float]]] = defaultdict(set)  # of each float checkpoint on its pictures
+    lists: dict[str, set[Hashable]] = defaultdict(set)  # of pictures, under each name of a data set
+    for row in rows:
+        lists[row.place].add(dataset_key(row.dataset))
+        if row.float32:
+            baselines[row.card.original_sha256, dataset_key(row.dataset)].add((row.float32.acc1, row.float32.acc5))
+    found: dict[tuple[int, str], dict[int, None]] = {}
+    for index, row in enumerate(rows):
+        source = row.card.original_sha256
+        accuracies = sorted(baselines[source, dataset_key(row.dataset)]) if row.float32 and source else []
+        notes = [*_describe_figures(row), *_describe_run(row)]
+        if source and len(accuracies) > 1:
+            each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in accuracies)
+            text = f"float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
+            notes.append((6, f"inconsistent: {text}"))
+        if len(lists[row.place]) > 1:
+            notes.append((7, f"{row.place} is not the same list of pictures in all rows: do not compare them"))
+        for place, text in notes:
+            found.setdefault((place, one_line(text)), {})[index] = None
+    ordered = sorted(found.items(), key=lambda item: item[0][0])
+    return [Footnote(text, tuple(indices), in_cell=place == 0) for (place, text), indices in ordered]
+
+
+def _describe_figures(row: AccuracyRow) -> Iterator[tuple[int, str]]:
+    """The notes on a row's figures, each with its place in the list."""
+    quantized, timed = row.quantized, [result for result in row.measured if result.ms_per_picture is not None]
+    if quantized in timed and quantized and is_simulated(quantized.engine):
+        yield 0, f"the latency of {quantized.engine} is that of a simulation, not of an INT8 engine"
+    if len({(result.device, result.batch_size) for result in timed}) > 1:
+        each = (f"{result.precision} on {result.device}, batch {result.batch_size}" for result in timed)
+        yield 1, f"latencies are not comparable: {'; '.join(each)}"
+    if untimed := [f"{one.precision} on {one.engine}" for one in row.measured if one.ms_per_picture is None]:
+        yield 2, f"not timed: {listed(untimed)}; `swin-quant evaluate --no-accuracy` times engines"
+    if not row.float32 and row.card.is_qat:
+        yield (
+            3,
+            f"the float checkpoint that QAT began with was not scored on {row.place}, so there is no delta: give it to "
+            "`swin-quant evaluate --float FILE`",
+        )
+    elif not row.float32:
+        yield 3, f"float32 was not scored on {row.place}, so there is no delta"
+    counts = {result.precision: result.pictures for result in row.measured}
+    if len(set(counts.values())) > 1:
+        figures = ", ".join(f"{precision} {count}" for precision, count in counts.items())
+        yield 4, f"not scored on the same number of pictures ({figures}): the delta is not of one set of pictures"
+    if row.stale:
+        yield 5, "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
+
+
+def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:
+    """The notes on a row's pictures, verification and calibration, each with its place in the list."""
+    texts = {id(result): result.note or "" for result in row.measured}
+    notes = {one: text if len(text) <= _LONGEST_NOTE else f"{text[:_LONGEST_NOTE]} ..." for one, text in texts.items()}
+    named = [one for one in row.measured if one.unreadable > 0 and notes[id(one)].startswith(_UNREADABLE)]
+    worst = max(row.measured, key=lambda result: result.unreadable)
+    if worst.unreadable:
+        count = f"{worst.unreadable} unreadable picture{'s' if worst.unreadable > 1 else ''} of {row.place} left out"
+        yield 8, f"{count}: {notes[id(worst)].removeprefix(_UNREADABLE)}" if worst in named else count
+    failed = []
+    for record in row.verification:
+        agreed = "" if record["agreement"] is None else f", top-1 agreement {record['agreement']:.1f} %"
+        beside = f"{record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
+        far = f"(max {record['max']:.2g}{agreed}), more than {record['tolerance']:g}"
+        failed += [] if record["passed"] else [f"mean |Δlogit| against {beside}{far}"]
+    if failed:
+        yield 9, f"NOT verified: {'; '.join(failed)}"
+    dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
+    if dead:
+        yield (
+            10,
+            f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}",
+        )
+    remarks = dict.fromkeys(notes[id(one)] for one in row.measured if one.note and one not in named)
+    if remarks:
+        yield 11, "; ".join(remarks)
+
+
+def numbered(notes: Sequence[Footnote], count: int, in_cells: bool = False) -> tuple[list[str], dict[int, str]]:
+    """The sentences below a table of `count` rows, and the numbers of each row's footnotes by its index.
+
+    A sentence about all rows has no number, nor, with `in_cells`, one that its cells tell.
+    """
+    some = [note for note in notes if len(note.rows) < count and not (in_cells and note.in_cell)]
+    marks: dict[int, list[str]] = defaultdict(list)
+    for number, note in enumerate(some, 1):
+        for index in note.rows:
+            marks[index].append(str(number))
+    texts = [note.text for note in notes if note not in some]
+    texts += [f"[{number}] {note.text}" for number, note in enumerate(some, 1)]
+    return texts, {index: " ".join(numbers) for index, numbers in marks.items()}
+
+
+def is_simulated(engine: str) -> bool:
+    """Whether an engine simulates another, so that its latency is the simulation's."""
+    return engine == FAKE_QUANT or engine.endswith(_EMULATED)

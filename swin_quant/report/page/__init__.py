@@ -11,14 +11,21 @@ from swin_quant.base.errors import one_line
 from swin_quant.base.extras import library
 from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard, without_paths
-from swin_quant.cards.costs import TriedPolicies
-from swin_quant.report.accuracy import as_html
-from swin_quant.report.page import charts
-from swin_quant.report.page.charts import asset
-from swin_quant.report.page.data import PageData
+from swin_quant.cards.records import TriedPolicies
+from swin_quant.report.accuracy import AccuracyTable
+from swin_quant.report.page.data import (
+    PageData,
+    accuracy_and_latency,
+    asset,
+    depth,
+    make_spec,
+    network,
+    searched,
+    training,
+)
 from swin_quant.report.table import Column, ReportTable, html_table
 from swin_quant.report.verdict import DeployVerdict
-from swin_quant.score.metrics import Guess
+from swin_quant.score.scoring import Guess
 
 MOST_NODES = 2000  # rows that a browser sorts within a second
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
@@ -100,7 +107,7 @@ def _facts(shown: PageData | None, drawn: Mapping[str, Any]) -> dict[str, Any]:
         "columns": [{"key": key, "title": title, "number": number} for key, title, number in columns],
         "nodes": rows,
         "bins": {node.name: asdict(node.bins) for node in nodes if node.bins},
-        "values": charts.make_spec("values", ""),  # which the script gives `bins` and `ends`
+        "values": make_spec("values", ""),  # which the script gives `bins` and `ends`
     }
 
 
@@ -111,11 +118,11 @@ def _charts(checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: Pa
         if record not in searches and all(one["ms"] is not None for one in record["tried"]):
             searches.append(record)
     return {
-        "latency-chart": charts.accuracy_and_latency(checkpoints),
-        "network-chart": charts.network(shown.nodes) if shown else None,
-        "depth-chart": next((spec for checkpoint in checkpoints if (spec := charts.depth(checkpoint))), None),
-        "training-chart": charts.training([card for card in cards if card.training]),
-        **{f"search-chart-{number}": charts.searched(record) for number, record in enumerate(searches)},
+        "latency-chart": accuracy_and_latency(checkpoints),
+        "network-chart": network(shown.nodes) if shown else None,
+        "depth-chart": next((spec for checkpoint in checkpoints if (spec := depth(checkpoint))), None),
+        "training-chart": training([card for card in cards if card.training]),
+        **{f"search-chart-{number}": searched(record) for number, record in enumerate(searches)},
     }
 
 
@@ -125,7 +132,7 @@ def _sections(
     if verdicts := [verdict for checkpoint in checkpoints for verdict in checkpoint.verdicts]:
         table = html_table(ReportTable(_VERDICT, verdicts))
         yield "deploy", ("Deploy", f'{_RUN_THERE}<div class="cards">{table}</div>')
-    yield "accuracy", ("Accuracy", f'<div class="wide cards">{as_html(cards)}</div>')
+    yield "accuracy", ("Accuracy", f'<div class="wide cards">{AccuracyTable.from_cards(cards).html()}</div>')
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
     advice = dict.fromkeys(

@@ -7,8 +7,7 @@ from swin_quant.backends.cuda.inside import inside
 from swin_quant.base.distributed import World
 from swin_quant.quant.policy import load_policy
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.align_sides import artifact_side, model_side
-from swin_quant.verbs.alignment import compare
+from swin_quant.verbs.align_sides import artifact_side, compare, model_side
 from tests.backends.conftest import pictures
 
 

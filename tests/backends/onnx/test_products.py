@@ -4,8 +4,8 @@ import onnx
 import pytest
 from nightly import share
 
+from swin_quant.report.engines import Verification
 from swin_quant.report.graph import IntegerProducts, by_engine, integer_products
-from swin_quant.verbs.verification import failures
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_a_file_that_runs_in_float_is_not_called_int8(exported, tmp_path):
     (found,) = by_engine(file, ("onnxruntime",)).values()
     assert found.is_float and found.floats and f"{found.integer} of {found.quantized}" in str(found)
     record = {"engine": "onnxruntime", "passed": True, "int8_products": found.integer}
-    (said,) = failures([record | {"quantized_products": found.quantized}])
+    (said,) = Verification([record | {"quantized_products": found.quantized}], None).failures
     assert "is called int8, and onnxruntime runs it in float" in said
 
 

@@ -17,8 +17,8 @@ from swin_quant.base.errors import UsageError
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models.maps import Cut, neighbours, patches
 from swin_quant.quant.policy import dequantize, quantize
-from swin_quant.score.difference import compare_batches
 from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import compare_batches
 
 SIZES = [(32, 32), (41, 60), (9, 77), (4, 4)]
 SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}

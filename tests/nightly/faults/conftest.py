@@ -18,7 +18,7 @@ import pytest
 from swin_quant.base.compat import import_timm
 from swin_quant.cli import main
 from swin_quant.score.scoring import score_engines  # noqa: F401
-from swin_quant.train.record import read_table
+from swin_quant.train.outdir import read_table
 
 NAME = "swin_micro"
 CHANGING = ("images_per_second", "seconds", "ms_per_picture", "created", "versions")

@@ -40,7 +40,6 @@ from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
-from swin_quant.base.arrays import read_arrays
 from swin_quant.base.distributed import World
 from swin_quant.base.files import configs_dir
 from swin_quant.base.shards import Sharding, Shards
@@ -68,11 +67,10 @@ from swin_quant.quant.ranges import search_range
 from swin_quant.quant.statistics import Statistics, join_sides
 from swin_quant.quant.statistics_file import read_statistics, statistics_bytes
 from swin_quant.report import FORMATS
-from swin_quant.score.alignment import from_arrays
-from swin_quant.score.metrics import class_names
-from swin_quant.train.outdir import open_folder
+from swin_quant.score.alignment import read_dump
+from swin_quant.score.scoring import class_names
+from swin_quant.train.outdir import STEP_COLUMNS, STEPS, Table, open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
-from swin_quant.train.record import STEP_COLUMNS, STEPS, Table
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
 from swin_quant.verbs.analyze import analyze_onnx
 from swin_quant.verbs.report import report
@@ -613,7 +611,7 @@ PARSERS = (
     Parser("checkpoint .safetensors", safe_tensors, functools.partial(load, "x.safetensors")),
     Parser("checkpoint without a card", nameless, functools.partial(identify, "x.pth")),
     Parser("checkpoint .ckpt of MindSpore", ckpts, lambda folder: load_float(plain_model(), folder / "x.ckpt")),
-    Parser("dump of tensors", dumps, lambda folder: from_arrays(read_arrays(folder / "x.npz"))),
+    Parser("dump of tensors", dumps, lambda folder: read_dump(folder / "x.npz")),
     Parser("snapshot of a repository", repositories, functools.partial(identify, "")),
     Parser("run card", cards, read_card),
     Parser("report", reports, make_report),

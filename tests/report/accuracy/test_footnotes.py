@@ -8,8 +8,7 @@ from cards_of_results import VERIFICATION
 from cards_of_results import card_of as card
 
 from swin_quant.cards.records import Result
-from swin_quant.report.accuracy.footnotes import footnotes, numbered
-from swin_quant.report.accuracy.rows import list_rows
+from swin_quant.report.accuracy.rows import footnotes, list_rows, numbered
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 80.0, 98.0, None, 32, "cpu")
 INT8 = dataclasses.replace(FLOAT, engine="onnxruntime", precision="int8", policy="qdq", acc1=79.0)

@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.report import FORMATS
-from swin_quant.report.accuracy import BLOCK_COLUMNS, SCHEMA, AccuracyTable, as_html, render
+from swin_quant.report.accuracy import BLOCK_COLUMNS, SCHEMA, AccuracyTable
 
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu", ms_per_picture=12.3456)
 HALF = dataclasses.replace(FLOAT, precision="bfloat16", acc1=70.78, ms_per_picture=8.1234)
@@ -38,6 +38,10 @@ def realistic() -> list[RunCard]:
     names = ("swin_tiny_patch4_window7_224", "swinv2_base_patch4_window12to24_192to384_22kto1k_ft")
     methods = ("max", "percentile", "mse", "entropy")
     return [card(FLOAT, HALF, INT8, second, name=name, method=method) for name in names for method in methods]
+
+
+def render(cards, form):
+    return AccuracyTable.from_cards(cards).text(form)
 
 
 def figures_of(text: str) -> set[str]:
@@ -94,7 +98,7 @@ def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_
 
 
 def test_a_notebook_and_the_page_have_a_table_for_each_block_and_one_list_of_remarks():
-    html = as_html(realistic()[:2])
+    html = AccuracyTable.from_cards(realistic()[:2]).html()
     assert html.count("<table>") == 2 and html.count("<ul>") == 1 and html.count("70.34") == 2
     for title in ("engine", "Δ acc@1", "agree", "ms"):
         assert html.count(f">{title}</th>") == 2

@@ -10,7 +10,7 @@ import pytest
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
-from swin_quant.verbs import evaluate_artifacts
+from swin_quant.verbs import artifact_scoring
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def measured(artifact):
 def test_a_file_that_was_exported_again_meanwhile_keeps_its_own_card(evaluate, hand_made, monkeypatch):
     path, card = hand_made.with_suffix(".json"), RunCard.read(hand_made.with_suffix(".json"))
 
-    score = evaluate_artifacts.score_engines
+    score = artifact_scoring.score_engines
 
     def scored(*args):
         hand_made.write_bytes(hand_made.read_bytes() + b"\x32\x01x")  # a doc string
         finish_artifact(hand_made, card, "onnx", "float32", {})
         return score(*args)
 
-    monkeypatch.setattr(evaluate_artifacts, "score_engines", scored)
+    monkeypatch.setattr(artifact_scoring, "score_engines", scored)
     done = evaluate(hand_made, "--engine", "onnxruntime")
     assert done.code == 0 and "onnxruntime" in done.out and "of another file meanwhile" in done.err
     assert RunCard.read(path).artifact["sha256"] == compute_sha256(hand_made) and not measured(hand_made)

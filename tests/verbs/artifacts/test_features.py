@@ -13,7 +13,7 @@ from PIL import Image
 from served import posted
 
 from swin_quant.backends.open_artifact import open_artifact
-from swin_quant.verbs.service import load_service
+from swin_quant.verbs.serve import load_service
 
 
 @pytest.fixture

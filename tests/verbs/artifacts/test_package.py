@@ -362,8 +362,8 @@ def test_triton_s_configuration_is_one_of_its_schema(packaged):
 def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
     """With every output beside logits, float16 in, and a fixed batch."""
     from swin_quant.exported import labels_in
-    from swin_quant.ship.facts import collect_facts
-    from swin_quant.verbs.service import load_service
+    from swin_quant.ship import collect_facts
+    from swin_quant.verbs.serve import load_service
 
     model = onnx.load(exported)
     graph = model.graph

@@ -10,8 +10,7 @@ import torch
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.score.metrics import class_names, top_classes
-from swin_quant.verbs.predict import SCHEMA
+from swin_quant.score.scoring import class_names, top_classes
 
 
 @pytest.fixture
@@ -35,7 +34,11 @@ def test_probabilities_against_arithmetic(predict, hand_made, pictures, arithmet
     labels.write_text("cat\ndog\nfox\n")
     files = sorted((pictures / "val").rglob("*.png"))
     answer = predict(hand_made, *files, "--labels", labels)
-    assert answer["schema"] == SCHEMA and answer["engine"] == "onnxruntime" and answer["model"] == "means.onnx"
+    assert (
+        answer["schema"] == "swin-quant/predictions/1"
+        and answer["engine"] == "onnxruntime"
+        and answer["model"] == "means.onnx"
+    )
     assert [one["picture"] for one in answer["pictures"]] == [str(file) for file in files]
     expected = [np.exp(logits) / np.exp(logits).sum() for logits in map(arithmetic, files)]
     np.testing.assert_allclose(probabilities(answer), expected, atol=1e-5)

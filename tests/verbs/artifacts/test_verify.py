@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.registry import engines
 from swin_quant.cards.card import RunCard
-from swin_quant.score.difference import difference
-from swin_quant.score.engine import Engine
-from swin_quant.score.run_engines import Inferred
-from swin_quant.verbs.verification import compare, failures, get_tolerance, is_quantized
+from swin_quant.report.engines import Verification
+from swin_quant.score.engine import Engine, is_float
+from swin_quant.score.run_engines import Inferred, difference
+from swin_quant.verbs.verify import compare, get_tolerance
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_difference_against_numpy(seed, pictures, classes):
 
 def judged(precision, off_simulated, off_float, engine="onnxruntime"):
     """The records of an engine with logits at given distances from fake-quant's and from float32's."""
-    engine_ = Engine(engine, precision, "qdq" if is_quantized(precision) else None, torch.nn.Identity())
+    engine_ = Engine(engine, precision, None if is_float(precision) else "qdq", torch.nn.Identity())
     base = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
     logits = {"e": [base], "float32": [base - off_float], "int8 qdq": [base - off_simulated]}
     references = {"float32": FLOAT32, "int8 qdq": SIMULATED}
@@ -133,15 +133,17 @@ def test_a_quantized_artifact_is_judged_by_fake_quant_and_told_against_float():
     first, second = judged("int8", off_simulated=0.01, off_float=9.0)
     assert (first["reference"], first["passed"]) == ("torch fake-quant", True)
     assert (second["reference"], second["passed"], second["tolerance"]) == ("torch float32", None, None)
-    assert second["mean"] == pytest.approx(9.0) and failures([first, second]) == []
+    assert second["mean"] == pytest.approx(9.0) and Verification([first, second], None)
     failed = judged("int8", off_simulated=0.03, off_float=0.0)
-    assert failures(failed) == ["onnxruntime: mean |Δlogit| against torch fake-quant is 0.03, not below 0.02"]
+    assert Verification(failed, None).failures == [
+        "onnxruntime: mean |Δlogit| against torch fake-quant is 0.03, not below 0.02"
+    ]
 
 
 def test_a_float_artifact_is_judged_by_float_and_half_precision_is_allowed_its_rounding():
     (record,) = judged("float32", off_simulated=9.0, off_float=0.0005)
     assert record["reference"] == "torch float32" and record["passed"]
-    assert len(failures(judged("float32", off_simulated=0.0, off_float=0.002))) == 1
+    assert len(Verification(judged("float32", off_simulated=0.0, off_float=0.002), None).failures) == 1
     assert judged("bfloat16", 0.0, 0.02)[0]["passed"] and not judged("bfloat16", 0.0, 0.06)[0]["passed"]
     assert get_tolerance("openvino", "int8+bfloat16") == get_tolerance("openvino", "bfloat16")
     assert get_tolerance("openvino", "bfloat16") > get_tolerance("openvino", "int8")

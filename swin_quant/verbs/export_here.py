@@ -1,7 +1,7 @@
-"""The fastest file for this machine: the policies and compiled operators of a target, timed where they will run."""
+"""Files for this machine: the fastest of several forms, timed where it will run; a TensorRT engine for this GPU."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,18 +12,26 @@ import torch
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import artifact_engine
+from swin_quant.backends.tensorrt import host
+from swin_quant.backends.tensorrt.build import build
+from swin_quant.backends.tensorrt.layers import LayerReport, LayerRow
+from swin_quant.backends.tensorrt.plan import SUFFIX, BuildOptions, default_output, make_plan
 from swin_quant.base.cpu import cpu_kind, usable_cores
-from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import one_at_a_time
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import LOGITS, need_logits
+from swin_quant.exported import Exported, artifact
+from swin_quant.loading import ModelFile
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, apply_policy, dequantize, is_builtin, load_policy, policy_from_dict
-from swin_quant.score.difference import difference
+from swin_quant.report.table import Column, Printed, ReportTable, field
+from swin_quant.report.verdict import DIR, fill
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import difference
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.timing import compare_latency
 
@@ -119,3 +127,67 @@ def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         raise SwinQuantError("‹tune›: no file could be timed here: leave it out")
     least = max(row["sqnr_db"] for row in rows) - WITHIN_DB
     return min((row for row in rows if row["sqnr_db"] >= least), key=lambda row: prod(row["ms"].values()))
+
+
+_PRODUCTS: tuple[Column[LayerRow], ...] = (
+    Column("name", "product", field("name"), fold=True),
+    Column("wanted", "in the graph", field("wanted")),
+    Column("ran", "in the engine", field("ran")),
+    Column("layer", "layer", field("layer"), fold=True, blank="not found"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class BuiltEngine(Printed, Exported):
+    """An engine, and the type in which each of its products runs, which is printed as a table."""
+
+    layers: LayerReport = LayerReport([], 0, [])
+
+    def tables(self) -> list[ReportTable[LayerRow]]:
+        counts = self.layers.counts()
+        ran = ", ".join(f"{kind} {number}" for kind, number in counts["ran"].items())
+        remark = f"products: {ran}; {counts['reformats']} of {counts['layers']} layers only reformat"
+        rows = self.layers.rows
+        return [ReportTable(_PRODUCTS, rows, [remark], style=lambda row: "" if row.wanted == row.ran else "yellow")]
+
+    def show(self) -> None:
+        """Print the table; messages name the file and the next step."""
+        super().show()
+        log.info("engine: %s", self.file)
+        log.info("next: %s", fill("swin-quant verify {file} --data-path {data}", file=self.file, data=DIR))
+
+    def to_json(self) -> dict[str, Any]:
+        """The file, and the types of its products."""
+        return {"file": str(self.file), **self.layers.to_dict()}
+
+
+def find_onnx(given: Any) -> Exported | None:
+    """The exported ONNX file that is given in place of a model."""
+    if isinstance(given, Exported):
+        return given
+    file = str(given.checkpoint if isinstance(given, ModelFile) else given)
+    if not file.endswith(".onnx"):
+        return None
+    if isinstance(given, ModelFile) and given != ModelFile(given.checkpoint, device=given.device):
+        raise UsageError(f"{file}: is exported already: leave the options of models out")
+    return artifact(file)
+
+
+def build_engine(exported: Exported, folder: str | Path | None, options: BuildOptions) -> BuiltEngine:
+    """Build the engine of an exported ONNX file in `folder` (None: its own).
+
+    The trtexec line of the same build is printed first, also where TensorRT is not installed. Nothing says that the
+    engine computes the same: fused attention has been wrong, and silently, on GPUs that a library was not tested on
+    (TRT#4837), so `verify` comes next.
+    """
+    plan = make_plan(exported.artifact, options)
+    place = Path(folder) / exported.file.name if folder else exported.file
+    log.info("the same by NVIDIA's tool: %s", plan.trtexec(place.with_suffix(SUFFIX)))
+    host.tensorrt()
+    output = default_output(place, host.find_gpu())
+    ensure_writable_dir(output.parent)
+    made, layers = build(plan, output)
+    if lost := layers.lost:
+        types = " and ".join(dict.fromkeys(row.wanted for row in lost))
+        log.warning("%s in the graph, not in the engine: %s", types, listed(row.name for row in lost))
+    return BuiltEngine(made, layers=layers)

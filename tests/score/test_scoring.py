@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.loader import Batch
 from swin_quant.score.engine import Engine
-from swin_quant.score.metrics import evaluate, is_guessing, make_results
+from swin_quant.score.scoring import evaluate, is_guessing, make_results
 
 CPU = torch.device("cpu")
 

@@ -1,22 +1,29 @@
-"""The pictures of a calibration: a seeded sample of a place, or a user's batches, and their part of the run card."""
+"""The observation behind a calibration: a seeded sample of a place or a user's batches, ranges, and their record."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+
+from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.progress import log, track
-from swin_quant.cards.records import CalibrationRecord
+from swin_quant.base.progress import clock, log, span, track
+from swin_quant.cards.records import CalibrationRecord, SearchRecord
+from swin_quant.checkpoint.ranges import bits_record
 from swin_quant.data.loader import DrawnBatches, Numbered, seeded_order
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Transform
 from swin_quant.data.sampling import digest
 from swin_quant.quant import CALIBRATED_ON
+from swin_quant.quant.calibration import Calibration, Method, observing, set_ranges
+from swin_quant.quant.check import PICTURES, Shown
+from swin_quant.quant.quantizer import Role, named_nodes
 
+_CHECKED = 100  # forward passes of pictures behind the observation: outlier channels, and the check of ranges
 _BATCH = 8  # pictures at a time, at most
 
 
@@ -101,3 +108,57 @@ def take(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
         return cast("CalibrationRecord", {**sampled, **known})
 
     return CalibrationBatches(numbered(), 1, record)
+
+
+class Observed(NamedTuple):
+    """A calibration and its record; its numbered batches, and the first pictures with their logits, for the check."""
+
+    calibration: Calibration
+    record: CalibrationRecord
+    method: Method
+    some: list[Shown]
+    images: list[tuple[int, Tensor]]
+
+
+def observe_batches(model: nn.Module, shown: CalibrationBatches, method: Method) -> Observed:
+    """Calibrate `model`: show it each batch, then search the ranges."""
+    device = next(model.parameters()).device
+    seen: list[Numbered] = []
+    some: list[Shown] = []
+    start = clock()
+    with observing(model, method) as observation:
+        for number, batch in shown.batches:
+            images = batch.images.to(device)
+            logits = observation.show(images)
+            seen.append((number, replace(batch, images=images)))
+            if len(seen) == 2 and shown.count:  # the first one tries how batches can run
+                seconds = (shown.count + _CHECKED / shown.size) * (clock() - start) / 2
+                log.info("calibration takes about %s, without passes that are asked for", span(seconds))
+            if (wanted := PICTURES - number * shown.size) > 0:
+                some.append((images[:wanted], logits[:wanted]))
+    calibration = observation.calibration()
+    set_ranges(model, calibration, method)
+    record: CalibrationRecord = {
+        **shown.record(seen),
+        "exact": method.exact,
+        "pictures": calibration.pictures,
+        "beyond_half": calibration.beyond_half,
+        "check": None,
+        "statistics": None,
+        "advice": [],
+        **search_record(method, model, calibration),
+    }
+    return Observed(calibration, record, method, some, [(number, batch.images) for number, batch in seen])
+
+
+def search_record(method: Method, model: nn.Module, calibration: Calibration) -> SearchRecord:
+    """How ranges were found in the observed values of the activation nodes that are on, or of all where none is."""
+    nodes = [node for node in named_nodes(model).values() if node.role is not Role.GEMM_WEIGHT]
+    on = [node for node in nodes if node.setting.enabled] or nodes
+    methods = sorted({method.for_bits(node.setting.bits) for node in on})
+    return {
+        "method": "+".join(methods),
+        "percentile": method.percentile if "percentile" in methods else None,
+        "dead_nodes": calibration.dead,
+        **bits_record(model, method),
+    }

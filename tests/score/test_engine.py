@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from swin_quant.score.candidate import milliseconds, throughput
+from swin_quant.score.engine import milliseconds, throughput
 
 
 def test_on_a_cpu_a_call_takes_as_long_as_it_takes_and_its_error_is_raised():
