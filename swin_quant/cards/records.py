@@ -42,8 +42,7 @@ CORRECTED = "corrected"  # weights that a pass changed after calibration
 class CheckpointRecord(TypedDict):
     """A checkpoint: the one beside the card, or that of an artifact, or what training started from.
 
-    `path`: where the file was, from the folder of the card; absolute while the card is in memory (`located`).
-    """
+    `path`: where the file was, from the folder of the card; absolute while the card is in memory (`located`)."""
 
     file: FileName
     sha256: Sha256
@@ -61,8 +60,7 @@ class CheckRecord(TypedDict):
     """The calibrated model under `policy` beside itself in float, on some of the calibration pictures.
 
     `agreement` (top-1) in percent, SQNR of the logits in dB (None if equal); `others` is that SQNR by other methods,
-    where they were tried; the ranges of the nodes `at_fault` lose most of what the best of them keeps.
-    """
+    where they were tried; the ranges of the nodes `at_fault` lose most of what the best of them keeps."""
 
     policy: str
     pictures: int
@@ -76,8 +74,7 @@ class PassRecord(TypedDict):
     """A pass after the calibration: the logits' SQNR in dB and top-1 agreement in percent with float, [before, after].
 
     Both are empty for a pass that changed nothing. `kept`: it was not taken back. `keeps_function`: the float network
-    computes the same as before the pass; `keeps_features`: so do the maps of its stages, at any picture size.
-    """
+    computes the same as before the pass; `keeps_features`: so do the maps of its stages, at any picture size."""
 
     name: str
     options: dict[str, Any]
@@ -131,8 +128,7 @@ class WrappedRecord(TypedDict):
 
     `output`: None for several names, too. `outputs`: the names of the tensors that it gives. `classes`: how many its
     logits are of, 0 where it gives something else. `constants`: two sums over each tensor that the module computes with
-    and that no checkpoint holds. Older cards lack both.
-    """
+    and that no checkpoint holds. Older cards lack both."""
 
     shape: list[int]
     stem: bool
@@ -159,8 +155,7 @@ class CalibrationRecord(SearchRecord):
     zeros; the values of `beyond_half` overflow float16. Ranges of activations were searched for `bits` bits, of some
     nodes for `other_bits`, by the method that `methods` has for that number, in the file `statistics` beside the card.
     `passes` came after it, in this order; `advice` was given at the end. `coverage`: how much of a captured
-    network the policy makes int8. `place`: the name of the data set.
-    """
+    network the policy makes int8. `place`: the name of the data set."""
 
     exact: bool
     batches: int
@@ -195,8 +190,7 @@ Epoch = Annotated[
 class TrainingRecord(TypedDict):
     """How weights were trained: the whole recipe, and every epoch's result; `steps` are of the optimizer.
 
-    QAT has `ranges`, for the bits of the card's policy.
-    """
+    QAT has `ranges`, for the bits of the card's policy."""
 
     recipe: dict[str, Any]
     seed: int
