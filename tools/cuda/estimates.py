@@ -21,6 +21,7 @@ from crosscompile import compiled, recorded, tool, usage
 from swin_quant.backends.cuda.gpu import Machine
 from swin_quant.backends.cuda.kernels.kernel import PreparedLaunch
 from swin_quant.backends.cuda.program import Launch, make_kernel
+from swin_quant.base.errors import SwinQuantError
 
 SCHEDULERS = 4  # of a multiprocessor; a warp stays with one of them
 OLDEST_WIDE = 86  # compute capability from which a scheduler has 32 float lanes; 8.0 has 16
@@ -29,6 +30,13 @@ INT8_A_CLOCK = {80: 4096, 86: 2048, 89: 2048, 90: 8192, 100: 16384, 120: 2048}
 WARP_ALONE = 0.62  # share of Hopper's peak that instructions of one warp reach (Luo et al.)
 FROM_CACHE = 64  # bytes a clock from the L2 cache into one multiprocessor (V100: Jia et al., 2018)
 RESERVED = 1024  # bytes of shared memory that every program takes besides its own
+# By compute capability: bytes of shared memory of a multiprocessor, and the most threads and programs that it has at a
+# time (CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability").
+LIMITS = {
+    80: (164 << 10, 2048, 32), 86: (100 << 10, 1536, 16), 89: (100 << 10, 1536, 24), 90: (228 << 10, 2048, 32),
+    100: (228 << 10, 2048, 32), 120: (100 << 10, 1536, 24),
+}  # fmt: skip
+REGISTERS = 65536  # of a multiprocessor; warps get them in units of 256
 # Cycles an instruction of a warp alone, waiting for its operands: the median over 2,334 kernels, each simulated
 # with its latencies by an earlier form of this tool (2.7 to 10.6 for nine in ten).
 ALONE = 4.4
@@ -67,13 +75,16 @@ class KernelCounts:
     shared: int
 
 
-def count_kernel(launch: Launch, capability: int) -> KernelCounts:
+def count_kernel(launch: Launch, capability: int) -> KernelCounts | None:
     """Compile the launch's kernel for a GPU of this compute capability, and count its machine code. It takes seconds,
-    unless Triton's cache has the kernel.
+    unless Triton's cache has the kernel. None for a network that is narrower than the kernel's tiles.
 
     UsageError for float8 on a GPU that has none.
     """
-    prepared = make_kernel(launch).prepare()
+    try:
+        prepared = make_kernel(launch).prepare()
+    except SwinQuantError:
+        return None
     with recorded() as calls:
         prepared.run()
     made = compiled(calls[0], capability)[1]
@@ -186,19 +197,6 @@ def clock_ghz(machine: Machine) -> float:
     """The clock at which the GPU's tensor cores have the peak of its data sheet."""
     gpu = machine.gpu
     return machine.int8_tops * 1e3 / (gpu.sms * INT8_A_CLOCK[gpu.capability])
-
-
-# By compute capability: bytes of shared memory of a multiprocessor, and the most threads and programs that it has at a
-# time (CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability").
-LIMITS = {
-    80: (164 << 10, 2048, 32),
-    86: (100 << 10, 1536, 16),
-    89: (100 << 10, 1536, 24),
-    90: (228 << 10, 2048, 32),
-    100: (228 << 10, 2048, 32),
-    120: (100 << 10, 1536, 24),
-}
-REGISTERS = 65536  # of a multiprocessor; warps get them in units of 256
 
 
 def resident_programs(capability: int, warps: int, registers: int, shared: int) -> int:

@@ -24,9 +24,8 @@ from estimates import KernelCounts, count_kernel, estimate_us
 from swin_quant.backends.cuda.fusions import FUSIONS, Row, get_size
 from swin_quant.backends.cuda.gpu import Machine, gpus, load_machine
 from swin_quant.backends.cuda.launches import build_program
-from swin_quant.backends.cuda.program import Launch, format_shape, make_kernel
+from swin_quant.backends.cuda.program import Launch, format_shape
 from swin_quant.backends.cuda.spec import make_spec_from_config
-from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import atomic_write_bytes
 from swin_quant.config import find_config, load_config
 
@@ -85,17 +84,8 @@ def count_all(programs: Programs, capability: int) -> Counted:
         for one in with_fusions(launches)
     }
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        found = pool.map(count_one, wanted.values(), [capability] * len(wanted), chunksize=8)
+        found = pool.map(count_kernel, wanted.values(), [capability] * len(wanted), chunksize=8)
         return dict(zip(wanted, found, strict=True))
-
-
-def count_one(launch: Launch, capability: int) -> KernelCounts | None:
-    """`count`; None for a network that is narrower than the kernel's tiles."""
-    try:
-        make_kernel(launch).prepare()
-    except SwinQuantError:
-        return None
-    return count_kernel(launch, capability)
 
 
 def estimate_launch(machine: Machine, counted: Counted, launch: Launch, batch: int) -> float:
