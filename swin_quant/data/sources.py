@@ -100,7 +100,7 @@ def open_pictures(
         SwinQuantError: data that are missing, empty, damaged, or of another number of classes.
     """
     if not data_path:
-        raise UsageError("no data path: set ‹data_path› to a folder of pictures, or to 'digits'")
+        raise UsageError("no pictures: give ‹data_path› a folder of pictures, or 'digits'")
     labelled = num_classes is not None
     if data_path == DIGITS:
         pictures: Pictures = DigitsPictures(split)

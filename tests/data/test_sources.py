@@ -39,9 +39,9 @@ def refusal(kind: type[SwinQuantError], *arguments, **options) -> str:
 
 
 def test_a_path_that_is_no_folder_is_named(tmp_path):
-    assert "data_path" in refusal(UsageError, "", "val")
+    assert "give pictures a folder" in refusal(UsageError, "", "val")
     missing = tmp_path / "nowhere"
-    assert f"{missing}: no such folder; set data_path" in refusal(SwinQuantError, str(missing), "val")
+    assert f"{missing}: no such folder; set pictures" in refusal(SwinQuantError, str(missing), "val")
     archive(tmp_path, "val", [0])
     assert "val.zip: is not a folder" in refusal(SwinQuantError, str(tmp_path / "val.zip"), "val", zip_mode=True)
     assert "cannot be read" in refusal(SwinQuantError, "x" * 5000, "val")
