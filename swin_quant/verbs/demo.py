@@ -1,4 +1,4 @@
-"""Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines. Offline, in a few minutes."""
+"""Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in minutes."""
 
 import math
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def demo(
     epochs: int = 6,
     folder: Annotated[str | Path, Parameter(name="--output", group="output")] = "out/demo",
 ) -> DemoResult:
-    """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in a few minutes.
+    """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in minutes.
 
     Args:
         model: which micro Swin
