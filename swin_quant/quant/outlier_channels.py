@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from swin_quant.quant.distance import decibels, noise
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.equalize import open_exchanges, outliers
+from swin_quant.quant.passes.equalize import LOOKED_AT, open_exchanges, outliers
 from swin_quant.quant.passes.units import through
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.straight_through import simulate
 from swin_quant.quant.watch import Visit, watching
 
-PICTURES = 8  # for one forward pass of the float model
 UNREACHED = 5.0  # times the 90 % quantile of channels (hidden ones may be dead): trained micro models reach 2.6
 LOST_DB = 25.0  # SQNR of a node: micro models keep 26 where nothing is lost, 23 where mode 1 lost 7 dB of logits
 _BY_ROW = (Role.GEMM_OUTPUT, Role.GEMM_WEIGHT)
@@ -55,7 +54,7 @@ def outlier_channels(context: PassContext, exchanged: bool, tried: bool = False)
         on = {name for node in enabled for name in (node, _owner(node))}
         found += [
             OutlierChannels(name, times, cures[name], tried)
-            for name, times in outliers(context, PICTURES).items()
+            for name, times in outliers(context, LOOKED_AT).items()
             if not tried or on & {name, *cures[name]}
         ]
     # No exchange rescales these. Those in weights with one range for all rows, and in nodes whose channels were already
@@ -105,7 +104,7 @@ def _see(context: PassContext, nodes: Mapping[str, Quantizer], visit: Visit) -> 
     activations = {name: node for name, node in nodes.items() if node.role in _BY_CHANNEL}
     if activations:
         with watching(activations, visit):
-            through(context.model, context.first(PICTURES))
+            through(context.model, context.first(LOOKED_AT))
     for name, node in nodes.items():
         if node.role is Role.GEMM_WEIGHT and not (node.setting.per_channel or node.setting.block):
             visit(name, node, (), context.model.get_parameter(f"{_owner(name)}.weight").T)

@@ -21,9 +21,9 @@ from swin_quant.quant.advice import Findings, advise, format_figures
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import RUIN_DB, check_ranges
 from swin_quant.quant.fold import list_foldable_norms
-from swin_quant.quant.outlier_channels import PICTURES, OutlierChannels, outlier_channels
+from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.equalize import NO_GAIN, outliers
+from swin_quant.quant.passes.equalize import LOOKED_AT, NO_GAIN, outliers
 from swin_quant.quant.passes.run import CORRECTED, EVENED, PassPlan, run_passes
 from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, enabled_nodes
@@ -36,18 +36,13 @@ _SHOWN = 5  # lines of advice on the screen, beside warnings
 
 
 def improve(
-    model: nn.Module,
-    calibration: Calibration,
-    images: Sequence[tuple[int, Tensor]],
-    method: Method,
-    plan: PassPlan,
-    scratch: Scratch = Scratch(),
+    context: PassContext, calibration: Calibration, images: Sequence[tuple[int, Tensor]], plan: PassPlan
 ) -> tuple[Calibration, list[PassRecord]]:
     """Run the passes of `plan` on a calibrated model under its policy: the last calibration, and a record a pass.
 
-    `images`: the numbered batches that calibrated it. `scratch`: where long passes keep finished parts.
+    `images`: the numbered batches that calibrated it.
     """
-    steps = plan.steps
+    steps, model, method = plan.steps, context.model, context.method
     if not steps and not (plan.automatic and _is_known(model) and enabled_nodes(model)):
         return calibration, []
     if not _is_known(model):
@@ -55,10 +50,8 @@ def improve(
         raise SwinQuantError(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
-    parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
-    context = PassContext(model, _chunked(images), method, *parts)
     if not steps and context.units:  # the passes that run where none is asked for
-        if found := outliers(context, PICTURES):
+        if found := outliers(context, LOOKED_AT):
             worst = max(found, key=found.__getitem__)
             told = (
                 "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them"
@@ -96,15 +89,12 @@ def improve(
     return seen[-1], finite(records)
 
 
-def outliers_left(
-    model: nn.Module, images: Sequence[tuple[int, Tensor]], passes: Sequence[PassRecord]
-) -> list[OutlierChannels]:
+def outliers_left(context: PassContext, passes: Sequence[PassRecord]) -> list[OutlierChannels]:
     """Channels that stand out in the first pictures, and remedies beside these passes."""
-    if not _is_known(model) or not enabled_nodes(model):
+    if not _is_known(context.model) or not enabled_nodes(context.model):
         return []
     ran = [one for one in passes if one["name"] == "equalize"]
     exchanged = any(one["kept"] and not one["note"].startswith(NO_GAIN) for one in ran)
-    context = PassContext(model, _chunked(images), exchanges=list_exchanges(model), changes=False)
     return outlier_channels(context, exchanged, tried=bool(ran))
 
 
@@ -112,10 +102,19 @@ def _is_known(model: nn.Module) -> bool:
     return isinstance(model, Classifier) and (model.architecture is not None or bool(model.own_units))
 
 
-def _chunked(images: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-    """The pictures in the order of their batches' numbers, in batches of _CHUNK."""
+def make_context(
+    model: nn.Module, images: Sequence[tuple[int, Tensor]], method: Method, scratch: Scratch = Scratch()
+) -> PassContext:
+    """The context of passes on a model: the pictures of numbered batches in their order, in batches of _CHUNK.
+
+    `scratch`: where long passes keep finished parts.
+    """
     batches = [batch for _, batch in sorted(images, key=itemgetter(0)) if len(batch)]
-    return list(torch.cat(batches).split(_CHUNK)) if batches else []
+    pictures = list(torch.cat(batches).split(_CHUNK)) if batches else []
+    if not _is_known(model):
+        return PassContext(model, pictures, method, changes=False)
+    parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
+    return PassContext(model, pictures, method, *parts)
 
 
 def improved(
@@ -136,11 +135,12 @@ def improved(
         record = {**record, "passes": passes} if passes else record
     else:
         with eval_mode(model):
-            calibration, done = improve(model, calibration, found.images, method, plan, scratch)
+            context = make_context(model, found.images, method, scratch)
+            calibration, done = improve(context, calibration, found.images, plan)
             if passes := [*passes, *done]:
                 again = search_record(method, model, calibration)
                 record = {**record, **again, "beyond_half": calibration.beyond_half, "passes": passes}
-            channels = outliers_left(model, found.images, passes)
+            channels = outliers_left(context, passes)
     check = check_ranges(model, calibration, method, found.some)
     ran = record.get("passes", [])
     kept, taken_back = ([one["name"] for one in ran if one["kept"] is is_kept] for is_kept in (True, False))

@@ -19,7 +19,7 @@ from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
 from swin_quant.verbs.calibration import Observed
-from swin_quant.verbs.calibration_passes import improve, improved, outliers_left
+from swin_quant.verbs.calibration_passes import improve, improved, make_context, outliers_left
 from tests.outliers import plant
 
 
@@ -52,7 +52,7 @@ def model(tiny_model, use_policy):
 @pytest.mark.parametrize("steps", [(HALVE, SPOIL), (SPOIL, HALVE)])
 def test_a_rejected_pass_leaves_the_statistics_after_the_kept_one(steps, model):
     first = calibrate(model, [IMAGES], Method())
-    found, records = improve(model, first, [(0, IMAGES)], Method(), PassPlan(steps))
+    found, records = improve(make_context(model, [(0, IMAGES)], Method()), first, [(0, IMAGES)], PassPlan(steps))
     assert [one["kept"] for one in records] == [step is HALVE for step in steps]
     anew = calibrate(model, [IMAGES], Method())
     assert found.largest == anew.largest and found.largest != first.largest
@@ -66,10 +66,12 @@ def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeyp
     plant(model, "norms", 100)
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     first = calibrate(model, [images], Method())
-    _, records = improve(model, first, [(0, images)], Method(), PassPlan(parse_steps(["equalize"])))
+    _, records = improve(
+        make_context(model, [(0, images)], Method()), first, [(0, images)], PassPlan(parse_steps(["equalize"]))
+    )
 
     def places():
-        return [one.place for one in outliers_left(model, [(0, images)], records) if one.cure]
+        return [one.place for one in outliers_left(make_context(model, [(0, images)], Method()), records) if one.cure]
 
     assert records[0]["kept"] and (places() == []) is cured
     apply_policy(model, load_policy("qdq").and_then(Rule(disable=("layers.*",))))

@@ -31,6 +31,7 @@ from swin_quant.quant.watch import watching
 # Times the median channel. In four trained micro models, V1 and V2, none exceeds 3.5, except 5.1 in the last stage of a
 # V2, whose cure costs a multiplication.
 OUTLIER = 5.0
+LOOKED_AT = 8  # pictures that show where channels stand out
 NO_GAIN = "no unit gains"  # start of the note if nothing changed
 _BETTER = 0.97  # share of the error before: a smaller gain may be chance
 _WORSE = 1.25  # times the error before, on other pictures: less may be chance, for half of the pictures give the ranges
@@ -128,7 +129,9 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
     if streams:
         _equalize_units(context, replace(options, only_outliers=True), gains)
     along_streams = 0.0
-    spreads = [spread for spread in measure(context, options.pictures) if spread.place.stream]
+    seen = measure(context, LOOKED_AT) if options.only_outliers else []
+    wanted = any(spread.stands_out and spread.place.stream for spread in seen) or not options.only_outliers
+    spreads = [spread for spread in measure(context, options.pictures) if spread.place.stream] if wanted else []
     if any(spread.stands_out or not options.only_outliers for spread in spreads):
         # By the output of the last unit: all readers of a stream share a factor a channel, and a unit's own output does
         # not show the gain of later units.
@@ -154,7 +157,7 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
     own = [exchange for exchange in open_exchanges(context) if not exchange.stream]
     wanted = set(context.units)
     if options.only_outliers:  # no other unit is run: its exchanges move nothing of theirs
-        found = measure(context, options.pictures)
+        found = measure(context, LOOKED_AT)
         names = {spread.place.scaled.name for spread in found if spread.stands_out and not spread.place.stream}
         wanted = {unit for unit in context.units if any(inside(name, unit) for name in names)}
     for step in context.walk(options.pictures, "equalize") if wanted else ():
