@@ -141,7 +141,7 @@ class Model:
         self.module = module
         self.card = card or RunCard(name, {}, preprocess.to_dict() if preprocess else {})
         self.file = file
-        self._saved = _weights_digest(module) if file else None
+        self._saved = weights_digest(module) if file else None
         self._original: nn.Module | None = None
         self._stood_for = self._saved  # the weights of which `_original` is the float module
         self._looked = False  # at what it is called with
@@ -231,19 +231,19 @@ class Model:
     @property
     def is_changed(self) -> bool:
         """Whether its weights are no longer those of its `file`; ranges do not count. False where it has none."""
-        return self.file is not None and _weights_digest(self.module) != self._saved
+        return self.file is not None and weights_digest(self.module) != self._saved
 
     @property
     def original(self) -> nn.Module | None:
         """The float network of its weights as they were given, before a fold or a pass; None where it is not known: it
         was not kept, or other weights were loaded or trained since."""
-        is_known = self._original is not None and _weights_digest(self.module) == self._stood_for
+        is_known = self._original is not None and weights_digest(self.module) == self._stood_for
         return self._original if is_known else None
 
     def keep_original(self, original: nn.Module | None = None) -> bool:
         """Keep the float network that comparisons refer to: `original`, else the one that is kept if the weights are
         still its own, else a copy of the module; False for a copy of weights that are new."""
-        now = _weights_digest(self.module)
+        now = weights_digest(self.module)
         is_same = now == self._stood_for
         if original is not None:
             self._original = original
@@ -254,7 +254,7 @@ class Model:
 
     def keep_weights(self) -> None:
         """Note that a fold or passes changed the weights, whose original stays the same."""
-        self._stood_for = _weights_digest(self.module)
+        self._stood_for = weights_digest(self.module)
 
     @property
     def is_calibrated(self) -> bool:
@@ -308,7 +308,7 @@ class Model:
                 refuse_to_replace(path)
             save_float(self.module, path)
             self.card = self._write_float_card(path, self.card)
-        self.file, self._saved = path, _weights_digest(self.module)
+        self.file, self._saved = path, weights_digest(self.module)
         return path
 
     def _save_for_others(self, path: Path, dtype: str) -> None:
@@ -346,7 +346,7 @@ class Model:
         self.file = Path(place)
         if world.is_main:
             self.card = save_calibrated(self.module, self.file, self.card, self.calibration)
-        self._saved = _weights_digest(self.module)
+        self._saved = weights_digest(self.module)
         gather([])  # from here on every rank finds the files
 
     def show(self) -> None:
@@ -382,7 +382,7 @@ class Model:
         }
 
 
-def _weights_digest(module: nn.Module) -> str:
+def weights_digest(module: nn.Module) -> str:
     """A hash of all that a module computes with but the ranges of its nodes, which calibration and policies change."""
     seen = hashlib.sha256()
     for name, value in module.state_dict().items():

@@ -17,7 +17,7 @@ from swin_quant.checkpoint.opened import OpenedCheckpoint
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.inputs import Inputs
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.model import Model
+from swin_quant.model import Model, weights_digest
 from swin_quant.models.capture import find_selection
 from swin_quant.models.captured import captured
 from swin_quant.models.classifier import Classifier
@@ -112,6 +112,7 @@ def wrap(
         how["constants"] = constants
     if inputs:
         how["inputs"] = inputs.records()
+    how["weights"] = weights_digest(network)
     prepared = preprocess.to_dict() if preprocess else {}
     model = Model(network, card=RunCard(name, {}, prepared, wrapped=how, class_names=list(class_names)))
     model.keep_original(reference)
@@ -180,7 +181,9 @@ def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str =
     how = card.wrapped
     taken = Inputs.from_records(how["inputs"]) if "inputs" in how else how["shape"]
     again = wrap(module, taken, stem=how["stem"], output=how["outputs"], name=card.name)
-    network, constants = again.module.to(device), (again.card.wrapped or how).get("constants", {})
+    own = again.card.wrapped or how
+    given = again.original if own.get("weights") == how.get("weights") else None  # else of other weights
+    network, constants = again.module.to(device), own.get("constants", {})
     for key, sums in how.get("constants", {}).items():
         there = constants.get(key)
         if there and max(abs(one - other) for one, other in zip(there, sums, strict=True)) > _CLOSE * sums[1]:
@@ -191,7 +194,10 @@ def wrapped_again(checkpoint: OpenedCheckpoint, module: nn.Module, device: str =
         load_calibrated(network, checkpoint)
     else:
         load_float(network, checkpoint)
-    return Model(network, card=card, file=checkpoint.file)
+    model = Model(network, card=card, file=checkpoint.file)
+    if given is not None:
+        model.keep_original(given.to(device))
+    return model
 
 
 def _constants(network: nn.Module) -> dict[str, list[float]]:

@@ -128,7 +128,7 @@ class WrappedRecord(TypedDict):
 
     `output`: None for several names, too. `outputs`: the names of the tensors that it gives. `classes`: how many its
     logits are of, 0 where it gives something else. `constants`: two sums over each tensor that the module computes with
-    and that no checkpoint holds. Older cards lack both."""
+    and that no checkpoint holds. `weights`: a hash of the float weights. Older cards lack these."""
 
     shape: list[int]
     stem: bool
@@ -137,6 +137,7 @@ class WrappedRecord(TypedDict):
     classes: NotRequired[int]
     inputs: NotRequired[list[InputRecord]]
     constants: NotRequired[dict[str, list[float]]]
+    weights: NotRequired[Sha256]
 
 
 class CoverageRecord(TypedDict):

@@ -157,7 +157,8 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     scored = {result.policy_sha256: result.policy for result in card.measured() if result.policy}
     is_made = bool(card.training or card.calibration or card.results)
     fits = own.name in fitting and is_made or own.has_float8 and any(policy.has_float8 for policy in offered)
-    fits = fits or (any((rule.bits or 8) < 8 for rule in own.rules) and backend.takes(own))  # chosen for its weights
+    is_narrow = any((rule.bits or 8) < 8 for rule in own.rules) and backend.takes(own)  # chosen for its weights
+    fits = fits or is_narrow
     if card.training and not fits:
         told = "policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›"
         log.warning(told, own.name, target, fitting[0])
@@ -174,7 +175,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     elif scored and own.sha256 not in scored:
         told = "policy %s of the run card is exported, though %s was scored: ‹policy› chooses"
         log.warning(told, own.name, listed(map(str, scored.values()), 3))
-    elif own.name != fitting[0] and backend.load:  # a file for any engine has no best
+    elif own.name != fitting[0] and backend.load and not is_narrow:  # a file for any engine has no best
         told = "policy %s is exported, as calibrated. %s runs %s best: score that one, then give ‹policy› %s"
         log.info(told, own.name, target, fitting[0], fitting[0])
     return own
