@@ -249,6 +249,8 @@ class Model:
             self._original = original
         elif not is_same or (self._original is None and not self.card.has_own_weights):
             self._original = copy.deepcopy(self.module)
+            if self.card.wrapped:  # whoever gives a module with these weights later gives the reference
+                self.card = replace(self.card, wrapped={**self.card.wrapped, "weights": now})
         self._stood_for = now
         return is_same or original is not None
 

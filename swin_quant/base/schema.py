@@ -49,7 +49,7 @@ def counted(least: int, most: int) -> Must:
     return Must(lambda entries: least <= len(entries) <= most, f"a list of {least} to {most} entries")
 
 
-def one_of(choices: Collection[object]) -> Must:
+def allow(choices: Collection[object]) -> Must:
     """One of these words or numbers."""
     return Must(lambda value: value in choices, f"one of {', '.join(map(str, choices))}")
 
@@ -168,7 +168,7 @@ class _Reading:
             absent = data is None or (self.text and isinstance(data, str) and data.lower() in ("none", "null"))
             return None if absent else dataclasses.replace(self, also=" or None").value(inner[0], data, key)
         if origin is Literal:
-            return self.value(Annotated[str, one_of(inner)], data, key)
+            return self.value(Annotated[str, allow(inner)], data, key)
         if _is_record(kind):
             if dataclasses.is_dataclass(kind) and isinstance(data, typing.cast(type, kind)):
                 return data

@@ -15,7 +15,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import configs_dir, near
-from swin_quant.base.schema import Must, checked, one_of, plain, within
+from swin_quant.base.schema import Must, allow, checked, plain, within
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config import outputs, timm
 from swin_quant.config.defaults import BUILT_IN, architecture, default_config, families
@@ -99,8 +99,8 @@ _FILE = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f\ud800-\udfff]{1,200}")
 _FOLDER = re.compile(r"[^\x00-\x1f\ud800-\udfff]{0,200}")
 _Rate = Annotated[float, within(least=0, below=1)]
 _KINDS: dict[str, Any] = {
-    "DATA.INTERPOLATION": Annotated[str, one_of(("bicubic", "bilinear", "lanczos", "nearest"))],
-    "DATA.CACHE_MODE": Annotated[str, one_of(("no", "full", "part"))],
+    "DATA.INTERPOLATION": Annotated[str, allow(("bicubic", "bilinear", "lanczos", "nearest"))],
+    "DATA.CACHE_MODE": Annotated[str, allow(("no", "full", "part"))],
     "DATA.IMG_SIZE": SIZE,
     "DATA.SCORED": Annotated[int, within(least=0)],
     "DATA.BATCH_SIZE": Annotated[int, within(least=1, most=2**20)],
@@ -120,7 +120,7 @@ _KINDS: dict[str, Any] = {
 
 def check_geometry(cfg: CfgNode, source: str) -> None:
     """Refuse values that no model can be built from; `source` is the file that the UsageError names."""
-    kinds = {"MODEL.TYPE": Annotated[str, one_of(families())], **_KINDS}
+    kinds = {"MODEL.TYPE": Annotated[str, allow(families())], **_KINDS}
     check_values(kinds, dict(leaves(cfg)), source)
     families()[cfg.MODEL.TYPE].check(cfg, source)
 

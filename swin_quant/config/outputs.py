@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
-from swin_quant.base.schema import one_of, within
+from swin_quant.base.schema import allow, within
 
 LOGITS, EMBEDDING, FEATURES = OUTPUT_KINDS = ("logits", "embedding", "features")
 """Logits of a classifier; the pooled input of its head; the maps of its stages."""
@@ -18,10 +18,10 @@ PLAIN, LAST, EACH = NORMS = ("none", "last", "each")
 
 DEFAULTS: dict[str, Any] = {"STAGES": [], "WINDOWS": TIMM, "NORM": PLAIN}  # no stages: all
 KINDS: dict[str, Any] = {
-    "MODEL.OUTPUT_KIND": Annotated[str, one_of(OUTPUT_KINDS)],
+    "MODEL.OUTPUT_KIND": Annotated[str, allow(OUTPUT_KINDS)],
     "MODEL.FEATURES.STAGES": list[Annotated[int, within(least=0, most=15)]],
-    "MODEL.FEATURES.WINDOWS": Annotated[str, one_of(WINDOWS)],
-    "MODEL.FEATURES.NORM": Annotated[str, one_of(NORMS)],
+    "MODEL.FEATURES.WINDOWS": Annotated[str, allow(WINDOWS)],
+    "MODEL.FEATURES.NORM": Annotated[str, allow(NORMS)],
 }
 
 

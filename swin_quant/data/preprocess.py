@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swin_quant.base.compat import import_augmentation, import_torchvision
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.schema import check_fields, checked, one_of, plain, within
+from swin_quant.base.schema import allow, check_fields, checked, plain, within
 from swin_quant.config.sides import shortest, shown, sides
 from swin_quant.data.sampling import seeded
 
@@ -65,11 +65,11 @@ class Preprocess:
 
     size: _Side | tuple[_Side, _Side]
     crop: bool
-    interpolation: Annotated[str, one_of(INTERPOLATIONS)]
+    interpolation: Annotated[str, allow(INTERPOLATIONS)]
     mean: tuple[_Mean, _Mean, _Mean]
     std: tuple[_Std, _Std, _Std]
     crop_ratio: Annotated[float, within(least=0.5, most=1)] = CROP_RATIO
-    shape: Annotated[str, one_of(SHAPES)] = SQUARE
+    shape: Annotated[str, allow(SHAPES)] = SQUARE
     upright: bool = False
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import compute_data_sha256, shipped_files
-from swin_quant.base.schema import Must, checked, one_of, plain, within
+from swin_quant.base.schema import Must, allow, checked, plain, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX
 from swin_quant.quant.quantizer import Quantizer, Role, Setting, State, named_nodes
@@ -55,11 +55,11 @@ class Rule:
     disable: tuple[Selector, ...] = ()
     nodes: tuple[Selector, ...] = ()
     bits: Annotated[int, within(least=2, most=16)] | None = None
-    granularity: Annotated[str, one_of(("per-tensor", "per-channel"))] | None = None
-    block: Annotated[int, one_of(BLOCKS)] | None = None
+    granularity: Annotated[str, allow(("per-tensor", "per-channel"))] | None = None
+    block: Annotated[int, allow(BLOCKS)] | None = None
     narrow_range: bool | None = None
     symmetric: bool | None = None
-    format: Annotated[str, one_of(FORMATS)] | None = None
+    format: Annotated[str, allow(FORMATS)] | None = None
     amax: Annotated[float, within(above=TINY_AMAX)] | None = None
 
     @property

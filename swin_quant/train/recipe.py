@@ -12,7 +12,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import shipped_files
-from swin_quant.base.schema import SelfChecked, checked, one_of, plain, unknown_key, within
+from swin_quant.base.schema import SelfChecked, allow, checked, plain, unknown_key, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
 from swin_quant.config.sides import sides
 from swin_quant.quant import CALIBRATORS
@@ -104,7 +104,7 @@ class Ranges(SelfChecked):
 
     mode: Literal["frozen", "learned", "reestimated"] = "frozen"
     initial: Literal["calibrated", "reestimated"] = "calibrated"
-    method: Annotated[str, one_of(CALIBRATORS)] = "percentile"
+    method: Annotated[str, allow(CALIBRATORS)] = "percentile"
     weights: bool = True
     activations: bool = True
     every_epochs: Count = 1

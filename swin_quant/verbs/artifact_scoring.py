@@ -169,7 +169,6 @@ def _load_own_floats(
     """Engine name -> the float forms of the same weights on it, where none is scored: in the half type that the engine
     would choose for float, or else in float32; in both if a type is asked for, or engines are only timed."""
     first, options = group[0], scoring.options
-    batch = scoring.timed or (scoring.pictures.batch if isinstance(scoring.pictures, PictureSet) else None)
     is_built = scoring.origin is not None or first.artifact.card.wrapped is None
     is_wanted = scoring.own_float and any(one.artifact.card.policy for one in group)
     if first.checkpoint is None or not is_built or not is_wanted:
@@ -181,7 +180,8 @@ def _load_own_floats(
         if not backend.runs_its_export or backend.only_quantized or not backend.is_fast_on(device):
             continue
         try:
-            fixed = {"batch": batch} if backend.graph_per_shape else {}  # exported in two thirds of the time
+            # In two thirds of the time; a scored batch may be smaller, and filled up it would count as slower.
+            fixed = {"batch": scoring.timed} if backend.graph_per_shape else {}
             target, plain = ExportTarget.parse(name, "float", fixed), load_policy("float")
             if scoring.origin is None:
                 model, _ = load_for_scoring(first.cfg, first.checkpoint, [plain])

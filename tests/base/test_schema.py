@@ -9,7 +9,7 @@ from typing import Annotated, Literal, TypedDict
 import pytest
 
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.schema import Must, check_fields, check_record, checked, one_of, within
+from swin_quant.base.schema import Must, allow, check_fields, check_record, checked, within
 from tests.helpers.refusals import refused
 
 MADE = {"made": 0.0}
@@ -72,7 +72,7 @@ class Outer:
     name: Annotated[str, Must(str.isidentifier, "a name")]
     inner: Inner = field(default_factory=Inner)
     kind: Literal["one", "two"] = "one"
-    method: Annotated[str, one_of(["max", "mse"])] = "max"
+    method: Annotated[str, allow(["max", "mse"])] = "max"
     count: Annotated[int, within(above=0)] | None = None
     switch: bool = False
     many: tuple[int, ...] = ()

@@ -112,6 +112,13 @@ def test_corrected_weights_are_scored_beside_the_original_or_it_is_said_that_the
     assert "no delta" in caplog.text
 
 
+def test_new_weights_after_wrapping_are_the_ones_that_a_given_module_must_have(module, x, tmp_path):
+    model, new = sq.wrap(module, 8, name="mine"), sq.wrap(Net(), 8, name="mine")
+    model.module.load_state_dict(new.module.state_dict())
+    sq.calibrate(model, [x], "cpu", passes=["gptq"]).save(tmp_path / "mine_calib.pth")
+    assert sq.load(tmp_path / "mine_calib.pth", module).original is None, "the module that was wrapped has old weights"
+
+
 def test_sensitivity_has_a_profile_of_its_units_and_the_losses_of_whole_forwards(module, x):
     layers = nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 3, 1), module
     model = sq.calibrate(sq.wrap(nn.Sequential(*layers), 8, name="mine"), [x], "qdq", passes=[])

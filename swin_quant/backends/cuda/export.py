@@ -31,7 +31,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
-from swin_quant.base.schema import checked, counted, one_of, within
+from swin_quant.base.schema import allow, checked, counted, within
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint import read_state_dict
@@ -53,10 +53,10 @@ class PackedHeader(TypedDict):
 
     schema: str
     version: Annotated[int, within(least=1, most=2)]
-    arithmetic: Annotated[str, one_of(ARITHMETICS)]
-    float_type: Annotated[str, one_of(tuple(HALF_TYPES))]
+    arithmetic: Annotated[str, allow(ARITHMETICS)]
+    float_type: Annotated[str, allow(tuple(HALF_TYPES))]
     quantized: list[str]
-    format: Annotated[str, one_of(FORMATS)]
+    format: Annotated[str, allow(FORMATS)]
     preprocess: dict[str, Any] | None
     exit_factors: NotRequired[bool]  # older files lack it
     geometry: dict[str, Any]
