@@ -3,15 +3,15 @@
 ImageNet's classes have a wnid each (`n01440764`), and an order in the heads of published models.
 """
 
+import csv
 import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed, one_line
 from swin_quant.base.files import read_lines
 from swin_quant.base.progress import log
@@ -24,6 +24,14 @@ _MOST = 0.9  # share of ImageNet's English names that must match: older and newe
 CLASSES_FILE = "classes.txt"
 MAX_CLASSES = 1_000_000  # if the model's number of classes is unknown
 ILSVRC_CLASSES = 1000
+_SYNSETS = {  # number of classes -> the end of the name of timm's list
+    1000: "_synsets",
+    11221: "21k_miil_synsets",
+    11821: "12k_synsets",
+    21841: "22k_synsets",
+    21842: "22k_ms_synsets",
+    21843: "21k_goog_synsets",
+}
 
 
 def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whose: str = "the model") -> None:
@@ -189,24 +197,20 @@ def is_wnid(name: str) -> bool:
 def list_wnids(classes: int) -> tuple[str, ...] | None:
     """The wnids of ImageNet-1k (1000 classes), -22k, ... in the order of published heads, from timm's lists; None for
     another number. ImageNet-1k's are sorted."""
-    import_timm()
-    from timm.data import infer_imagenet_subset
-
-    subset = infer_imagenet_subset({"num_classes": classes})
-    return tuple(_info(subset).label_names()) if subset else None
+    return tuple(_read_timm(_SYNSETS[classes])) if classes in _SYNSETS else None
 
 
 def get_english_names(name: str) -> str:
     """ImageNet's English names for a wnid, separated by commas; any other name unchanged."""
-    try:
-        return str(_info("imagenet-22k").label_name_to_description(name)) if is_wnid(name) else name
-    except KeyError:
-        return name
+    return _english().get(name, name) if is_wnid(name) else name
 
 
-@lru_cache(maxsize=2)
-def _info(subset: str) -> Any:
-    import_timm()
-    from timm.data import ImageNetInfo
+@lru_cache(maxsize=1)
+def _english() -> dict[str, str]:
+    return dict(csv.reader(_read_timm("_synset_to_lemma"), delimiter="\t"))
 
-    return ImageNetInfo(subset)
+
+def _read_timm(which: str) -> list[str]:
+    """The lines of a list that timm carries, read as a file: importing timm takes 2 s."""
+    folders = module.submodule_search_locations if (module := find_spec("timm")) else None
+    return Path((folders or [""])[0], "data", "_info", f"imagenet{which}.txt").read_text("utf-8").splitlines()

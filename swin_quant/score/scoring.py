@@ -105,12 +105,12 @@ def evaluate(
 ) -> dict[str, Score]:
     """The scores of `engines` over the batches of all ranks; `batches` are this rank's. `collective`: see run_engines.
 
-    ms_per_picture is wall time of the forward passes, after a first batch of warm-up; a batch that is the only one is
-    run again for it.
+    ms_per_picture is wall time of the forward passes of whole batches, after a first one of warm-up, which is run again
+    where it is the only one: an engine of a fixed batch computes as much for a smaller one.
     Raises SwinQuantError for logits that are NaN or infinite, naming the engine, and if no picture was seen.
     """
     sums, starts = {name: Sums() for name in engines}, _starts(engines)
-    number, batch = -1, None
+    whole: Batch | None = None
 
     def count_time(found: Mapping[str, EngineOutput]) -> None:
         for name, output in found.items():
@@ -118,14 +118,18 @@ def evaluate(
             sums[name].timed += len(output.logits)
 
     for number, (batch, outputs) in enumerate(run_engines(engines, batches, device, collective)):
+        if whole is None or len(batch.images) > len(whole.images):
+            whole = batch
+            for one in sums.values():
+                one.seconds = one.timed = 0
         labels, baseline = batch.labels.to(device), next(iter(outputs.values())).logits
         for name, output in outputs.items():
             start = outputs[starts[name]].logits if name in starts else None
             sums[name].add(output.logits, labels, baseline, start)
-        if number >= _WARM_UP_BATCHES:
+        if number >= _WARM_UP_BATCHES and len(batch.images) == len(whole.images):
             count_time(outputs)
-    if batch is not None and number < _WARM_UP_BATCHES and not collective:
-        for _, outputs in run_engines(engines, [batch] * _ROUNDS, device):
+    if whole is not None and not any(one.timed for one in sums.values()) and not collective:
+        for _, outputs in run_engines(engines, [whole] * _ROUNDS, device):
             count_time(outputs)
     rows = torch.tensor([list(vars(one).values()) for one in sums.values()], dtype=torch.float64)
     totals = all_sum(rows, device).tolist()

@@ -39,6 +39,7 @@ from swin_quant.quant.policy import Policy, load_policy
 from swin_quant.score import baseline as baselines
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
+from swin_quant.score.run_engines import BATCH
 from swin_quant.score.scoring import ModelInputs, score_engines
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.timing import Latency, compare_latency
@@ -107,8 +108,16 @@ def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Fou
 def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: World) -> dict[Path, Found]:
     first, cfg = group[0], group[0].cfg
     loaded = {one.artifact.file: load_engines(one.artifact, one.engines, scoring.options) for one in group}
+    pictures, fixed = scoring.pictures, scoring.timed
+    if isinstance(pictures, PictureSet):
+        pictures = pictures.settled(cfg)
+        limits = [engine.max_batch for engines in loaded.values() for engine in engines.values() if engine.max_batch]
+        batch = min([pictures.batch or BATCH, *limits])
+        if fixed is None and scoring.own_float:  # fewer pictures, filled up, would count as slower
+            there = len(replace(pictures.with_default_split("val"), cache_mode="no").open())
+            fixed = batch if min(there, pictures.count or there) // world.size >= batch else None
     with TemporaryDirectory(prefix="swin-quant-float-") as folder:
-        own = _load_own_floats(group, scoring, world, Path(folder))
+        own = _load_own_floats(group, scoring, world, Path(folder), fixed)
         half = half_type("none" if own and scoring.half == "auto" else scoring.half, world.device)
         baseline = _load_baseline(group, scoring, half, world)
         floats = {name: {f"{one.label} on {name}": one for one in some} for name, some in own.items()}
@@ -119,9 +128,6 @@ def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wor
             shape = tuple(wrapped["shape"]) if wrapped else (3, *sides(cfg.DATA.IMG_SIZE))
             latencies = compare_latency(engines, scoring.timed, shape)
             return {one.artifact.file: latencies if one is first else () for one in group}
-        pictures = scoring.pictures
-        if isinstance(pictures, PictureSet):
-            pictures = pictures.settled(cfg)
         by = ModelInputs(prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names)
         results = score_engines(engines, pictures, by, world)
     scored: dict[Path, Found] = {}
@@ -164,10 +170,12 @@ def _load_baseline(
 
 
 def _load_own_floats(
-    group: Sequence[PreparedArtifact], scoring: Scoring, world: World, folder: Path
+    group: Sequence[PreparedArtifact], scoring: Scoring, world: World, folder: Path, batch: int | None
 ) -> dict[str, list[Engine]]:
     """Engine name -> the float forms of the same weights on it, where none is scored: in the half type that the engine
-    would choose for float, or else in float32; in both if a type is asked for, or engines are only timed."""
+    would choose for float, or else in float32; in both if a type is asked for, or engines are only timed.
+
+    `batch`: that of all batches but the last; one that is fixed is exported in two thirds of the time."""
     first, options = group[0], scoring.options
     is_built = scoring.origin is not None or first.artifact.card.wrapped is None
     is_wanted = scoring.own_float and any(one.artifact.card.policy for one in group)
@@ -180,8 +188,7 @@ def _load_own_floats(
         if not backend.runs_its_export or backend.only_quantized or not backend.is_fast_on(device):
             continue
         try:
-            # In two thirds of the time; a scored batch may be smaller, and filled up it would count as slower.
-            fixed = {"batch": scoring.timed} if backend.graph_per_shape else {}
+            fixed = {"batch": batch} if backend.graph_per_shape else {}
             target, plain = ExportTarget.parse(name, "float", fixed), load_policy("float")
             if scoring.origin is None:
                 model, _ = load_for_scoring(first.cfg, first.checkpoint, [plain])

@@ -5,8 +5,9 @@ import random
 
 import pytest
 
+from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.class_names import fit, get_english_names, in_order
+from swin_quant.data.class_names import fit, get_english_names, in_order, list_wnids
 from swin_quant.data.sources import open_pictures
 from tests.helpers.refusals import refused
 
@@ -66,6 +67,18 @@ def test_a_difference_is_refused_with_both_lists(data, there, model):
 def test_without_names_the_number_counts():
     assert labels([], PETS, 3) == [0, 1, 2]
     refused(lambda: labels([], PETS, 4), "has 3 classes, but MODEL.NUM_CLASSES is 4")
+
+
+@pytest.mark.parametrize("classes", [1000, 11221, 11821, 21841, 21842, 21843, 12])
+def test_imagenets_lists_are_timms(classes):
+    """They are read as files; timm's own code says which number of classes has which list."""
+    data = import_timm().data
+    subset = data.infer_imagenet_subset({"num_classes": classes})
+    known = data.ImageNetInfo(subset) if subset else None
+    assert list_wnids(classes) == (tuple(known.label_names()) if known else None)
+    assert [get_english_names(name) for name in list_wnids(classes) or ()] == (
+        known.label_descriptions() if known else []
+    )
 
 
 @pytest.mark.parametrize("wnids_are", ["model's", "data's"])
