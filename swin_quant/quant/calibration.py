@@ -4,6 +4,7 @@ All nodes are observed, whatever the policy: the policy decides later which are 
 ranges are the float model's. On a CPU they are bit-identical for any batch size (`BatchInvariance`).
 """
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -257,7 +258,7 @@ class BatchInvariance:
         try:
             with ThreadPoolExecutor(threads) as pool:  # its threads have one of torch's each
                 parts = images.tensor_split(min(threads, len(images)))
-                pieces = [one for part in parts for one in ((part,) if self._is_alone(part) else part.split(1))]
+                pieces = [one for part in parts for one in ((part,) if self._is_alone(part, pool) else part.split(1))]
                 return torch.cat(list(pool.map(self._inferred, pieces)))
         finally:
             torch.set_num_threads(threads)
@@ -266,34 +267,37 @@ class BatchInvariance:
     def _inferred(self, images: Tensor) -> Tensor:
         return self.forward(images)
 
-    def _is_alone(self, images: Tensor) -> bool:
+    def _is_alone(self, images: Tensor, pool: ThreadPoolExecutor) -> bool:
         """Whether the nodes see the first and the last picture as when these run alone."""
         shape, size = tuple(images.shape), len(images)
         if size > 1 and shape not in self.holds:
-            ends = sorted({0, size - 1})
-            together = self._hashed(images, ends)
-            alone = torch.cat([self._hashed(images[at : at + 1], [0]) for at in ends], dim=1)
-            holds = torch.equal(together, alone)
+            together, first, last = self._hashed((images, images[:1], images[-1:]), pool)
+            holds = torch.equal(together, torch.stack([first[:, 0], last[:, 1]], 1))
             if not holds and all(self.holds.values()):
                 log.info("calibrating one picture at a time: on this CPU the last bits depend on the batch")
             self.holds[shape] = holds
         return size == 1 or self.holds[shape]
 
-    def _hashed(self, images: Tensor, at: Sequence[int]) -> Tensor:
-        """int32 [calls, len(at)]: a hash of the bits that each node sees of the pictures `at`. Nothing is observed."""
-        hashes: list[Tensor] = []
+    def _hashed(self, batches: Sequence[Tensor], pool: ThreadPoolExecutor) -> list[Tensor]:
+        """For each batch, int32 [calls, 2]: a hash of the bits that each node sees of its first and last picture.
+        Nothing is observed."""
+        own = threading.local()
         observers = [node.observer for node in self.nodes]
 
         def see(x: Tensor) -> None:
-            bits = x.detach().reshape(len(images), -1)[at].float().view(torch.int32)
+            bits = x.detach().reshape(own.pictures, -1)[[0, -1]].float().view(torch.int32)
             # Squares, so that errors up and down do not cancel; modulo 2**32, which makes the sum four times as fast.
-            hashes.append((bits * bits).sum(1, dtype=torch.int32))
+            own.hashes.append((bits * bits).sum(1, dtype=torch.int32))
+
+        def hashed(images: Tensor) -> Tensor:
+            own.pictures, own.hashes = len(images), []
+            self._inferred(images)
+            return torch.stack(own.hashes)
 
         for node in self.nodes:
             node.observer = see
         try:
-            self.forward(images)
+            return list(pool.map(hashed, batches))
         finally:
             for node, observer in zip(self.nodes, observers, strict=True):
                 node.observer = observer
-        return torch.stack(hashes)
