@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from swin_quant.base import distributed
+from swin_quant.base import watchdog
 from swin_quant.base.distributed import World, all_sum, choose_device, from_main, gather, process_group
 from swin_quant.base.errors import SwinQuantError, UsageError
 from tests.helpers.refusals import refused
@@ -79,7 +79,7 @@ def test_the_first_reason_reaches_every_rank(ranks, monkeypatch, late, seconds, 
         all_sum(torch.zeros(1), world.device)
 
     if late:
-        monkeypatch.setattr(distributed, "_TICK_SECONDS", tick)
+        monkeypatch.setattr(watchdog, "_TICK_SECONDS", tick)
         monkeypatch.setattr(torch.distributed.PrefixStore, "check", answer)
     assert ranks(work) == ["stopped, since rank 1 failed: no picture left", "no picture left"]
 

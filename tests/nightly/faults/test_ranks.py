@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from swin_quant.base import distributed
+from swin_quant.base import watchdog
 
 FROZEN, KILLED, ENDED, ABSENT = "frozen (kill -STOP)", "kill -9", "SIGTERM", "never there"
 SIGNALS = {FROZEN: signal.SIGSTOP, KILLED: signal.SIGKILL, ENDED: signal.SIGTERM}
@@ -93,7 +93,7 @@ def start(fork, tmp_path):
 
 
 def _impatient():
-    distributed._TICK_SECONDS = 0.1
+    watchdog._TICK_SECONDS = 0.1
 
 
 def _execute(words):
@@ -236,7 +236,7 @@ def test_work_that_lets_no_other_thread_run_is_no_silence(forked, commands, tmp_
         def batches(*arguments):
             for number, batch in enumerate(original(*arguments)):
                 if number == rank:
-                    ctypes.PyDLL(None).usleep(int(1e6 * distributed._TICK_SECONDS * distributed._SILENCE_TICKS / 2))
+                    ctypes.PyDLL(None).usleep(int(1e6 * watchdog._TICK_SECONDS * watchdog._SILENCE_TICKS / 2))
                 yield batch
 
         DrawnBatches.__iter__ = batches
@@ -254,6 +254,6 @@ def test_a_job_that_is_stopped_and_continued_as_a_whole_goes_on(start, commands,
         for child in run.children:
             os.kill(child.pid, number)
         if number == signal.SIGSTOP:
-            time.sleep(1.5 * distributed._SILENCE_TICKS * 0.1)
+            time.sleep(1.5 * watchdog._SILENCE_TICKS * 0.1)
     assert [child.wait(60).code for child in run.children] == [0, 0]
     assert commands.results("train", tmp_path / "out") == expected
