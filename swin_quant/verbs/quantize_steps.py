@@ -141,7 +141,7 @@ def finish(job: Quantization) -> Artifact:
             job.scored_on  # noqa: B018  (opens them: labels that do not fit are told before the first picture is read)
         if job.is_automatic and not (job.is_calibrated and job.exported_policy):
             job.budget.or_default.tell_if_few(SEARCHED_ON)
-    count = len(steps(job))
+    count, calibrated = len(steps(job)), None
     for number in range(count):
         step = steps(job)[number]
         state = ": done before" if step.is_done else ""
@@ -157,11 +157,15 @@ def finish(job: Quantization) -> Artifact:
                     f"{job.checkpoint}: the options differ ({', '.join(step.changed)}), and the result would be "
                     "written over it: give another ‹output›"
                 )
-            calibrate(**arguments, folder=job.folder).save_in(job.folder, this_world())
+            calibrated = calibrate(**arguments, folder=job.folder)
+            calibrated.save_in(job.folder, this_world())
         elif step.name == "search":
             refuse_useless(search(**arguments), job.target, job.calibrated)
         elif step.name == "verify":
             verify(**arguments).check()
+        elif step.name == "export" and calibrated and not (job.is_automatic or job.tune):
+            export(**arguments | {"model": calibrated})  # as in its file, which need not be read
+            calibrated = None
         else:
             step.function(**arguments)
     if (found := find_artifact(job)) is None:
