@@ -105,8 +105,22 @@ class Upsampled(nn.Sequential):
         super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), *up, nn.Conv2d(8, 5, 3), nn.Flatten())
 
 
+class Normed(nn.Sequential):
+    """A group norm between convolutions, as in a PoolFormer (one group) or a BiT."""
+
+    def __init__(self, groups, affine=True):
+        norm = nn.GroupNorm(groups, 8, affine=affine)
+        super().__init__(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        if affine:
+            nn.init.uniform_(norm.weight, 0.5, 2)
+            nn.init.normal_(norm.bias)
+
+
 NETWORKS = {
     "transposed": Upsampled,
+    "group norm of one group": lambda: Normed(1),
+    "group norm of two groups": lambda: Normed(2),
+    "group norm without weights": lambda: Normed(1, affine=False),
     "joined once": lambda: Fire("once"),
     "joined twice": lambda: Fire("twice"),
     "joined and pooled": lambda: Fire("pooled"),
@@ -136,6 +150,17 @@ def test_openvino_computes_what_fake_quant_does(network, tmp_path):
     wanted = model(x)
     found = sq.export(model, "openvino", tmp_path).load()(x)
     assert 20 * torch.log10(wanted.norm() / (found - wanted).norm()) > 40, "it was 6 to 31 dB"
+
+
+@pytest.mark.parametrize(
+    ("network", "target", "whole"),
+    [("one group", "openvino", True), ("two groups", "openvino", False), ("one group", "onnxruntime", False)],
+)
+def test_a_norm_of_one_group_is_one_operator_for_openvino(network, target, whole, tmp_path):
+    """Older releases of ONNX Runtime take no layer norm whose scale is a channel's."""
+    model, _ = calibrated(f"group norm of {network}", "qdq")
+    kinds = {node.op_type for node in onnx.load(sq.export(model, target, tmp_path).file).graph.node}
+    assert ("LayerNormalization" in kinds, {"Reshape", "InstanceNormalization"} <= kinds) == (whole, not whole)
 
 
 def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_path):
