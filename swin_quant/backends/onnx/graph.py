@@ -8,6 +8,7 @@ import numpy as np
 
 from swin_quant.backends.backend import OnnxTarget
 from swin_quant.backends.onnx.pairs import REDUCTIONS, constant, finish_pairs
+from swin_quant.backends.onnx.stacks import sum_unstacked
 from swin_quant.base.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def simplify(model: "ir.Model") -> None:
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     _share_constants(model.graph)
     common.CommonSubexpressionEliminationPass()(model)
+    sum_unstacked(model.graph)
     common.RemoveUnusedNodesPass()(model)
 
 

@@ -105,8 +105,41 @@ class Upsampled(nn.Sequential):
         super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), *up, nn.Conv2d(8, 5, 3), nn.Flatten())
 
 
+class Normed(nn.Sequential):
+    """A group norm between convolutions, as in a PoolFormer (one group) or a BiT."""
+
+    def __init__(self, groups, affine=True):
+        norm = nn.GroupNorm(groups, 8, affine=affine)
+        super().__init__(nn.Conv2d(3, 8, 3), norm, nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        if affine:
+            nn.init.uniform_(norm.weight, 0.5, 2)
+            nn.init.normal_(norm.bias)
+
+
+class Stacked(nn.Module):
+    """Branches that are stacked and weighed, as in an SKNet. `how`: the stack is only summed, also read as it is, or
+    weighed by one weight for both branches."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.a, self.b, self.how = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1), how
+        self.select, self.head = nn.Linear(8, 16), nn.Conv2d(8, 5, 1)
+
+    def forward(self, x):
+        x = torch.stack([F.relu(self.a(x)), F.relu(self.b(x))], 1)
+        weights = self.select(x.sum(1).mean((2, 3))).view(-1, 2, 8, 1, 1).softmax(1)
+        found = (x * (weights[:, :1] if self.how == "one weight" else weights)).sum(1)
+        return self.head(found).mean((2, 3)) + (x.mean((1, 2, 3, 4))[:, None] if self.how == "read" else 0)
+
+
 NETWORKS = {
     "transposed": Upsampled,
+    "summed stack": lambda: Stacked("summed"),
+    "read stack": lambda: Stacked("read"),
+    "stack with one weight": lambda: Stacked("one weight"),
+    "group norm of one group": lambda: Normed(1),
+    "group norm of two groups": lambda: Normed(2),
+    "group norm without weights": lambda: Normed(1, affine=False),
     "joined once": lambda: Fire("once"),
     "joined twice": lambda: Fire("twice"),
     "joined and pooled": lambda: Fire("pooled"),
@@ -136,6 +169,27 @@ def test_openvino_computes_what_fake_quant_does(network, tmp_path):
     wanted = model(x)
     found = sq.export(model, "openvino", tmp_path).load()(x)
     assert 20 * torch.log10(wanted.norm() / (found - wanted).norm()) > 40, "it was 6 to 31 dB"
+
+
+@pytest.mark.parametrize(
+    ("network", "stacks"), [("summed stack", False), ("read stack", True), ("stack with one weight", True)]
+)
+def test_a_stack_that_is_only_summed_is_not_made(network, stacks, tmp_path):
+    model, _ = calibrated(network, "qdq")
+    for opset in (17, 18):
+        kinds = {node.op_type for node in onnx.load(sq.export(model, "onnx", tmp_path, opset=opset).file).graph.node}
+        assert ({"Concat", "Unsqueeze", "ReduceSum"} <= kinds, "Concat" in kinds) == (stacks, stacks)
+
+
+@pytest.mark.parametrize(
+    ("network", "target", "whole"),
+    [("one group", "openvino", True), ("two groups", "openvino", False), ("one group", "onnxruntime", False)],
+)
+def test_a_norm_of_one_group_is_one_operator_for_openvino(network, target, whole, tmp_path):
+    """Older releases of ONNX Runtime take no layer norm whose scale is a channel's."""
+    model, _ = calibrated(f"group norm of {network}", "qdq")
+    kinds = {node.op_type for node in onnx.load(sq.export(model, target, tmp_path).file).graph.node}
+    assert ("LayerNormalization" in kinds, {"Reshape", "InstanceNormalization"} <= kinds) == (whole, not whole)
 
 
 def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_path):
