@@ -126,7 +126,7 @@ def _onnx(model: nn.Module, policy: Policy, target: OnnxTarget) -> str:
 def fastertransformer() -> Iterator[str]:
     """Model, window and mode by GPU generation, from the limits of its kernels."""
     yield "## FasterTransformer: model and mode by GPU generation\n"
-    yield "Form of attention in the kernels, at batch 128, or no: refused (reasons below). sm is the compute capability.\n"
+    yield "Form of attention in the kernels, at batch 128. no: refused (reasons below). sm: compute capability.\n"
     said: dict[str, None] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
     for name, file in shipped_configs().items():
