@@ -37,7 +37,7 @@ swin-quant show policies    # the first two tables
 ```
 
 The tables list what the commands accept and refuse; [results](results/README.md) lists what was measured, and
-[devices](devices.md) what was tested on which device. For AMX, Q/DQ, per-channel and zero point see the
+[devices](devices.md) what was tested on which device. For policy, AMX, VNNI, Q/DQ and zero point see the
 [glossary](glossary.md). `python scripts/support_matrix.py` writes this page from the checks in the code.
 
 """
