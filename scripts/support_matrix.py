@@ -32,8 +32,13 @@ SMS = {70: "V100", 75: "T4", 80: "A100", 86: "A10, RTX 30", 89: "L4, RTX 40", 90
 MODES = {1: "ft-mode1", 2: "ft-mode2"}
 HEAD = """# What runs where
 
-`python scripts/support_matrix.py` writes this page from the limits that the commands check; a test compares them.
-It says what is taken and refused; [results](results/README.md) say what was measured, and what never ran on a GPU.
+```bash
+swin-quant show policies    # the first two tables
+```
+
+The tables list what the commands accept and refuse; [results](results/README.md) lists what was measured, and
+[devices](devices.md) what was tested on which device. For policy, AMX, VNNI, Q/DQ and zero point see the
+[glossary](glossary.md). `python scripts/support_matrix.py` writes this page from the checks in the code.
 
 """
 
@@ -59,8 +64,8 @@ def described() -> Iterator[str]:
     """Each built-in policy in the words of its file."""
     yield "## Policies\n"
     policies = (load_policy(name) for name in builtin_policies())
-    rows = [[f"`{one.name}`", one.description] for one in policies]
-    yield from table(["policy", "for whom, and what is quantized"], rows)
+    rows = [[f"`{one.name}`", re.sub(r"docs/(\S+)\.md", r"[\1](\1.md)", one.description)] for one in policies]
+    yield from table(["policy", "target, and what is quantized"], rows)
 
 
 def policies_by_backend() -> Iterator[str]:
@@ -71,7 +76,7 @@ def policies_by_backend() -> Iterator[str]:
     for node in named_nodes(model).values():
         node.amax, node.bounds = 1.0, (-1.0, 1.0)
     yield "## Policies by target of `export`\n"
-    yield "best: the target's own; yes: taken; no: refused, with the reason below; as INT4: with `--int4-weights`."
+    yield "best: made for the target; yes: accepted; no: refused (reasons below); as INT4: only with `--int4-weights`."
     yield ""
     said: dict[str, None] = {}
     policies = [load_policy(name) for name in builtin_policies() if name != "float"]
@@ -121,7 +126,7 @@ def _onnx(model: nn.Module, policy: Policy, target: OnnxTarget) -> str:
 def fastertransformer() -> Iterator[str]:
     """Model, window and mode by GPU generation, from the limits of its kernels."""
     yield "## FasterTransformer: model and mode by GPU generation\n"
-    yield "Attention of `export --for fastertransformer --sm` at batch 128, or the reason for refusal.\n"
+    yield "Form of attention in the kernels, at batch 128. no: refused (reasons below). sm: compute capability.\n"
     said: dict[str, None] = {}
     lines: dict[tuple[str, ...], list[str]] = {}
     for name, file in shipped_configs().items():
@@ -133,10 +138,10 @@ def fastertransformer() -> Iterator[str]:
         for mode, policy in MODES.items():
             cells = tuple(_cell(g, version, sm, mode, said) for sm in SMS)
             lines.setdefault((f"window {g.window}, {g.image_size} px", policy, *cells), []).append(kind)
-    rows = [
-        [", ".join(dict.fromkeys(kinds)), window, f"`{policy}`", *cells]
-        for (window, policy, *cells), kinds in lines.items()
-    ]
+    policies: dict[tuple[str, ...], list[str]] = {}
+    for (window, policy, *cells), kinds in lines.items():
+        policies.setdefault((", ".join(dict.fromkeys(kinds)), window, *cells), []).append(f"`{policy}`")
+    rows = [[models, window, ", ".join(modes), *cells] for (models, window, *cells), modes in policies.items()]
     yield from table(["model", "window", "policy", *(f"sm {sm} ({gpu})" for sm, gpu in SMS.items())], sorted(rows))
     yield ""
     yield from (f"{number}. {text}" for number, text in enumerate(said, 1))
@@ -172,11 +177,11 @@ def engines() -> Iterator[str]:
         if backend.load:
             home = {"cuda": "NVIDIA GPU", "cpu": "CPU"}.get(backend.home or "", "CPU or GPU, as torch")
             home = "NVIDIA GPU; slowly on a CPU" if backend.fast_on == "cuda" else home
-            saturation = "on CPUs without VNNI" if backend.saturation else "never"
-            needs = f"`{backend.needs[0]}`" if backend.needs else "nothing more"
-            emulated = "a simulation's" if backend.emulates else "the engine's"
+            saturation = "on CPUs without VNNI" if backend.saturation else "no"
+            needs = f"`{backend.needs[0]}`" if backend.needs else "-"
+            emulated = "simulated" if backend.emulates else "real"
             rows.append([name, ", ".join(backend.runs), home, needs, emulated, saturation])
-    yield from table(["engine", "runs artifacts of", "on", "needs", "latency is", "int8 saturates"], rows)
+    yield from table(["engine", "runs files of", "on", "needs", "latency", "int8 products overflow"], rows)
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
