@@ -22,14 +22,21 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
-from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, differing, geometry, stage_windows
-from swin_quant.checkpoint.names import PUBLISHERS
+from swin_quant.checkpoint.geometry import (
+    Geometry,
+    changes_model,
+    describe,
+    difference,
+    differing,
+    geometry,
+    stage_windows,
+    unsupported_kind,
+)
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import described_by_timm, published
 from swin_quant.checkpoint.publishers import HOW_PREPARED
-from swin_quant.checkpoint.roots import nearest_convention
+from swin_quant.checkpoint.roots import PUBLISHERS, nearest_publisher
 from swin_quant.checkpoint.sources import choose_name, timm_name
-from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import keys_set_in, shipped_configs
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
@@ -54,16 +61,24 @@ class Candidate:
         return repr((sorted(without_head.items()), self.preparation))
 
 
-def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
+def _choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
     """The candidate that fits a model's name, then its number of classes; the plainest of several that differ only in
     training.
 
     UsageError, with the file and the candidates, if these are different models.
     """
-    alike = _named_alike(candidates, _plain(name)) or candidates
+    name = _plain(name)
+
+    def named_alike(among: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Those with the longest name that begins `name`, else those whose name begins with it, else all."""
+        begun = [each for each in among if name.startswith(_plain(each.name))]
+        longest = [each for each in begun if len(each.name) == max(len(other.name) for other in begun)]
+        return longest or [each for each in among if _plain(each.name).startswith(name)] or among
+
+    alike = named_alike(candidates)
     models = {each.model for each in alike}
-    left = [each for each in candidates if each.model in models and not differing(known, each.geometry)] or alike
-    left = _named_alike(left, _plain(name)) or left
+    fit = [each for each in candidates if each.model in models and not differing(known, each.geometry)]
+    left = named_alike(fit or alike)
     if len({each.model for each in left}) > 1:
         keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
         raise UsageError(
@@ -71,15 +86,6 @@ def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Pa
             f"give ‹cfg› NAME, one of {listed((each.name for each in left), len(left))}"
         )
     return min(left, key=lambda each: len(each.name))
-
-
-def _named_alike(candidates: Sequence[Candidate], name: str) -> list[Candidate]:
-    """The candidates with the longest name that begins `name`, or else those whose name begins with `name`."""
-    begun = [each for each in candidates if name.startswith(_plain(each.name))]
-    longest = max((len(each.name) for each in begun), default=0)
-    return [each for each in begun if len(each.name) == longest] or [
-        each for each in candidates if _plain(each.name).startswith(name)
-    ]
 
 
 def _plain(name: str) -> str:
@@ -159,7 +165,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         stages = len(known.get("DEPTHS", ()))
         cut = {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
         known = cut | known
-    chosen = choose(candidates, known, description.named or choose_name(file), file) if candidates else None
+    chosen = _choose(candidates, known, description.named or choose_name(file), file) if candidates else None
     overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
     settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
     settings |= overrides
@@ -175,16 +181,15 @@ def config_given(
     overrides: Mapping[str, Any] | None = None,
 ) -> CfgNode:
     """The user's configuration, with the publisher's values for keys that it leaves open."""
-    path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
-    cfg = load_config(path, opts, overrides, whole=False)
+    path, more = find_config(name), dict(overrides or {})
+    explicit = {*opts[::2], *more}
+    cfg = load_config(path, opts, more, whole=False)
     opened = None if checkpoint is None else open_checkpoint(checkpoint)
     if opened is not None and opened.file.is_file():
-        own = _get_geometry(load_config(path, opts, whole=False))
-        overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
-        cfg = load_config(path, opts, overrides, whole=False)
+        more |= _trained_window(_get_geometry(load_config(path, opts, whole=False)), more)
         if named(name) and "MODEL.NUM_CLASSES" not in explicit:  # the name gives ImageNet's
-            overrides |= _find_head_classes(opened.weights(cfg.MODEL.WEIGHTS))
-            cfg = load_config(path, opts, overrides, whole=False)
+            more |= _find_head_classes(opened.weights(cfg.MODEL.WEIGHTS))
+        cfg = load_config(path, opts, more, whole=False)
         stated = keys_set_in(path) | explicit
         if Path(path).is_relative_to(configs_dir()):  # a shipped name stands for the whole architecture
             stated |= {f"MODEL.{cfg.MODEL.TYPE.upper()}.{key}" for key in architecture(cfg)}
@@ -264,7 +269,7 @@ def _check_stages(weights: Weights, determined: Geometry) -> None:
     file, stages = weights.source.path, len(determined["DEPTHS"])
     if stages > _MOST_STAGES:
         raise SwinQuantError(f"{file}: is no whole Swin: it has {stages} stages")
-    conventions = [nearest_convention(weights.state), nearest_convention(weights.raw or weights.state)]
+    conventions = [nearest_publisher(weights.state), nearest_publisher(weights.raw or weights.state)]
     norms = tuple(one.norm for one in PUBLISHERS if one.norm)
     if [key for key in conventions[0][1] if not key.endswith(norms)]:  # a backbone has no final norm
         publisher, missing = min((each for each in conventions if each[1]), key=lambda each: len(each[1]))

@@ -21,8 +21,8 @@ from swin_quant.base.progress import log
 from swin_quant.base.schema import show
 from swin_quant.checkpoint import publishers
 from swin_quant.checkpoint.geometry import Geometry, changes_model
+from swin_quant.checkpoint.opened import Source
 from swin_quant.checkpoint.publishers import Only, Sets, Table, prepared_by_processor, side
-from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config import default_config
 from swin_quant.config.defaults import defaults

@@ -8,7 +8,7 @@ import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.checkpoint.opened import named_weights
-from swin_quant.checkpoint.read import Source, choose_state
+from swin_quant.checkpoint.opened import Source, choose_state
 from swin_quant.config import architecture
 from tests.checkpoint import published
 from tests.checkpoint.published import timm, torchvision, transformers
