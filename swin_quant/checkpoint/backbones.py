@@ -109,12 +109,11 @@ def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int]
 def _from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A Swin of OpenMMLab under Microsoft's names, the neighbours of patch merging in its order."""
     found = renamed(state, "OpenMMLab", _OPENMMLAB)
-    widths = {
-        key: x.shape[1] for key, x in found.items() if key.endswith("downsample.reduction.weight") and x.ndim == 2
-    }
+    reductions = {key: x for key, x in found.items() if key.endswith("downsample.reduction.weight") and x.ndim == 2}
     for key, value in found.items():
         match = _MERGED.fullmatch(key)
-        width = widths.get(f"{match[1]}reduction.weight", 0) if match else 0
+        reduction = reductions.get(f"{match[1]}reduction.weight") if match else None
+        width = 0 if reduction is None else reduction.shape[1]
         # The last dimension holds the four neighbours; V2's norm comes after the reduction and has fewer
         if width and value.ndim and value.shape[-1] == width and width % 4 == 0:
             # [..., C * 4] of nn.Unfold -> [..., 4 * C] of Microsoft

@@ -140,7 +140,7 @@ def _at_model_size(
         return dict(stored)
     found, changed, by_timm = dict(stored), [], "timm" in source.format
     for key, value in stored.items():
-        shape = wanted[key].shape if key in wanted else ()
+        shape = wanted[key].shape if key in wanted else torch.Size()
         # [places, heads] or [1, places, channels]; another number of heads or channels is no size
         is_table = key.endswith((_BIASES, _ABSOLUTE)) and 2 <= value.dim() == len(shape) and value.is_floating_point()
         if not is_table or (value.shape[:-2], value.shape[-1]) != (shape[:-2], shape[-1]):

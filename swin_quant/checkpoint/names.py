@@ -81,7 +81,7 @@ _WORDS = {
     "running_mean": ("moving_mean",),
     "running_var": ("moving_variance",),
 }
-_PARTS = {
+_PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "swin": {
         "head": ("classifier", "head"),
         "attn.relative_position_bias_table": ("attn.relative_bias.relative_position_bias_table",),

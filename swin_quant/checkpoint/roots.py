@@ -84,11 +84,8 @@ _CLASSIFIERS = (
         for prefix in ("swin.", "swinv2.", "")
     ),
 )
-# OpenMMLab's are backbones, which `backbones` finds
-PUBLISHERS = (
-    *_CLASSIFIERS,
-    Publisher("OpenMMLab", "stages.{}.blocks.{}.norm1.weight", "patch_embed.projection.weight"),
-)
+_OPENMMLAB = Publisher("OpenMMLab", "stages.{}.blocks.{}.norm1.weight", "patch_embed.projection.weight")
+PUBLISHERS = (*_CLASSIFIERS, _OPENMMLAB)  # the last has backbones, which `backbones` finds
 
 
 @dataclass(frozen=True)
