@@ -33,7 +33,7 @@ from swin_quant.checkpoint.geometry import (
     unsupported_kind,
 )
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
-from swin_quant.checkpoint.published import described_by_timm, published
+from swin_quant.checkpoint.published import published, timm_architecture
 from swin_quant.checkpoint.publishers import HOW_PREPARED
 from swin_quant.checkpoint.roots import PUBLISHERS, nearest_publisher
 from swin_quant.checkpoint.sources import choose_name, timm_name
@@ -137,7 +137,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     elif kind == EMBEDDING:
         weights = as_embedding(weights)
     if not geometry(weights.state):
-        name = timm_name(file) or described_by_timm(weights.source).get("architecture")
+        name = timm_name(file) or timm_architecture(weights.source)
         if isinstance(name, str):  # another model than a Swin, which its repository names
             described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
             return load_config(f"timm:{name}", overrides={**described, **_find_head_classes(weights), **overrides})
