@@ -9,8 +9,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -45,63 +44,48 @@ from swin_quant.config.timm import HEADS, named
 from swin_quant.config.values import merge, value_at
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A shipped configuration: its geometry as `geometry` returns it, and its preprocessing."""
-
-    name: str
-    file: Path
-    geometry: Geometry
-    preparation: tuple[Any, ...]
-
-    @property
-    def model(self) -> str:
-        """A text that is equal for candidates of the same model, whatever their heads and training."""
-        without_head = {key: value for key, value in self.geometry.items() if key != "NUM_CLASSES"}
-        return repr((sorted(without_head.items()), self.preparation))
+@functools.cache
+def _shipped() -> dict[str, Geometry]:
+    """The shipped configurations by name: their geometry, and the preprocessing that tells their models apart."""
+    configs = {name: load_config(file) for name, file in shipped_configs().items()}
+    return {
+        name: {"TYPE": cfg.MODEL.TYPE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES, **_get_geometry(cfg)}
+        | {"CROP": cfg.TEST.CROP, "INTERPOLATION": cfg.DATA.INTERPOLATION}
+        for name, cfg in configs.items()
+    }
 
 
-def _choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
+def _choose(candidates: Mapping[str, Geometry], known: Geometry, name: str, file: Path) -> str:
     """The candidate that fits a model's name, then its number of classes; the plainest of several that differ only in
     training.
 
     UsageError, with the file and the candidates, if these are different models.
     """
     name = _plain(name)
+    models = {each: repr(own | {"NUM_CLASSES": 0}) for each, own in candidates.items()}  # whatever their heads
 
-    def named_alike(among: Sequence[Candidate]) -> Sequence[Candidate]:
+    def named_alike(among: Collection[str]) -> Collection[str]:
         """Those with the longest name that begins `name`, else those whose name begins with it, else all."""
-        begun = [each for each in among if name.startswith(_plain(each.name))]
-        longest = [each for each in begun if len(each.name) == max(len(other.name) for other in begun)]
-        return longest or [each for each in among if _plain(each.name).startswith(name)] or among
+        begun = [each for each in among if name.startswith(_plain(each))]
+        longest = [each for each in begun if len(each) == max(map(len, begun))]
+        return longest or [each for each in among if _plain(each).startswith(name)] or among
 
     alike = named_alike(candidates)
-    models = {each.model for each in alike}
-    fit = [each for each in candidates if each.model in models and not differing(known, each.geometry)]
-    left = named_alike(fit or alike)
-    if len({each.model for each in left}) > 1:
-        keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
+    same = {models[each] for each in alike}
+    fit = [each for each, own in candidates.items() if models[each] in same and not differing(known, own)]
+    left = [*named_alike(fit or alike)]
+    if len({models[each] for each in left}) > 1:
+        keys = {key for each in left for key in differing(candidates[left[0]], candidates[each])} - known.keys()
         raise UsageError(
-            f"{file}: fits several configurations, since its tensors do not tell {listed(sorted(keys))}: "
-            f"give ‹cfg› NAME, one of {listed((each.name for each in left), len(left))}"
+            f"{file}: fits several configurations, since its tensors do not tell "
+            f"{listed(sorted(keys - {'CROP', 'INTERPOLATION'}))}: give ‹cfg› NAME, one of {listed(left, len(left))}"
         )
-    return min(left, key=lambda each: len(each.name))
+    return min(left, key=len)
 
 
 def _plain(name: str) -> str:
     """A name without the parts that Microsoft, timm and Hugging Face write differently."""
     return name.lower().replace("-", "_").replace("_patch4", "").split(".")[0]
-
-
-@functools.cache
-def _shipped() -> tuple[Candidate, ...]:
-    found = []
-    for name, file in shipped_configs().items():
-        cfg = load_config(file)
-        own = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
-        own |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
-        found.append(Candidate(name, file, own, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION)))
-    return tuple(found)
 
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
@@ -158,15 +142,15 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     description = published(weights.source, determined, explicit)
     known = _known(determined, description.keys, overrides, file)
     # A head with another number of classes is no contradiction
-    candidates = [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
+    candidates = {name: own for name, own in _shipped().items() if {*differing(known, own)} <= {"NUM_CLASSES"}}
     if not candidates and description.named:  # a model built for other sizes keeps the windows of its architecture
-        own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(description.named)), {})
+        own = next((own for name, own in _shipped().items() if _plain(name) == _plain(description.named)), {})
         windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
         stages = len(known.get("DEPTHS", ()))
         cut = {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
         known = cut | known
-    chosen = _choose(candidates, known, description.named or choose_name(file), file) if candidates else None
-    overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
+    chosen = _choose(candidates, known, description.named or choose_name(file), file) if candidates else ""
+    overrides = overrides | _trained_window({**candidates.get(chosen, {}), **known}, overrides)
     settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
     settings |= overrides
     cfg = _from_shipped(chosen, known, settings, file) if chosen else _from_tensors(known, settings, file)
@@ -286,17 +270,18 @@ def _check_stages(weights: Weights, determined: Geometry) -> None:
         )
 
 
-def _from_shipped(chosen: Candidate, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
-    own = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}
-    if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # the user's model, trained from this one
+def _from_shipped(name: str, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
+    own, chosen = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}, _shipped()[name]
+    if known["NUM_CLASSES"] != chosen["NUM_CLASSES"]:  # the user's model, trained from this one
         own["MODEL.NAME"] = choose_name(file)
-    cfg, shipped = load_config(chosen.file, overrides={**own, **settings}), load_config(chosen.file)
+    path = shipped_configs()[name]
+    cfg, shipped = load_config(path, overrides={**own, **settings}), load_config(path)
     other = [key for key in HOW_PREPARED if value_at(cfg, key) != value_at(shipped, key)]
     shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
     unlike = f"; pictures are prepared differently, as its publisher or the user says: {shown}" if other else ""
-    assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
+    assumed = [f"{key} {chosen[key]}" for key in _OPEN if key in chosen and key not in known]
     rest = f" ({listed(assumed)} from there, since no tensor shows it)" if assumed else ""
-    _tell(f"{file}: fits the configuration {chosen.name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}")
+    _tell(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}")
     return cfg
 
 
@@ -306,14 +291,14 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     def entries(value: Any) -> list[float]:
         return value if isinstance(value, list) else [value]
 
-    def distance(candidate: Candidate) -> tuple[int, float]:
+    def distance(name: str) -> tuple[int, float]:
         """How many keys differ, and by how much."""
-        keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
-        pairs = [(entries(known[key]), entries(candidate.geometry[key])) for key in keys]
+        keys = [key for key in differing(known, _shipped()[name]) if key != "NUM_CLASSES"]
+        pairs = [(entries(known[key]), entries(_shipped()[name][key])) for key in keys]
         return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
 
-    near = min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=distance)
-    unlike = f"no shipped configuration fits (the nearest is {near.name}: {difference(known, near.geometry)})"
+    near = min((name for name, own in _shipped().items() if own["TYPE"] == known["TYPE"]), key=distance)
+    unlike = f"no shipped configuration fits (the nearest is {near}: {difference(known, _shipped()[near])})"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
     absent = [key for key in keys if key not in known and key not in _DEFAULTED]
     if lost := [key for key in absent if key not in _OPEN]:
