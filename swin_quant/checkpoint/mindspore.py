@@ -42,17 +42,11 @@ def read_ckpt(path: Path) -> dict[str, Tensor]:
 
 
 def _join_slices(tag: str, parts: list[_Message]) -> Tensor:
-    numbers, fields = parts[0]
-    dims = list(numbers.get(1, []))
-    for packed in fields.get(1, []):
-        at = 0
-        while at < len(packed):
-            size, at = _read_varint(packed, at)
-            dims.append(size)
+    (numbers, fields), content = parts[0], bytearray(b"".join(part[3][-1] for _, part in parts if 3 in part))
+    dims = numbers.get(1, [])  # never packed: its syntax is that of protobuf 2
     kind = bytes(fields.get(2, [b""])[-1]).decode()
     if kind not in TYPES:
         raise ValueError(f"{tag:.80} is of type {kind:.20}")
-    content = bytearray(b"".join(part[3][-1] for _, part in parts if 3 in part))
     shape = () if dims == [0] else tuple(dims)  # MindSpore writes a scalar as [0]
     # Checked before an endless product, or torch's error
     fits = len(shape) <= 16 and prod(max(side, 1) for side in shape) < 2**63

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import load_float, save_float
+from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.mindspore import encode_ckpt, read_ckpt
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
 
@@ -120,17 +120,6 @@ def test_a_ckpt_that_is_written_is_what_protobuf_writes(tmp_path, tiny_model):
     kinds = {torch.float32: "Float32", torch.float16: "Float16", torch.int64: "Int64"}
     some = {name: x for name, x in state.items() if x.dtype in kinds and x.dim()}
     assert encode_ckpt(some) == checkpoint([entry(name, x, kinds[x.dtype]) for name, x in some.items()])
-
-
-def test_a_model_comes_back_from_its_ckpt(tmp_path, tiny_model):
-    model = tiny_model("swin")
-    save_float(model, tmp_path / "swin.ckpt")
-    other = tiny_model("swin")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    load_float(other, tmp_path / "swin.ckpt")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 BAD = {

@@ -149,21 +149,15 @@ def test_what_is_no_file_is_said(tmp_path):
         (b"<html>\xff", "web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
         (b'{"message": "Not Found"}\n', "text file"),
+        *(
+            (other, "")
+            for other in (bytes(1000), b"\x89PNG\r\n\x1a\n" + bytes(100), b"\x80", b"\x80\x02}", b"PK\x03\x04")
+        ),
     ],
 )
-def test_a_failed_download_is_recognised(tmp_path, content, words, suffix):
+def test_what_is_no_checkpoint_is_recognised(tmp_path, content, words, suffix):
     (tmp_path / f"x{suffix}").write_bytes(content)
     refused(tmp_path / f"x{suffix}", words)
-
-
-@pytest.mark.parametrize(
-    "content", [bytes(1000), b"\x89PNG\r\n\x1a\n" + bytes(100), b"\x80", b"\x80\x02}", b"PK\x03\x04"]
-)
-def test_bytes_that_are_no_checkpoint(tmp_path, content):
-    (tmp_path / "x.pth").write_bytes(content)
-    refused(tmp_path / "x.pth")
-    (tmp_path / "x.safetensors").write_bytes(content)
-    refused(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7, 0.99, "last byte"])

@@ -36,7 +36,7 @@ MODELS = (
     "swinv2_tiny_patch4_window8_256",
     "swinv2_base_patch4_window8_256",
 )
-PRECISIONS = {"int8": "int8", "fp8": "float8", "float": "half"}
+PRECISIONS = ("int8", "fp8", "float")
 BATCHES = (1, 8, 32)
 Programs = Mapping[tuple[str, str, int], Sequence[Launch]]
 Counted = Mapping[tuple[str, int], KernelCounts | None]
