@@ -122,16 +122,6 @@ def test_of_several_sets_one_is_taken_and_said(tmp_path, caplog, content, by_def
         assert torch.equal(loaded["w"], content[by_default]["w"]), "timm takes the same"
 
 
-def test_safetensors_and_parameters_and_half_precision(tmp_path):
-    save_file(dict(STATE), tmp_path / "x.safetensors")
-    state, source = read_state_dict(tmp_path / "x.safetensors")
-    assert source.format == "safetensors"
-    assert all(torch.equal(state[key], STATE[key]) for key in STATE)
-    torch.save({"w": torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))}, tmp_path / "p.pth")
-    state, _ = read_state_dict(tmp_path / "p.pth")
-    assert state["w"].dtype is torch.bfloat16 and not state["w"].requires_grad
-
-
 def test_what_is_no_file_is_said(tmp_path):
     refused(tmp_path / "no.pth", "no such checkpoint")
     refused(tmp_path, "directory")

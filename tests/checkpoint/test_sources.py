@@ -94,26 +94,17 @@ def test_a_repository_of_transformers_says_what_its_tensors_do_not(cache, caplog
     assert "the configuration is its own" in caplog.text and "guess" not in caplog.text
 
 
-@pytest.mark.parametrize("name", ["hf:me/mine", "{folder}"])
-def test_commands_and_python_take_names_and_folders(cache, tmp_path, name):
-    folder = cached(
-        cache, "me/mine", {"config.json": {"model_type": "swin", "image_size": 32}, "model.safetensors": weights()}
-    )
-    name = name.format(folder=folder)
-    assert main(["show", name, "--policy", "qdq", "--quiet"]) == 0
-    loaded = sq.load(name)
-    written, images = sq.load(loaded.save(tmp_path / "mine.pth")), torch.randn(2, 3, 32, 32)
-    assert torch.equal(loaded(images), written(images)) and loaded.config.DATA.IMG_SIZE == 32
-
-
-def test_a_folder_is_a_snapshot(tmp_path):
+def test_a_folder_is_a_snapshot_and_commands_and_python_take_its_names(cache, tmp_path):
     files = {"config.json": {"model_type": "swin", "image_size": 32}, "model.safetensors": weights()}
-    folder = snapshot(tmp_path / "my-swin", files)
-    for checkpoint in (folder, str(folder), f"hf:{folder}", f"timm:{folder}"):
-        assert local_file(checkpoint) == folder / "model.safetensors"
-    cfg = config_for(folder)
-    assert (cfg.DATA.IMG_SIZE, cfg.MODEL.NAME) == (32, "my-swin")
-    load_float(build_model(cfg), folder)
+    folder = cached(cache, "me/mine", files)
+    for name in ("hf:me/mine", folder, str(folder), f"hf:{folder}", f"timm:{folder}"):
+        assert local_file(name) == folder / "model.safetensors"
+    for name in ("hf:me/mine", str(folder)):
+        assert main(["show", name, "--policy", "qdq", "--quiet"]) == 0
+        loaded = sq.load(name)
+        written, images = sq.load(loaded.save(tmp_path / "mine.pth")), torch.randn(2, 3, 32, 32)
+        assert torch.equal(loaded(images), written(images)) and loaded.config.DATA.IMG_SIZE == 32
+    assert config_for(snapshot(tmp_path / "my-swin", files)).MODEL.NAME == "my-swin"
     (folder / "model.safetensors").unlink()
     refused(lambda: open_checkpoint(folder).weights(), "is a directory: give the checkpoint file")
 

@@ -1,9 +1,8 @@
 """Compile kernels for a GPU that is not here, or before their first launch: Triton's compiler needs no GPU.
 
 Launches are recorded instead of made (`recorded`), so that the compiled kernels have the types, constants, warps and
-stages of real launches. A recorded launch computes nothing: tensors on the meta device are enough. Triton compiles one
-kernel after another, so several processes compile (`compile_ahead`). Their results go into Triton's cache on disk,
-under the names that the launches look up.
+stages of real launches. A recorded launch computes nothing: tensors on the meta device are enough. The compiler's
+results go into Triton's cache on disk, under the names that the launches look up.
 """
 
 import importlib
@@ -28,11 +27,6 @@ from swin_quant.backends.cuda.program import Launch, make_kernel
 from swin_quant.base.errors import UsageError
 
 OLDEST_FLOAT8 = 89
-_TYPES = {
-    torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.bool: "i1",
-    torch.float8_e4m3fn: "fp8e4nv",
-}  # fmt: skip
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 _ALIGNED = 16  # the launcher tells the compiler which addresses and integers are multiples of this
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
@@ -74,6 +68,8 @@ def recorded() -> Iterator[list[KernelCall]]:
 
 
 def _call(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KernelCall:
+    from triton.runtime.jit import mangle_type
+
     names = {parameter.name for parameter in kernel.params}
     options = {name: value for name, value in kwargs.items() if name not in names}
     bound = kernel.signature.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
@@ -84,8 +80,7 @@ def _call(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kern
         if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
             types[name], constants[name] = "constexpr", value
             continue
-        kind = "i1" if isinstance(value, bool) else "i32" if isinstance(value, int) else "fp32"
-        types[name] = f"*{_TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else kind
+        types[name] = mangle_type(value)
         if isinstance(value, torch.Tensor) or (type(value) is int and value % _ALIGNED == 0):
             aligned.append(name)
     known = tuple((name, options[name]) for name in _OPTIONS if name in options)
@@ -127,11 +122,8 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
 
 def usage(made: Any) -> tuple[int, int]:
     """Registers of a thread, and its bytes of stack and local memory, in a compiled kernel."""
-    found = _USAGE.search(tool("cuobjdump", "-res-usage", made))
-    if found is None:
-        raise RuntimeError(f"{made.metadata.name}: cuobjdump says nothing of its registers")
-    registers, stack, _, local = map(int, found.groups())
-    return registers, stack + local
+    ((registers, stack, _, local),) = _USAGE.findall(tool("cuobjdump", "-res-usage", made))
+    return int(registers), int(stack) + int(local)
 
 
 def tool(name: str, how: str, made: Any) -> str:
@@ -171,8 +163,6 @@ def compile_ahead(
 
     Stops after about `seconds` and ends its processes. Triton compiles the kernels that are left at their first launch.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return CompiledAhead(0, [], 0)
     end, said = time.monotonic() + seconds, []
     calls = list_kernels(wanted)
     context = multiprocessing.get_context("forkserver")  # a process with a GPU's context cannot be forked

@@ -134,8 +134,7 @@ def _hold(name: str, kind: str, capability: int) -> tuple[str, float]:
     """The pipe of a scheduler, or "", and the cycles that an instruction of a warp holds it, if all schedulers work."""
     if name.endswith("MMA"):
         by_group = name.endswith("GMMA")  # four warps share it (Hopper's wgmma)
-        rate = INT8_A_CLOCK[capability] / SCHEDULERS
-        rate *= 0.5 if name.startswith("H") else 1.0
+        rate = INT8_A_CLOCK[capability] / SCHEDULERS * (0.5 if name.startswith("H") else 1.0)
         rate *= WARP_ALONE if capability == 90 and not by_group else 1.0
         sides = _SIDES.search(kind)
         operations = 2 * prod(int(side) for side in sides.groups() if side) if sides else 0

@@ -54,8 +54,7 @@ def with_fusions(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:
-    """The grouping of launches whose kernels take the least time in sum; of two with equal times, the one with fewer
-    kernels."""
+    """The grouping of launches with the least sum of times; of two that are equal, the one with fewer kernels."""
     best: list[tuple[float, list[Row]]] = [(0.0, [])]  # of the launches from a place on, the last place first
     for at in reversed(range(len(launches))):
         choices = [(us(launches[at]) + best[-1][0], None, launches[at : at + 1])]

@@ -44,8 +44,7 @@ GEMM = (
 INNER, LEAST_INNER = (1, 0.5), 32
 ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, if a window is one tile
 TRIED_WINDOWS = (2, 4, 8)  # windows a program, if enough programs remain
-# factor on the default's warps, stages: with 2, the next window is fetched meanwhile
-SEVERAL_WINDOWS = ((1, 1), (1, 2), (2, 1), (2, 2))
+SEVERAL_WINDOWS = ((1, 1), (1, 2), (2, 1), (2, 2))  # factors on warps, stages; with 2, the next window is fetched
 SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
            (128, 128, 8, 1))  # fmt: skip
 ROWS = (0.5, 1, 2)  # factors on the default's rows
@@ -55,8 +54,7 @@ STAGES = {"norm_gemm": (1, 2, 3), "gemm_norm": (1, 2, 3), "mlp": (1, 2, 3), "att
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # allowed difference: int8 levels, relative, and relative of float8
 FEW = 0.05  # the share of values that may differ by more
-COMPILING = 0.5  # the largest share of the time
-LONGEST = 120.0  # seconds for one kernel with all of its tiles
+COMPILING, LONGEST = 0.5, 120.0  # the largest share of the time; seconds for one kernel with all of its tiles
 
 
 def tiles_to_try(launch: Launch, programs: int = 0) -> list[Tiles]:
@@ -184,7 +182,7 @@ def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapp
         measured = choose_table(whole, lambda launch, batch: times[format_shape(launch), batch])
         for operands, fusions in measured.items():
             own = table.setdefault(operands, {})
-            own.update({title: {**own.get(title, {}), **widths} for title, widths in fusions.items()})
+            own |= {title: {**own.get(title, {}), **widths} for title, widths in fusions.items()}
         write_table(file, table, "estimated, except of launches whose tiles `python tools/cuda/tune.py` timed")
 
 
