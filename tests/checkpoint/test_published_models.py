@@ -172,12 +172,12 @@ V1, V2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 def load(tmp_path):
     """load(state or model of transformers, ...) -> the model that `sq.load` makes of its file or folder."""
 
-    def load(given, **how):
+    def load(given, file="x.pth", **how):
         if isinstance(given, transformers.PreTrainedModel):
             given.save_pretrained(tmp_path)
             return sq.load(tmp_path, **how)
-        torch.save(given, tmp_path / "x.pth")
-        return sq.load(tmp_path / "x.pth", **how)
+        torch.save(given, tmp_path / file)
+        return sq.load(tmp_path / file, **how)
 
     return load
 
@@ -191,7 +191,8 @@ def load(tmp_path):
 def test_a_classifier_gives_its_publisher_s_logits(kind, name, load):
     model = randomised(timm.create_model(name, num_classes=37))
     state = model.state_dict() if kind == "timm" else published.microsoft_names(model.state_dict())
-    loaded = load({"state_dict": under("model.")(state), "epoch": 3} if kind == "Lightning" else state)
+    state = {"state_dict": under("model.")(state), "epoch": 3} if kind == "Lightning" else state
+    loaded = load(state, f"{name}.pth")
     images = torch.randn(2, 3, *[loaded.config.DATA.IMG_SIZE] * 2)
     assert loaded.config.MODEL.TYPE == name.split("_")[0] and is_close(loaded.module(images), model(images))
 
