@@ -182,29 +182,6 @@ def test_folders_of_training_are_named_with_the_command(tmp_path, given, files, 
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"model_type": "swin", "image_size": "large"}, "DATA.IMG_SIZE must be a whole number, not 'large'"),
-        ({"model_type": "swin", "image_size": [32, 64]}, "image_size is [32, 64], and transformers cuts other"),
-        ({"model_type": "swin", "image_size": [448, 224]}, "image_size is [448, 224], and transformers cuts other"),
-        ({"model_type": "swin", "image_size": [0, 64], "depths": [2], "window_size": 0}, "image_size is [0, 64], and"),
-        ({"model_type": "swin", "image_size": 10**9}, "DATA.IMG_SIZE is 1000000000, but must be at least 1"),
-        ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"mean": "red"}}, "DATA.MEAN must be a list"),
-        ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"input_size": 7}}, "IMG_SIZE 7"),
-        ({"architecture": "swin", "pretrained_cfg": PRETRAINED | {"crop_pct": {}}}, "CROP_RATIO must be a number"),
-        (
-            {"architecture": "swin", "pretrained_cfg": [], "model_args": 3},
-            "config.json: pretrained_cfg must be a mapping",
-        ),
-        (b"{", "is not a description of a checkpoint: its JSON cannot be read"),
-    ],
-)
-def test_a_broken_description_is_one_line(tmp_path, config, words):
-    folder = snapshot(tmp_path / "broken", {"model.safetensors": weights(), "config.json": config})
-    refused(lambda: config_for(folder), words)
-
-
-@pytest.mark.parametrize(
     ("name", "words"),
     [
         ("timm:resnet5000", "timm has no weights by that name; it has resnet"),
