@@ -120,15 +120,16 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         overrides = features | dict(overrides)
     elif kind == EMBEDDING:
         weights = as_embedding(weights)
-    if not geometry(weights.state):
+    determined = geometry(weights.state)
+    if not determined:
         name = timm_name(file) or timm_architecture(weights.source)
         if isinstance(name, str):  # another model than a Swin, which its repository names
             described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
             return load_config(f"timm:{name}", overrides={**described, **_find_head_classes(weights), **overrides})
-    determined = geometry(weights.state)
-    if not determined or unsupported_kind(weights.state):
-        is_named = unsupported_kind(weights.state) or "no Swin"  # those that are no Swin may be a model of timm
-        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_named.endswith("no Swin") else ""
+    kind_name = unsupported_kind(weights.state)
+    if kind_name or not determined:  # what is no Swin may be a model of timm
+        is_open = not kind_name or kind_name.endswith("no Swin")
+        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_open else ""
         raise SwinQuantError(f"{file}: is {describe(weights.state)}{advice}")
     _check_stages(weights, determined)
     if kind != FEATURES and "norm.weight" not in weights.state:
@@ -145,10 +146,9 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     candidates = {name: own for name, own in _shipped().items() if {*differing(known, own)} <= {"NUM_CLASSES"}}
     if not candidates and description.named:  # a model built for other sizes keeps the windows of its architecture
         own = next((own for name, own in _shipped().items() if _plain(name) == _plain(description.named)), {})
-        windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
-        stages = len(known.get("DEPTHS", ()))
-        cut = {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
-        known = cut | known
+        pretrained = own.get("PRETRAINED_WINDOW_SIZES", [])[: len(known["DEPTHS"])]
+        windows = {"WINDOW_SIZE": own.get("WINDOW_SIZE"), "PRETRAINED_WINDOW_SIZES": pretrained}
+        known = {key: value for key, value in windows.items() if value} | known
     chosen = _choose(candidates, known, description.named or choose_name(file), file) if candidates else ""
     overrides = overrides | _trained_window({**candidates.get(chosen, {}), **known}, overrides)
     settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
@@ -242,10 +242,10 @@ def _known(determined: Geometry, public: Mapping[str, Any], overrides: Mapping[s
         another = "set MODEL.NUM_CLASSES and have the head replaced by a new one"
         raise UsageError(f"{file}: has no head: {another}, or take what there is (‹output_kind› features)")
     places = {key: _place(key, determined) for key in (*_OPEN, "NUM_CLASSES") if key not in determined}
-    cfg = default_config()
-    merge(cfg, {"MODEL.TYPE": determined["TYPE"], **public}, f"the description of {file}")
-    merge(cfg, {place: overrides[place] for place in places.values() if place in overrides}, "command line")
-    return determined | {key: value_at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
+    cfg, given = default_config(), {**public, **overrides}
+    said = {place: given[place] for place in places.values() if place in given}
+    merge(cfg, said, "command line")
+    return determined | {key: value_at(cfg, place) for key, place in places.items() if place in said}
 
 
 def _check_stages(weights: Weights, determined: Geometry) -> None:
