@@ -19,22 +19,15 @@ from swin_quant.config import to_dict
 from swin_quant.config.values import leaves, value_at
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
+from tests.checkpoint.published import transformers
 from tests.helpers.refusals import refused
 from tests.helpers.settings import small_config as cfg_of
 
-SWIN = {
-    "model_type": "swin",
-    "image_size": 32,
-    "patch_size": 2,
-    "embed_dim": 16,
-    "depths": [2, 2],
-    "num_heads": [1, 2],
-    "window_size": 4,
-    "id2label": {str(i): f"class {i}" for i in range(10)},
-}
+SIZES = {"patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+SWIN = SIZES | {"model_type": "swin", "image_size": 32, "id2label": {str(i): f"class {i}" for i in range(10)}}
 SQUARE = {"height": 32, "width": 32}
 VIT = {"image_processor_type": "ViTImageProcessor", "size": SQUARE}
-ARGUMENTS = {"img_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+ARGUMENTS = SIZES | {"img_size": 32}
 TABLES = ("relative_position_index", "attn_mask", "relative_coords_table")
 
 
@@ -73,63 +66,59 @@ def heard(caplog):
     return caplog
 
 
-PRETRAINED = {
-    "input_size": [3, 32, 32],
-    "crop_pct": 0.9,
-    "interpolation": "bilinear",
-    "mean": [0.4] * 3,
-    "std": [0.3] * 3,
-    "num_classes": 10,
-}
+PREPARED = {"input_size": [3, 32, 32], "crop_pct": 0.9, "interpolation": "bilinear"}
+PRETRAINED = PREPARED | {"mean": [0.4] * 3, "std": [0.3] * 3, "num_classes": 10}
 TIMMS = {"architecture": "swin_tiny_patch4_window7_224", "model_args": ARGUMENTS, "pretrained_cfg": PRETRAINED}
 
 
-def of_transformers(words, processor=None, **config):
+def by_transformers(words, processor=None, **config):
     return {"config": SWIN | config, "preprocessor_config": VIT | (processor or {})}, words
 
 
-def of_timm(words, arguments=None, **pretrained):
+def by_timm(words, arguments=None, **pretrained):
     said = {"model_args": ARGUMENTS | (arguments or {}), "pretrained_cfg": PRETRAINED | pretrained}
     return {"config": TIMMS | said}, words
 
 
 CUT = "and transformers cuts other"
 REFUSED = [
-    of_transformers("hidden_act is 'relu'", hidden_act="relu"),
-    of_transformers("hidden_act is 'gelu_new'", hidden_act="gelu_new"),
-    of_transformers("layer_norm_eps is 0.001", layer_norm_eps=1e-3),
-    of_transformers("problem_type is 'multi_label_class", problem_type="multi_label_classification"),
-    of_transformers("do_resize is false", {"do_resize": False}),
-    of_transformers("do_pad is True", {"do_pad": True}),
-    of_transformers("do_flip_channel_order is True", {"do_flip_channel_order": True}),
-    of_transformers("size {'height': 32, 'width': 64} is no square", {"size": {"height": 32, "width": 64}}),
-    of_transformers("size {'longest_edge': 32} is no square and no shorter", {"size": {"longest_edge": 32}}),
-    of_transformers("without do_center_crop keeps the shape of pictures", {"size": {"shortest_edge": 32}}),
-    of_transformers("48 is no square inside of the 32", {"size": 32, "do_center_crop": True, "crop_size": 48}),
-    of_transformers("rescale_factor must be a positive number, not 0", {"rescale_factor": 0}),
-    of_transformers("DATA.INTERPOLATION", {"resample": 9}),
-    of_transformers("DATA.STD", {"image_std": [0, 0, 0]}),
-    of_transformers("'PoolFormerImageProcessor' is no processor", {"image_processor_type": "PoolFormerImageProcessor"}),
-    of_transformers("image_size gives DATA.IMG_SIZE 32", {"size": 64}),
-    of_transformers("image_size gives DATA.IMG_SIZE", image_size=[32, 64]),
-    of_transformers("embed_dim gives MODEL.SWIN.EMBED_DIM 32, and the tensors tell 16", embed_dim=32),
-    of_transformers("qkv_bias gives MODEL.SWIN.QKV_BIAS False, and the tensors tell True", qkv_bias=False),
-    of_transformers("use_absolute_embeddings gives MODEL.SWIN.APE True", use_absolute_embeddings=True),
-    of_transformers("window_size gives MODEL.SWIN.WINDOW_SIZE 8, and the tensors tell 4", window_size=8),
-    of_transformers("id2label gives MODEL.NUM_CLASSES 1, and the tensors tell 10", id2label={"0": "cat"}),
-    of_transformers("model_type gives MODEL.TYPE 'swinv2', and the tensors tell 'swin'", model_type="swinv2"),
-    of_timm("crop_mode is 'border'", crop_mode="border"),
-    of_timm("input_size [32, 64]: set DATA.IMG_SIZE to settle it", input_size=[3, 32, 64]),
-    of_timm("label_offset is 1", label_offset=1),
-    of_timm("model_args: act_layer is 'relu'", {"act_layer": "relu"}),
-    of_timm("model_args: global_pool is 'max'", {"global_pool": "max"}),
-    of_timm("WINDOW_SIZE", {"window_size": [4, 2]}),
-    of_timm("model_args: always_partition is True", {"always_partition": True}),
-    of_timm("DATA.MEAN must be a list", mean="red"),
-    of_timm("CROP_RATIO must be a number", crop_pct={}),
+    by_transformers("hidden_act is 'relu'", hidden_act="relu"),
+    by_transformers("hidden_act is 'gelu_new'", hidden_act="gelu_new"),
+    by_transformers("layer_norm_eps is 0.001", layer_norm_eps=1e-3),
+    by_transformers("problem_type is 'multi_label_classification'", problem_type="multi_label_classification"),
+    by_transformers("do_resize is false", {"do_resize": False}),
+    by_transformers("do_pad is True", {"do_pad": True}),
+    by_transformers("do_flip_channel_order is True", {"do_flip_channel_order": True}),
+    by_transformers("size {'height': 32, 'width': 64} is no square", {"size": {"height": 32, "width": 64}}),
+    by_transformers("size {'longest_edge': 32} is no square and no shorter side", {"size": {"longest_edge": 32}}),
+    by_transformers("without do_center_crop keeps the shape of pictures", {"size": {"shortest_edge": 32}}),
+    by_transformers(
+        "crop_size 48 is no square inside of the 32", {"size": 32, "do_center_crop": True, "crop_size": 48}
+    ),
+    by_transformers("rescale_factor must be a positive number, not 0", {"rescale_factor": 0}),
+    by_transformers("DATA.INTERPOLATION", {"resample": 9}),
+    by_transformers("DATA.STD", {"image_std": [0, 0, 0]}),
+    by_transformers("'PoolFormerImageProcessor' is no processor", {"image_processor_type": "PoolFormerImageProcessor"}),
+    by_transformers("image_size gives DATA.IMG_SIZE 32", {"size": 64}),
+    by_transformers("image_size gives DATA.IMG_SIZE", image_size=[32, 64]),
+    by_transformers("embed_dim gives MODEL.SWIN.EMBED_DIM 32, and the tensors tell 16", embed_dim=32),
+    by_transformers("qkv_bias gives MODEL.SWIN.QKV_BIAS False, and the tensors tell True", qkv_bias=False),
+    by_transformers("use_absolute_embeddings gives MODEL.SWIN.APE True", use_absolute_embeddings=True),
+    by_transformers("window_size gives MODEL.SWIN.WINDOW_SIZE 8, and the tensors tell 4", window_size=8),
+    by_transformers("id2label gives MODEL.NUM_CLASSES 1, and the tensors tell 10", id2label={"0": "cat"}),
+    by_transformers("model_type gives MODEL.TYPE 'swinv2', and the tensors tell 'swin'", model_type="swinv2"),
+    by_timm("crop_mode is 'border'", crop_mode="border"),
+    by_timm("input_size [32, 64]: set DATA.IMG_SIZE to settle it", input_size=[3, 32, 64]),
+    by_timm("label_offset is 1", label_offset=1),
+    by_timm("model_args: act_layer is 'relu'", {"act_layer": "relu"}),
+    by_timm("model_args: global_pool is 'max'", {"global_pool": "max"}),
+    by_timm("WINDOW_SIZE", {"window_size": [4, 2]}),
+    by_timm("model_args: always_partition is True", {"always_partition": True}),
+    by_timm("DATA.MEAN must be a list", mean="red"),
+    by_timm("CROP_RATIO must be a number", crop_pct={}),
     ({"config": {"architecture": "swin", "pretrained_cfg": PRETRAINED | {"input_size": 7}}}, "IMG_SIZE 7"),
     ({"config": TIMMS | {"model_args": 3, "pretrained_cfg": []}}, "config.json: pretrained_cfg must be a mapping"),
-    ({"config": {"model_type": "swin", "image_size": "large"}}, "IMG_SIZE must be a whole number, not 'large'"),
+    ({"config": {"model_type": "swin", "image_size": "large"}}, "DATA.IMG_SIZE must be a whole number, not 'large'"),
     ({"config": {"model_type": "swin", "image_size": [32, 64]}}, f"image_size is [32, 64], {CUT}"),
     ({"config": {"model_type": "swin", "image_size": [448, 224]}}, f"image_size is [448, 224], {CUT}"),
     (
@@ -247,18 +236,9 @@ def test_a_model_of_timm_is_built_with_its_options_whatever_its_file_is_called(t
 def test_a_file_of_timms_training_script_says_how_it_was_validated(tmp_path, interpolation):
     """`--interpolation` is "" by default there, which means the model's own."""
     sizes = ARGUMENTS | {"img_size": None}
-    args = Namespace(
-        model="swin_tiny_patch4_window7_224",
-        img_size=32,
-        input_size=None,
-        crop_pct=None,
-        mean=[0.1] * 3,
-        std=None,
-        interpolation=interpolation,
-        num_classes=10,
-        model_kwargs=sizes,
-        lr=0.1,
-    )
+    given = {"img_size": 32, "mean": [0.1] * 3, "interpolation": interpolation, "num_classes": 10, "lr": 0.1}
+    absent = dict.fromkeys(("input_size", "crop_pct", "std"))
+    args = Namespace(model="swin_tiny_patch4_window7_224", model_kwargs=sizes, **given, **absent)
     torch.save({"epoch": 3, "arch": args.model, "state_dict": bare(trained()), "args": args}, tmp_path / "last.pth.tar")
     data = import_timm().data
     own = {"mean": (0.1, 0.1, 0.1), "input_size": (3, 32, 32)}
@@ -331,13 +311,7 @@ def test_tables_know_the_keys_of_timm_and_of_our_tree():
             value_at(cfg_of(kind.lower()), rule.place.format(node=f"MODEL.{kind}"))
 
 
-@pytest.fixture
-def transformers():
-    sq.base.compat.import_torchvision()
-    return pytest.importorskip("transformers")
-
-
-def test_tables_know_the_keys_of_transformers(transformers):
+def test_tables_know_the_keys_of_transformers():
     for config in (transformers.SwinConfig(), transformers.Swinv2Config()):
         assert set(config.to_dict()) <= set(TRANSFORMERS)
     for name in ("ViT", "DeiT", "Bit", "CLIP", "ConvNext", "MobileNetV2"):
@@ -369,7 +343,7 @@ LEVELS = [
 @pytest.mark.parametrize(
     ("name", "frame", "said"), [*((*one, {}) for one in FRAMES), *((*FRAMES[0], said) for said in LEVELS)]
 )
-def test_pictures_are_prepared_as_by_the_processor(tmp_path, transformers, name, frame, said):
+def test_pictures_are_prepared_as_by_the_processor(tmp_path, name, frame, said):
     processor = getattr(transformers, f"{name}ImageProcessorPil")(**frame, **said)
     file = folder_of(tmp_path / "a", config=SWIN)
     processor.save_pretrained(file.parent)

@@ -58,14 +58,8 @@ def cached(cache, repository, files):
     return snapshot(folder / "snapshots" / REVISION, files)
 
 
-PRETRAINED = {
-    "input_size": [3, 32, 32],
-    "crop_pct": 0.95,
-    "crop_mode": "center",
-    "interpolation": "bilinear",
-    "mean": [0.5, 0.5, 0.5],
-    "std": [0.25, 0.25, 0.25],
-}
+PREPARED = {"input_size": [3, 32, 32], "crop_pct": 0.95, "crop_mode": "center", "interpolation": "bilinear"}
+PRETRAINED = PREPARED | {"mean": [0.5] * 3, "std": [0.25] * 3}
 
 
 def test_a_name_of_timm_comes_from_the_cache_with_its_preparation(cache):
