@@ -4,12 +4,13 @@ from swin_quant.checkpoint.load import load_calibrated, load_float
 from swin_quant.checkpoint.opened import (
     Checkpoint,
     OpenedCheckpoint,
+    Source,
     Weights,
     is_calibrated,
     made_before,
     open_checkpoint,
+    read_state_dict,
 )
-from swin_quant.checkpoint.read import Source, read_state_dict
 from swin_quant.checkpoint.save import calibrated_bytes, calibrated_state, save_calibrated, save_float
 
 __all__ = [

@@ -15,16 +15,22 @@ from torch import Tensor
 
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.names import OPENMMLAB, below, renamed, to_microsoft
-from swin_quant.checkpoint.opened import Weights
-from swin_quant.checkpoint.read import VERSIONS
+from swin_quant.checkpoint.names import below, renamed, to_microsoft
+from swin_quant.checkpoint.opened import VERSIONS, Weights
 from swin_quant.checkpoint.roots import WRAPPER, choose_set
 from swin_quant.config.outputs import DETECTION, EACH, MMPRETRAIN
 
 _ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
 _OUTPUT_NORM = re.compile(r"norm(\d)\.weight")
 _STATE_NORM = re.compile(r"(?:.*\.)?hidden_states_norms\.(stage)?(\d)\.(weight|bias)")
-_MERGED = re.compile(r"layers\.\d+\.downsample\.(reduction\.weight|norm\.(weight|bias))")
+_OPENMMLAB = (
+    (r"^patch_embed\.projection\.", "patch_embed.proj."),
+    (r"^stages\.", "layers."),
+    (r"\.attn\.w_msa\.", ".attn."),
+    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+)
+_MERGED = re.compile(r"(layers\.\d+\.downsample\.)(reduction\.weight|norm\.(weight|bias))")
 _DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; mmpretrain may have a neck, too
     rf"({WRAPPER}|detector\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
     r"(decode|auxiliary|panoptic\w*|semantic)_head|"
@@ -54,7 +60,7 @@ def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[st
         log.info("%s: the backbone is %s*, left out: %s", weights.source.path, prefix, listed(beside, 3))
     state = {key: value for key, value in state.items() if f"{prefix}{key}" not in norms}
     is_openmmlab = any(".attn.w_msa." in key for key in state)
-    state, convention = to_microsoft(from_openmmlab(state) if is_openmmlab else state)
+    state, convention = to_microsoft(_from_openmmlab(state) if is_openmmlab else state)
     for key, match in norms.items():
         stage = int(match[2]) - bool(match[1])
         state[f"norm{stage}.{match[3]}"] = weights.state[key]
@@ -100,14 +106,16 @@ def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int]
     return MMPRETRAIN
 
 
-def from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _from_openmmlab(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A Swin of OpenMMLab under Microsoft's names, the neighbours of patch merging in its order."""
-    found = renamed(state, OPENMMLAB.name, *OPENMMLAB.renames)
+    found = renamed(state, "OpenMMLab", _OPENMMLAB)
     reductions = {key: x for key, x in found.items() if key.endswith("downsample.reduction.weight") and x.ndim == 2}
-    for key, value in [each for each in found.items() if _MERGED.fullmatch(each[0]) and each[1].ndim]:
-        reduction = reductions.get(re.sub(r"downsample\..*", "downsample.reduction.weight", key))
+    for key, value in found.items():
+        match = _MERGED.fullmatch(key)
+        reduction = reductions.get(f"{match[1]}reduction.weight") if match else None
+        width = 0 if reduction is None else reduction.shape[1]
         # The last dimension holds the four neighbours; V2's norm comes after the reduction and has fewer
-        if reduction is not None and value.shape[-1] == reduction.shape[1] and reduction.shape[1] % 4 == 0:
+        if width and value.ndim and value.shape[-1] == width and width % 4 == 0:
             # [..., C * 4] of nn.Unfold -> [..., 4 * C] of Microsoft
             neighbours = value.unflatten(-1, (-1, 4))[..., _OURS_IN_THEIRS]
             found[key] = neighbours.transpose(-1, -2).flatten(-2)

@@ -9,8 +9,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,21 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
-from swin_quant.checkpoint.geometry import Geometry, changes_model, difference, differing, geometry, stage_windows
-from swin_quant.checkpoint.names import PUBLISHERS
+from swin_quant.checkpoint.geometry import (
+    Geometry,
+    changes_model,
+    describe,
+    difference,
+    differing,
+    geometry,
+    stage_windows,
+    unsupported_kind,
+)
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
-from swin_quant.checkpoint.published import described_by_timm, published
+from swin_quant.checkpoint.published import published, timm_architecture
 from swin_quant.checkpoint.publishers import HOW_PREPARED
-from swin_quant.checkpoint.roots import nearest_convention
+from swin_quant.checkpoint.roots import PUBLISHERS, nearest_publisher
 from swin_quant.checkpoint.sources import choose_name, timm_name
-from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import keys_set_in, shipped_configs
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
@@ -38,64 +44,48 @@ from swin_quant.config.timm import HEADS, named
 from swin_quant.config.values import merge, value_at
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A shipped configuration: its geometry as `geometry` returns it, and its preprocessing."""
-
-    name: str
-    file: Path
-    geometry: Geometry
-    preparation: tuple[Any, ...]
-
-    @property
-    def model(self) -> str:
-        """A text that is equal for candidates of the same model, whatever their heads and training."""
-        without_head = {key: value for key, value in self.geometry.items() if key != "NUM_CLASSES"}
-        return repr((sorted(without_head.items()), self.preparation))
+@functools.cache
+def _shipped() -> dict[str, Geometry]:
+    """The shipped configurations by name: their geometry, and the preprocessing that tells their models apart."""
+    configs = {name: load_config(file) for name, file in shipped_configs().items()}
+    return {
+        name: {"TYPE": cfg.MODEL.TYPE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES, **_get_geometry(cfg)}
+        | {"CROP": cfg.TEST.CROP, "INTERPOLATION": cfg.DATA.INTERPOLATION}
+        for name, cfg in configs.items()
+    }
 
 
-def choose(candidates: Sequence[Candidate], known: Geometry, name: str, file: Path) -> Candidate:
+def _choose(candidates: Mapping[str, Geometry], known: Geometry, name: str, file: Path) -> str:
     """The candidate that fits a model's name, then its number of classes; the plainest of several that differ only in
     training.
 
     UsageError, with the file and the candidates, if these are different models.
     """
-    alike = _named_alike(candidates, _plain(name)) or candidates
-    models = {each.model for each in alike}
-    left = [each for each in candidates if each.model in models and not differing(known, each.geometry)] or alike
-    left = _named_alike(left, _plain(name)) or left
-    if len({each.model for each in left}) > 1:
-        keys = {key for each in left for key in differing(left[0].geometry, each.geometry)} - known.keys()
+    name = _plain(name)
+    models = {each: repr(own | {"NUM_CLASSES": 0}) for each, own in candidates.items()}  # whatever their heads
+
+    def named_alike(among: Collection[str]) -> Collection[str]:
+        """Those with the longest name that begins `name`, else those whose name begins with it, else all."""
+        begun = [each for each in among if name.startswith(_plain(each))]
+        longest = [each for each in begun if len(each) == max(map(len, begun))]
+        return longest or [each for each in among if _plain(each).startswith(name)] or among
+
+    alike = named_alike(candidates)
+    same = {models[each] for each in alike}
+    fit = [each for each, own in candidates.items() if models[each] in same and not differing(known, own)]
+    left = [*named_alike(fit or alike)]
+    if len({models[each] for each in left}) > 1:
+        keys = {key for each in left for key in differing(candidates[left[0]], candidates[each])} - known.keys()
         raise UsageError(
-            f"{file}: fits several configurations, since its tensors do not tell {listed(sorted(keys))}: "
-            f"give ‹cfg› NAME, one of {listed((each.name for each in left), len(left))}"
+            f"{file}: fits several configurations, since its tensors do not tell "
+            f"{listed(sorted(keys - {'CROP', 'INTERPOLATION'}))}: give ‹cfg› NAME, one of {listed(left, len(left))}"
         )
-    return min(left, key=lambda each: len(each.name))
-
-
-def _named_alike(candidates: Sequence[Candidate], name: str) -> list[Candidate]:
-    """The candidates with the longest name that begins `name`, or else those whose name begins with `name`."""
-    begun = [each for each in candidates if name.startswith(_plain(each.name))]
-    longest = max((len(each.name) for each in begun), default=0)
-    return [each for each in begun if len(each.name) == longest] or [
-        each for each in candidates if _plain(each.name).startswith(name)
-    ]
+    return min(left, key=len)
 
 
 def _plain(name: str) -> str:
     """A name without the parts that Microsoft, timm and Hugging Face write differently."""
     return name.lower().replace("-", "_").replace("_patch4", "").split(".")[0]
-
-
-@functools.cache
-def _shipped() -> tuple[Candidate, ...]:
-    found = []
-    for name, file in shipped_configs().items():
-        cfg = load_config(file)
-        own = {"TYPE": cfg.MODEL.TYPE, "IMG_SIZE": cfg.DATA.IMG_SIZE, "NUM_CLASSES": cfg.MODEL.NUM_CLASSES}
-        own |= {key: value for key, value in architecture(cfg).items() if key != "QK_SCALE"}
-        found.append(Candidate(name, file, own, (cfg.TEST.CROP, cfg.DATA.INTERPOLATION)))
-    return tuple(found)
 
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
@@ -130,15 +120,16 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         overrides = features | dict(overrides)
     elif kind == EMBEDDING:
         weights = as_embedding(weights)
-    if not geometry(weights.state):
-        name = timm_name(file) or described_by_timm(weights.source).get("architecture")
+    determined = geometry(weights.state)
+    if not determined:
+        name = timm_name(file) or timm_architecture(weights.source)
         if isinstance(name, str):  # another model than a Swin, which its repository names
             described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
             return load_config(f"timm:{name}", overrides={**described, **_find_head_classes(weights), **overrides})
-    determined = geometry(weights.state)
-    if not determined or unsupported_kind(weights.state):
-        is_named = unsupported_kind(weights.state) or "no Swin"  # those that are no Swin may be a model of timm
-        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_named.endswith("no Swin") else ""
+    kind_name = unsupported_kind(weights.state)
+    if kind_name or not determined:  # what is no Swin may be a model of timm
+        is_open = not kind_name or kind_name.endswith("no Swin")
+        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_open else ""
         raise SwinQuantError(f"{file}: is {describe(weights.state)}{advice}")
     _check_stages(weights, determined)
     if kind != FEATURES and "norm.weight" not in weights.state:
@@ -152,15 +143,14 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
     description = published(weights.source, determined, explicit)
     known = _known(determined, description.keys, overrides, file)
     # A head with another number of classes is no contradiction
-    candidates = [each for each in _shipped() if set(differing(known, each.geometry)) <= {"NUM_CLASSES"}]
+    candidates = {name: own for name, own in _shipped().items() if {*differing(known, own)} <= {"NUM_CLASSES"}}
     if not candidates and description.named:  # a model built for other sizes keeps the windows of its architecture
-        own = next((each.geometry for each in _shipped() if _plain(each.name) == _plain(description.named)), {})
-        windows = {key: own[key] for key in ("WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES") if key in own}
-        stages = len(known.get("DEPTHS", ()))
-        cut = {key: value[:stages] if isinstance(value, list) else value for key, value in windows.items()}
-        known = cut | known
-    chosen = choose(candidates, known, description.named or choose_name(file), file) if candidates else None
-    overrides = overrides | _trained_window({**(chosen.geometry if chosen else {}), **known}, overrides)
+        own = next((own for name, own in _shipped().items() if _plain(name) == _plain(description.named)), {})
+        pretrained = own.get("PRETRAINED_WINDOW_SIZES", [])[: len(known["DEPTHS"])]
+        windows = {"WINDOW_SIZE": own.get("WINDOW_SIZE"), "PRETRAINED_WINDOW_SIZES": pretrained}
+        known = {key: value for key, value in windows.items() if value} | known
+    chosen = _choose(candidates, known, description.named or choose_name(file), file) if candidates else ""
+    overrides = overrides | _trained_window({**candidates.get(chosen, {}), **known}, overrides)
     settings = {place: value for place, value in description.keys.items() if place.rpartition(".")[2] not in determined}
     settings |= overrides
     cfg = _from_shipped(chosen, known, settings, file) if chosen else _from_tensors(known, settings, file)
@@ -175,16 +165,15 @@ def config_given(
     overrides: Mapping[str, Any] | None = None,
 ) -> CfgNode:
     """The user's configuration, with the publisher's values for keys that it leaves open."""
-    path, explicit = find_config(name), {*opts[::2], *(overrides or {})}
-    cfg = load_config(path, opts, overrides, whole=False)
+    path, more = find_config(name), dict(overrides or {})
+    explicit = {*opts[::2], *more}
+    cfg = load_config(path, opts, more, whole=False)
     opened = None if checkpoint is None else open_checkpoint(checkpoint)
     if opened is not None and opened.file.is_file():
-        own = _get_geometry(load_config(path, opts, whole=False))
-        overrides = {**(overrides or {}), **_trained_window(own, overrides or {})}
-        cfg = load_config(path, opts, overrides, whole=False)
+        more |= _trained_window(_get_geometry(load_config(path, opts, whole=False)), more)
         if named(name) and "MODEL.NUM_CLASSES" not in explicit:  # the name gives ImageNet's
-            overrides |= _find_head_classes(opened.weights(cfg.MODEL.WEIGHTS))
-            cfg = load_config(path, opts, overrides, whole=False)
+            more |= _find_head_classes(opened.weights(cfg.MODEL.WEIGHTS))
+        cfg = load_config(path, opts, more, whole=False)
         stated = keys_set_in(path) | explicit
         if Path(path).is_relative_to(configs_dir()):  # a shipped name stands for the whole architecture
             stated |= {f"MODEL.{cfg.MODEL.TYPE.upper()}.{key}" for key in architecture(cfg)}
@@ -253,10 +242,10 @@ def _known(determined: Geometry, public: Mapping[str, Any], overrides: Mapping[s
         another = "set MODEL.NUM_CLASSES and have the head replaced by a new one"
         raise UsageError(f"{file}: has no head: {another}, or take what there is (‹output_kind› features)")
     places = {key: _place(key, determined) for key in (*_OPEN, "NUM_CLASSES") if key not in determined}
-    cfg = default_config()
-    merge(cfg, {"MODEL.TYPE": determined["TYPE"], **public}, f"the description of {file}")
-    merge(cfg, {place: overrides[place] for place in places.values() if place in overrides}, "command line")
-    return determined | {key: value_at(cfg, place) for key, place in places.items() if place in {**public, **overrides}}
+    cfg, given = default_config(), {**public, **overrides}
+    said = {place: given[place] for place in places.values() if place in given}
+    merge(cfg, said, "command line")
+    return determined | {key: value_at(cfg, place) for key, place in places.items() if place in said}
 
 
 def _check_stages(weights: Weights, determined: Geometry) -> None:
@@ -264,7 +253,7 @@ def _check_stages(weights: Weights, determined: Geometry) -> None:
     file, stages = weights.source.path, len(determined["DEPTHS"])
     if stages > _MOST_STAGES:
         raise SwinQuantError(f"{file}: is no whole Swin: it has {stages} stages")
-    conventions = [nearest_convention(weights.state), nearest_convention(weights.raw or weights.state)]
+    conventions = [nearest_publisher(weights.state), nearest_publisher(weights.raw or weights.state)]
     norms = tuple(one.norm for one in PUBLISHERS if one.norm)
     if [key for key in conventions[0][1] if not key.endswith(norms)]:  # a backbone has no final norm
         publisher, missing = min((each for each in conventions if each[1]), key=lambda each: len(each[1]))
@@ -281,17 +270,18 @@ def _check_stages(weights: Weights, determined: Geometry) -> None:
         )
 
 
-def _from_shipped(chosen: Candidate, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
-    own = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}
-    if known["NUM_CLASSES"] != chosen.geometry["NUM_CLASSES"]:  # the user's model, trained from this one
+def _from_shipped(name: str, known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
+    own, chosen = {"MODEL.NUM_CLASSES": known["NUM_CLASSES"]}, _shipped()[name]
+    if known["NUM_CLASSES"] != chosen["NUM_CLASSES"]:  # the user's model, trained from this one
         own["MODEL.NAME"] = choose_name(file)
-    cfg, shipped = load_config(chosen.file, overrides={**own, **settings}), load_config(chosen.file)
+    path = shipped_configs()[name]
+    cfg, shipped = load_config(path, overrides={**own, **settings}), load_config(path)
     other = [key for key in HOW_PREPARED if value_at(cfg, key) != value_at(shipped, key)]
     shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
     unlike = f"; pictures are prepared differently, as its publisher or the user says: {shown}" if other else ""
-    assumed = [f"{key} {chosen.geometry[key]}" for key in _OPEN if key in chosen.geometry and key not in known]
+    assumed = [f"{key} {chosen[key]}" for key in _OPEN if key in chosen and key not in known]
     rest = f" ({listed(assumed)} from there, since no tensor shows it)" if assumed else ""
-    _tell(f"{file}: fits the configuration {chosen.name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}")
+    _tell(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}")
     return cfg
 
 
@@ -301,14 +291,14 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     def entries(value: Any) -> list[float]:
         return value if isinstance(value, list) else [value]
 
-    def distance(candidate: Candidate) -> tuple[int, float]:
+    def distance(name: str) -> tuple[int, float]:
         """How many keys differ, and by how much."""
-        keys = [key for key in differing(known, candidate.geometry) if key != "NUM_CLASSES"]
-        pairs = [(entries(known[key]), entries(candidate.geometry[key])) for key in keys]
+        keys = [key for key in differing(known, _shipped()[name]) if key != "NUM_CLASSES"]
+        pairs = [(entries(known[key]), entries(_shipped()[name][key])) for key in keys]
         return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
 
-    near = min((each for each in _shipped() if each.geometry["TYPE"] == known["TYPE"]), key=distance)
-    unlike = f"no shipped configuration fits (the nearest is {near.name}: {difference(known, near.geometry)})"
+    near = min((name for name, own in _shipped().items() if own["TYPE"] == known["TYPE"]), key=distance)
+    unlike = f"no shipped configuration fits (the nearest is {near}: {difference(known, _shipped()[near])})"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
     absent = [key for key in keys if key not in known and key not in _DEFAULTED]
     if lost := [key for key in absent if key not in _OPEN]:

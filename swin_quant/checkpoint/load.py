@@ -13,37 +13,16 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
-from swin_quant.checkpoint.geometry import difference, geometry
-from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
+from swin_quant.checkpoint.geometry import describe, difference, geometry, unsupported_kind
+from swin_quant.checkpoint.opened import Checkpoint, Source, Weights, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
-from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.roots import find_model
-from swin_quant.checkpoint.unsupported import describe, unsupported_kind
 from swin_quant.config.defaults import families
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.quant.fold import fitted
 from swin_quant.quant.layer import all_factors
 
-Grid = tuple[int, int]
 _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
-
-
-def _find_grid(key: str, shape: torch.Size, grids: Mapping[str, Grid], model: bool = False) -> Grid | None:
-    """Rows and columns of a table of positions; a file's is square wherever it can be. None for another tensor."""
-    is_biases = key.endswith(_BIASES) and len(shape) == 2
-    if not is_biases and not (key.endswith(_ABSOLUTE) and len(shape) == 3):
-        return None
-    places = shape[0] if is_biases else shape[1]
-    known, side = grids.get(key), math.isqrt(places)
-    if known and math.prod(known) == places and (model or side * side != places):
-        return known
-    return (side, side) if side and side * side == places else None
-
-
-def _bicubic(table: Tensor, before: Grid, after: Grid) -> Tensor:
-    """[places before, C] -> [places after, C]."""
-    grid = table.T.reshape(1, -1, *before)
-    return torch.nn.functional.interpolate(grid, size=after, mode="bicubic").flatten(2)[0].T.contiguous()
 
 
 @reads("checkpoint", lambda model, checkpoint, **named: checkpoint)
@@ -92,7 +71,7 @@ def _read(model: nn.Module, checkpoint: Checkpoint) -> Weights:
     named = as_backbone(read)[0] if kind == FEATURES else as_embedding(read) if kind == EMBEDDING else read
     states, lacks = [named.state], not wanted <= named.state.keys()
     if read.raw is not None and (lacks or read.asked):
-        states.append(find_model(read.raw, wanted, read.asked, read.source.path).state)
+        states.append(find_model(read.raw, wanted, read.asked, read.source.path))
     if lacks and (convert := getattr(model, "convert_names", None)) is not None:
         states.append(convert(read.state))
     best = max(states, key=lambda state: len(wanted & state.keys()))  # the first of equal ones
@@ -134,8 +113,8 @@ def _checked_weights(
         if foreign and all(key in stored or _is_derived(key) or key in _head() for key in wanted):  # a whole model
             log.warning("%s: no part of the model, left out: %s", path, listed(foreign, 3))
             stored = {key: value for key, value in stored.items() if key not in foreign}
-        windows = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
-        grids = {f"{name}.{_BIASES}": (2 * of[0] - 1, 2 * of[1] - 1) for name, of in windows.items() if of}
+        sides = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
+        grids = {f"{name}.{_BIASES}": (2 * both[0] - 1, 2 * both[1] - 1) for name, both in sides.items() if both}
         stored = _at_model_size(stored, wanted, grids, read.source)
     faults = {kind: keys for kind, keys in _compare(stored, wanted).items() if keys}
     if faults:
@@ -149,32 +128,34 @@ def _checked_weights(
 
 
 def _at_model_size(
-    stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, Grid], source: Source
+    stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], grids: Mapping[str, tuple[int, int]], source: Source
 ) -> dict[str, Tensor]:
     """`stored` with its position tables resized, without masks and coordinates of other sizes.
 
     Unchanged if it differs in more than sizes. `grids`: rows and columns of the model's tables of biases, one for each
-    offset within its windows.
+    offset within its windows; a file's table is square wherever it can be.
     """
     other = [key for key, value in stored.items() if key not in wanted or value.shape != wanted[key].shape]
     if not all(_is_derived(key) or key.endswith((_BIASES, _ABSOLUTE, *_head())) for key in other):
         return dict(stored)
     found, changed, by_timm = dict(stored), [], "timm" in source.format
     for key, value in stored.items():
-        shape = wanted[key].shape if key in wanted else value.shape
-        before, after = _find_grid(key, value.shape, grids), _find_grid(key, shape, grids, model=True)
+        shape = wanted[key].shape if key in wanted else torch.Size()
+        # [places, heads] or [1, places, channels]; another number of heads or channels is no size
+        is_table = key.endswith((_BIASES, _ABSOLUTE)) and 2 <= value.dim() == len(shape) and value.is_floating_point()
+        if not is_table or (value.shape[:-2], value.shape[-1]) != (shape[:-2], shape[-1]):
+            continue
+        after = grids.get(key) or _square(shape[-2])
+        before = _square(value.shape[-2]) or (after if value.shape == shape else None)
         if before is None or after is None or before == after:
             continue
-        alike = len(value.shape) == len(shape) and value.shape[-1] == shape[-1] and value.shape[:-2] == shape[:-2]
-        if not value.is_floating_point() or not alike:  # other heads or channels
-            continue
-        if key.endswith(_ABSOLUTE):
-            found[key] = _bicubic(value[0].float(), before, after)[None]
-        elif by_timm:
+        if by_timm and not key.endswith(_ABSOLUTE):
             resize, window = import_timm().layers.resize_rel_pos_bias_table, [(side + 1) // 2 for side in after]
             found[key] = resize(value.float(), new_window_size=tuple(window), new_bias_shape=tuple(shape))
-        else:
-            found[key] = _bicubic(value.float(), before, after)
+        else:  # as Microsoft's code
+            grid = value.float().mT.reshape(1, -1, *before)
+            grid = torch.nn.functional.interpolate(grid, size=after, mode="bicubic")
+            found[key] = grid.flatten(2)[0].T.contiguous().reshape(shape)
         changed.append(f"{key} {list(value.shape)} to {list(shape)}")
     if changed:
         how = f"interpolated as {'timm' if by_timm else 'Microsoft'}'s code does"
@@ -183,6 +164,11 @@ def _at_model_size(
         shown = difference(geometry(stored), geometry(wanted)) or "some windows are of another size"
         log.warning("%s: masks and coordinates are computed anew: %s", source.path, shown)
     return {key: value for key, value in found.items() if key not in stale}
+
+
+def _square(places: int) -> tuple[int, int] | None:
+    side = math.isqrt(places)
+    return (side, side) if side and side * side == places else None
 
 
 def _compare(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, list[str]]:

@@ -10,8 +10,7 @@ shortcuts; its q, k and v are apart, too.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,98 +19,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.config.defaults import families
 
 Entry = TypeVar("Entry")
-Replacement: TypeAlias = Callable[[re.Match[str]], str]
-
-
-@dataclass(frozen=True)
-class Publisher:
-    """How a publisher names the parts of a Swin.
-
-    Attributes:
-        block: a key of every block, with places for its stage and its number there.
-        embedding, norm: keys of every model; a backbone has no final norm.
-        renames: pattern in a key -> its replacement under Microsoft's names; applied in this order, wherever found.
-    """
-
-    name: str
-    block: str
-    embedding: str
-    norm: str = ""
-    renames: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def first(self) -> str:
-        return self.block.format(0, 0)
-
-    def keys(self, state: Mapping[str, Any], root: str) -> list[str]:
-        """The keys that a model under `root` must have: the first block of each stage, the last, embedding and norm.
-
-        The last stage is the deepest that any key names, or that the width of the final norm tells.
-        """
-        before, between, _ = self.block.split("{}")
-        pattern = re.compile(rf"{re.escape(root + before)}(\d{{1,2}}){re.escape(between)}(\d{{1,4}})\.", re.ASCII)
-        stages = {0: 0}
-        for match in filter(None, map(pattern.match, state)):
-            stages[int(match[1])] = max(stages.get(int(match[1]), 0), int(match[2]))
-        deepest = max(stages)
-        narrow, wide = (getattr(state.get(root + key), "shape", ()) for key in (self.embedding, self.norm))
-        if narrow and wide and wide[0] > narrow[0] > 0:
-            deepest = max(deepest, (wide[0] // narrow[0]).bit_length() - 1)
-        blocks = [self.block.format(stage, 0) for stage in range(deepest + 1)]
-        last = self.block.format(deepest, stages.get(deepest, 0))
-        return [root + key for key in dict.fromkeys(filter(None, [*blocks, last, self.embedding, self.norm]))]
-
-
-_TRANSFORMERS_NAMES = (
-    (r"^swin(v2)?\.", ""),
-    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"^embeddings\.norm\.", "patch_embed.norm."),
-    (r"^embeddings\.position_embeddings$", "absolute_pos_embed"),
-    (r"^encoder\.layers\.", "layers."),
-    (r"^layernorm\.", "norm."),
-    (r"^classifier\.", "head."),
-    (r"\.layernorm_before\.", ".norm1."),
-    (r"\.layernorm_after\.", ".norm2."),
-    (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
-    (r"\.attention\.((self\.)?query|q_proj)\.", ".attn.q."),
-    (r"\.attention\.((self\.)?key|k_proj)\.", ".attn.k."),
-    (r"\.attention\.((self\.)?value|v_proj)\.", ".attn.v."),
-    (r"\.attention\.(self|relative_position_bias)\.", ".attn."),
-    (r"\.attn\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
-    (r"\.intermediate\.dense\.", ".mlp.fc1."),
-    (r"(\.blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
-)
-MICROSOFT = Publisher("Microsoft", "layers.{}.blocks.{}.norm1.weight", "patch_embed.proj.weight", "norm.weight")
-TIMM_FEATURES = Publisher(
-    "timm (features_only)",
-    "layers_{}.blocks.{}.norm1.weight",
-    "patch_embed.proj.weight",
-    renames=((r"^layers_(\d+)\.", r"layers.\1."),),
-)
-TRANSFORMERS, TRANSFORMERS_V2, TRANSFORMERS_BODY = (
-    Publisher(
-        "transformers",
-        f"{prefix}encoder.layers.{{}}.blocks.{{}}.layernorm_before.weight",
-        f"{prefix}embeddings.patch_embeddings.projection.weight",
-        f"{prefix}layernorm.weight",
-        _TRANSFORMERS_NAMES,
-    )
-    for prefix in ("swin.", "swinv2.", "")
-)
-OPENMMLAB = Publisher(
-    "OpenMMLab",
-    "stages.{}.blocks.{}.norm1.weight",
-    "patch_embed.projection.weight",
-    renames=(
-        (r"^patch_embed\.projection\.", "patch_embed.proj."),
-        (r"^stages\.", "layers."),
-        (r"\.attn\.w_msa\.", ".attn."),
-        (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
-        (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
-    ),
-)
-PUBLISHERS = (MICROSOFT, TIMM_FEATURES, TRANSFORMERS, TRANSFORMERS_V2, TRANSFORMERS_BODY, OPENMMLAB)
-
+Rename: TypeAlias = tuple[str, str | Callable[[re.Match[str]], str]]  # pattern in a key, replacement
 
 INSERTED = re.compile(r"(?<=\.)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _WRAPPERS = {  # before all keys, in any order and depth
@@ -120,23 +28,73 @@ _WRAPPERS = {  # before all keys, in any order and depth
     "Lightning": r"^model\.",
     "a wrapper's": r"^(net|network|ema|model_ema|ema_model|student|teacher)\.",
 }
-# Ways of naming: (name, seen, unseen, pattern, replacement). A row is in use when a key matches `seen` and none matches
-# `unseen`; the replacement undoes it.
-CONVENTIONS: tuple[tuple[str, str, str, str, str | Replacement], ...] = (
-    ("timm features", r"^layers_0\.", r"(?!)", *TIMM_FEATURES.renames[0]),
-    ("SimMIM", r"\.attn\.rpe_mlp\.", r"(?!)", r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),
+MINDSPORE = "MindSpore"
+# Ways of naming: (name, seen, unseen, renames in their order). A row is in use when a key matches `seen` and none
+# matches `unseen`.
+CONVENTIONS: tuple[tuple[str, str, str, tuple[Rename, ...]], ...] = (
+    ("timm features", r"^layers_0\.", r"(?!)", ((r"^layers_(\d+)\.", r"layers.\1."),)),
+    ("SimMIM", r"\.attn\.rpe_mlp\.", r"(?!)", ((r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),)),
     # For a Swin alone: the heads of timm's other models have this name here, too
-    ("timm", r"^head\.fc\.", r"^(?!(head|layers|patch_embed|norm|absolute_pos_embed)\b)", r"^head\.fc\.", "head."),
+    (
+        "timm",
+        r"^head\.fc\.",
+        r"^(?!(head|layers|patch_embed|norm|absolute_pos_embed)\b)",
+        ((r"^head\.fc\.", "head."),),
+    ),
     (  # Microsoft ends stage i with its downsample, newer timm begins stage i + 1 with it
         "timm",
         r"^layers\.[1-9]\d*\.downsample\.",
         r"^layers\.0\.downsample\.",
-        r"^layers\.(\d+)\.downsample\.",
-        lambda match: f"layers.{int(match[1]) - 1}.downsample.",
+        ((r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) - 1}.downsample."),),
+    ),
+    (
+        "transformers",
+        r"^(swin(v2)?\.)?encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm_before)\.",
+        r"(?!)",
+        (
+            (r"^swin(v2)?\.", ""),
+            (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+            (r"^embeddings\.norm\.", "patch_embed.norm."),
+            (r"^embeddings\.position_embeddings$", "absolute_pos_embed"),
+            (r"^encoder\.layers\.", "layers."),
+            (r"^layernorm\.", "norm."),
+            (r"^classifier\.", "head."),
+            (r"\.layernorm_before\.", ".norm1."),
+            (r"\.layernorm_after\.", ".norm2."),
+            (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
+            (r"\.attention\.((self\.)?query|q_proj)\.", ".attn.q."),
+            (r"\.attention\.((self\.)?key|k_proj)\.", ".attn.k."),
+            (r"\.attention\.((self\.)?value|v_proj)\.", ".attn.v."),
+            (r"\.attention\.(self|relative_position_bias)\.", ".attn."),
+            (r"\.attn\.continuous_position_bias_mlp\.", ".attn.cpb_mlp."),
+            (r"\.intermediate\.dense\.", ".mlp.fc1."),
+            (r"(\.blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+        ),
     ),
 )
-_TRANSFORMERS_SEEN = re.compile(r"(swin(v2)?\.)?encoder\.layers\.\d+\.blocks\.\d+\.(attention|layernorm_before)\.")
 _PART = re.compile(r"(.*\.attn\.)[qkv]\.(weight|bias)")
+
+# MindSpore's words, and its parts of a Swin and of a ResNet -> ours; every spelling is read, and the first is written.
+_WORDS = {
+    "weight": ("gamma",),
+    "bias": ("beta",),
+    "running_mean": ("moving_mean",),
+    "running_var": ("moving_variance",),
+}
+_PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "swin": {
+        "head": ("classifier", "head"),
+        "attn.relative_position_bias_table": ("attn.relative_bias.relative_position_bias_table",),
+    },
+    "resnet": {
+        "fc": ("classifier", "end_point", "fc"),
+        "downsample": ("down_sample", "down_sample_layer", "downsample"),
+    },
+}
+_NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # their weight is called gamma
+_DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_index|num_batches_tracked)$")
+# A gamma alone proves nothing: timm's layer scale has one, too.
+_SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
 
 
 def below(entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
@@ -152,14 +110,13 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     found: list[str] = []
     while state and (used := [name for name, word in _WRAPPERS.items() if all(re.match(word, key) for key in state)]):
         found += used
-        state = renamed(state, used[0], (_WRAPPERS[used[0]], ""))
-    for name, seen, unseen, pattern, to in CONVENTIONS:
+        state = renamed(state, used[0], [(_WRAPPERS[used[0]], "")])
+    for name, seen, unseen, renames in CONVENTIONS:
         if any(re.search(seen, key) for key in state) and not any(re.search(unseen, key) for key in state):
             found.append(name)
-            state = renamed(state, name, (pattern, to))
-    if any(map(_TRANSFORMERS_SEEN.match, state)):
-        found.append("transformers")
-        state = _joined(renamed(state, "transformers", *TRANSFORMERS.renames))
+            state = renamed(state, name, renames)
+    if "transformers" in found:
+        state = _joined(state)
     if is_mindspore(state):
         found.append(MINDSPORE)
         state = from_mindspore(state)
@@ -170,21 +127,16 @@ def to_microsoft(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     return state, " + ".join(dict.fromkeys(found)) or "microsoft"
 
 
-def renamed(state: Mapping[str, Tensor], convention: str, *table: tuple[str, str | Replacement]) -> dict[str, Tensor]:
-    """`state` with every pattern of `table` replaced in its keys. SwinQuantError for two keys that become one."""
-    found: dict[str, Tensor] = {}
+def renamed(state: Mapping[str, Tensor], convention: str, renames: Iterable[Rename]) -> dict[str, Tensor]:
+    """`state` with every pattern of `renames` replaced in its keys. SwinQuantError for two keys that become one."""
+    renames, found = [*renames], dict[str, Tensor]()
     for key, tensor in state.items():
-        key = _replaced(key, table)
+        for pattern, to in renames:
+            key = re.sub(pattern, to, key)
         if key in found:
             raise SwinQuantError(f"two keys of the checkpoint become {key} without {convention}'s names")
         found[key] = tensor
     return found
-
-
-def _replaced(key: str, table: Iterable[tuple[str, str | Replacement]]) -> str:
-    for pattern, to in table:
-        key = re.sub(pattern, to, key)
-    return key
 
 
 def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -210,39 +162,9 @@ def _joined(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-MINDSPORE = "MindSpore"
-# MindSpore's words -> ours; every spelling is read, and the first is written.
-WORDS = (
-    (("gamma",), "weight"),
-    (("beta",), "bias"),
-    (("moving_mean",), "running_mean"),
-    (("moving_variance",), "running_var"),
-    (("embedding_table",), "weight"),
-)
-PARTS = {
-    "swin": (
-        (("classifier", "head"), "head"),
-        (("attn.relative_bias.relative_position_bias_table",), "attn.relative_position_bias_table"),
-    ),
-    "resnet": (
-        (("classifier", "end_point", "fc"), "fc"),
-        (("down_sample", "down_sample_layer", "downsample"), "downsample"),
-    ),
-}
-_NORM = re.compile(r"(^|\.)(norm\d*|bn\d*|downsample\.1|layernorm\w*)$")  # their weight is called gamma
-_DERIVED = re.compile(r"\.(relative_bias\.index|attn_mask|relative_position_index|num_batches_tracked)$")
-# A gamma alone proves nothing: timm's layer scale has one, too.
-_SEEN = re.compile(r"(\.(beta|moving_mean|moving_variance|embedding_table)|\.attn\.relative_bias\..+)$")
-
-
 def is_mindspore(keys: Iterable[str]) -> bool:
     """Whether parameters have MindSpore's names: one word that only MindSpore uses is enough."""
     return any(_SEEN.search(key) for key in keys)
-
-
-def family_in(keys: Iterable[str]) -> str:
-    """`resnet` where there is a layer1, else `swin`."""
-    return "resnet" if any(key.startswith("layer1.") for key in keys) else "swin"
 
 
 def from_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -250,14 +172,15 @@ def from_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     SwinQuantError where a q, k or v is missing, or two names become one.
     """
-    words = (*PARTS[family_in(state)], *WORDS)
-    table = [_word(theirs, ours) for all_theirs, ours in words for theirs in all_theirs]
-    return _joined(renamed({key: x for key, x in state.items() if not _DERIVED.search(key)}, MINDSPORE, *table))
+    words = {**_mindspore_parts(state), **_WORDS}
+    renames = [_word(theirs, ours) for ours, spellings in words.items() for theirs in spellings]
+    renames.append(_word("embedding_table", "weight"))
+    return _joined(renamed({key: x for key, x in state.items() if not _DERIVED.search(key)}, MINDSPORE, renames))
 
 
 def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`state` under mindcv's names. SwinQuantError for a qkv that cannot be split in three."""
-    kind = family_in(state)
+    parts = [_word(ours, theirs) for ours, (theirs, *_) in _mindspore_parts(state).items()]
     found: dict[str, Tensor] = {}
     for key, tensor in state.items():
         module, _, word = key.rpartition(".")
@@ -269,12 +192,16 @@ def to_mindspore(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             at = module.removesuffix("qkv")
             found |= {f"{at}{name}.{word}": part for name, part in zip("qkv", tensor.chunk(3), strict=True)}
             continue
-        if _NORM.search(module):
-            word = _replaced(word, (_word(ours, theirs[0]) for theirs, ours in WORDS[:4]))
-        found[_replaced(f"{module}.{word}", (_word(ours, theirs[0]) for theirs, ours in PARTS[kind]))] = tensor
+        if _NORM.search(module) and word in _WORDS:
+            word = _WORDS[word][0]
+        found |= renamed({f"{module}.{word}": tensor}, MINDSPORE, parts)
     return found
 
 
-def _word(old: str, new: str) -> tuple[str, str]:
+def _mindspore_parts(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    return _PARTS["resnet" if any(key.startswith("layer1.") for key in keys) else "swin"]
+
+
+def _word(old: str, new: str) -> Rename:
     """The pattern and replacement that put `new` in place of the whole words `old` of a key."""
     return rf"(^|\.){re.escape(old)}(?=\.|$)", rf"\g<1>{new}"

@@ -9,7 +9,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from swin_quant.base.progress import log
 from swin_quant.base.schema import show
 from swin_quant.checkpoint import publishers
 from swin_quant.checkpoint.geometry import Geometry, changes_model
+from swin_quant.checkpoint.opened import Source
 from swin_quant.checkpoint.publishers import Only, Sets, Table, prepared_by_processor, side
-from swin_quant.checkpoint.read import Source
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config import default_config
 from swin_quant.config.defaults import defaults
@@ -49,39 +49,36 @@ _NAMED = {  # our key -> the key in a processor's description, the key in timm's
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Description:
     """A publisher's description of one file.
 
     Attributes:
-        keys: dotted keys of our configuration -> values, of their types.
+        keys: dotted keys of our configuration -> values.
         where: the same keys -> the file and key that hold the value.
         refusals: a problem in words -> the keys that settle it if the user sets them.
         unknown: keys that are in no table.
-        raw: `transformers`, `processor`, `timm` or `config` -> the description as it was read.
+        timm: timm's description as it was read.
     """
 
     keys: dict[str, Any] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)
     refusals: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
-    raw: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    timm: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def named(self) -> str | None:
         """timm's name of the architecture."""
-        name = self.raw.get("timm", {}).get("architecture")
+        name = self.timm.get("architecture")
         return name if isinstance(name, str) else None
 
     def say(self, place: str, value: Any, where: str) -> None:
         """Record a value unless it is None; two different values are a refusal that the user can lift."""
-        if value is None:
-            return
-        if place in self.keys and self.keys[place] != value:
-            problem = f"{self.where[place]} gives {place} {self.keys[place]}, {where} {value}"
-            self.refusals[problem] = (place,)
-        self.keys.setdefault(place, value)
-        self.where.setdefault(place, where)
+        if value is not None and self.keys.setdefault(place, value) != value:
+            self.refusals[f"{self.where[place]} gives {place} {self.keys[place]}, {where} {value}"] = (place,)
+        if value is not None:
+            self.where.setdefault(place, where)
 
     def read(self, table: Table, values: Mapping[str, Any], where: str, node: str) -> None:
         """Apply the rule of `table` to each key of `values`."""
@@ -96,29 +93,22 @@ class Description:
             elif key not in table or (isinstance(rule, Sets) and value not in (None, [], 0)):  # of another version
                 self.unknown.append(place)
 
-    def contradictions(self, determined: Geometry, explicit: Set[str]) -> list[str]:
-        """Keys of the architecture whose values contradict the tensors, as sentences."""
-        sized = {"IMG_SIZE": self.keys["DATA.IMG_SIZE"]} if "DATA.IMG_SIZE" in self.keys else {}
-        return [
-            f"{self.where[place]} gives {place} {show(value)}, and the tensors tell {show(determined[key])}"
-            for place, value in self.keys.items()
-            if place not in explicit
-            and (key := place.rpartition(".")[2]) in determined
-            and changes_model({**sized, **determined}, key, value)
-        ]
+    def add(self, other: "Description") -> None:
+        """Take over what another description of the file says."""
+        for place, value in other.keys.items():
+            self.say(place, value, other.where[place])
+        self.refusals.update(other.refusals)
+        self.unknown.extend(other.unknown)
+        self.timm = other.timm or self.timm
 
-    def checked(self, explicit: Set[str], settled: Set[str]) -> "Description":
-        """The description with values of their keys' types, without `explicit` keys. Errors name file and key."""
-        cfg = default_config()
-        keys = {place: value for place, value in self.keys.items() if place not in explicit}
-        for place, value in keys.items():
-            merge(cfg, {place: value}, self.where[place])
-        for problem, unless in self.refusals.items():
-            if not {*unless} & (explicit | settled):
-                raise UsageError(problem + (f": set {' or '.join(unless)} to settle it" if unless else ""))
-        if self.unknown:
-            log.warning("%s: no such key is known here, so it is ignored", listed(self.unknown, 8))
-        return replace(self, keys={place: value_at(cfg, place) for place in keys})
+    def find_contradiction(self, determined: Geometry, explicit: Set[str]) -> str | None:
+        """The first key of the architecture whose value contradicts the tensors, as a sentence."""
+        sized = {"IMG_SIZE": self.keys["DATA.IMG_SIZE"]} if "DATA.IMG_SIZE" in self.keys else {}
+        for place, value in self.keys.items():
+            key = place.rpartition(".")[2]
+            if place not in explicit and key in determined and changes_model({**sized, **determined}, key, value):
+                return f"{self.where[place]} gives {place} {show(value)}, and the tensors tell {show(determined[key])}"
+        return None
 
 
 def published(
@@ -128,45 +118,48 @@ def published(
 
     A key that the user set, or that a configuration file has `settled`, lifts a refusal. A file without a repository's
     usual name may lie beside another file's description: if that contradicts the tensors, it is left unread, with a
-    warning.
+    warning. Values have the types of their keys.
 
     Raises:
         UsageError: a description that contradicts the tensors or itself, or asks for something unsupported.
     """
     node, file = f"MODEL.{str(determined['TYPE']).upper()}", source.path
-    described, beside = Description(), Description()
+    described, beside, problem = Description(), Description(), ""
     _read_file(described, source, node)
     try:
         _read_repository(beside, file, node)
-        if file.name not in WEIGHTS and (other := beside.contradictions(determined, explicit)):
-            unlike = f"describes another model than {file.name} is, and is left unread: {other[0]}"
-            log.warning("%s: %s", file.with_name("config.json"), unlike)
-            beside = Description()
+        if file.name not in WEIGHTS and (other := beside.find_contradiction(determined, explicit)):
+            unlike = f"describes another model than {file.name} is, and is left unread: {other}"
+            problem = f"{file.with_name('config.json')}: {unlike}"
     except SwinQuantError as error:
         if file.name in WEIGHTS:
             raise
-        log.warning("%s; it is left unread", error)
-        beside = Description()
-    if not beside.raw and not described.raw and (name := timm_name(file)) is not None:
+        problem = f"{error}; it is left unread"
+    if problem:
+        log.warning("%s", problem)
+    else:
+        described.add(beside)
+    if not described.keys and (name := timm_name(file)) is not None:
         usual = import_timm().get_pretrained_cfg(name).to_dict() | {"num_classes": None}  # a copy's head is its own
-        _read_timm(beside, usual, f"timm's {name}", node)
-    for place, value in beside.keys.items():
-        described.say(place, value, beside.where[place])
-    described.refusals.update(beside.refusals)
-    described.unknown.extend(beside.unknown)
-    described.raw.update(beside.raw)
-    described = described.checked(explicit, settled)
-    if other := described.contradictions(determined, explicit):
-        raise UsageError(f"{file}: {other[0]}: set that key to settle it")
+        _read_timm(described, usual, f"timm's {name}", node)
+    cfg, places = default_config(), [place for place in described.keys if place not in explicit]
+    for place in places:
+        merge(cfg, {place: described.keys[place]}, described.where[place])
+    for problem, unless in described.refusals.items():
+        if not {*unless} & (explicit | settled):
+            raise UsageError(problem + (f": set {' or '.join(unless)} to settle it" if unless else ""))
+    if described.unknown:
+        log.warning("%s: no such key is known here, so it is ignored", listed(described.unknown, 8))
+    described.keys = {place: value_at(cfg, place) for place in places}
+    if other := described.find_contradiction(determined, explicit):
+        raise UsageError(f"{file}: {other}: set that key to settle it")
     return described
 
 
 def _read_file(described: Description, source: Source, node: str) -> None:
     """Read the notes that the file holds beside its tensors."""
-    config = source.notes.get("config")
+    config, where = source.notes.get("config"), f"{source.path}: config"
     if isinstance(config, Mapping):
-        where = f"{source.path}: config"
-        described.raw["config"] = config
         if _FLAT & config.keys():
             described.read(publishers.ARGUMENTS, config, where, node)
         elif "MODEL" in config:
@@ -220,7 +213,6 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
         beside = [folder / "preprocessor_config.json" for folder in (file.parent, *above)]
         if (processor := next(filter(Path.is_file, beside), None)) is not None:
             values = description_in(processor)
-            described.raw["processor"] = values
             described.read(publishers.PROCESSOR, values, str(processor), node)
             preparation, refusals = prepared_by_processor(values, str(processor))
             for place, value in preparation.items():
@@ -236,7 +228,6 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
 
 
 def _read_transformers(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
-    described.raw["transformers"] = config
     described.say("MODEL.TYPE", _SWINS[config["model_type"]], f"{where}: model_type")
     depths, windows = config.get("depths"), config.get("pretrained_window_sizes")
     if isinstance(depths, list) and isinstance(windows, list):  # by default there are four, of which it reads the first
@@ -259,7 +250,7 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
 
 def _read_timm(described: Description, config: Mapping[str, Any], where: str, node: str) -> None:
     """Read either layout of timm's description: one mapping, or `pretrained_cfg` and `model_args` apart."""
-    described.raw["timm"] = config
+    described.timm = config
     for key in ("pretrained_cfg", "model_args"):
         if not isinstance(config.get(key, {}), Mapping | None):
             raise UsageError(f"{where}: {key} must be a mapping, not {show(config[key])}")
@@ -287,12 +278,12 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def described_by_timm(source: Source) -> Mapping[str, Any]:
-    """timm's description of a file, in its metadata or beside it; empty if there is none."""
+def timm_architecture(source: Source) -> Any:
+    """The architecture in timm's description of a file, in its metadata or beside it; None if there is none."""
     described = Description()
     _read_file(described, source, "MODEL.TIMM")
-    config = described.raw.get("timm") or description_in(source.path.with_name("config.json"))
-    return config if _is_timm_config(config) or source.path.name in WEIGHTS else {}
+    config = described.timm or description_in(source.path.with_name("config.json"))
+    return config.get("architecture") if _is_timm_config(config) or source.path.name in WEIGHTS else None
 
 
 def _is_timm_config(config: Mapping[str, Any]) -> bool:

@@ -176,33 +176,34 @@ MICROSOFT: Table = {
 }
 
 
-@dataclass(frozen=True)
-class Processor:
-    """The defaults of a class of transformers' processors."""
-
-    size: Any = 224
-    to_square: bool = True  # if a size is one number
-    crops: bool = False
-    resample: int = 3
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    crop_pct: float | None = None  # for processors that crop small pictures and squash large ones
-
-
-_CLIP = Processor(
-    size={"shortest_edge": 224},
-    to_square=False,
-    crops=True,
-    mean=(0.48145466, 0.4578275, 0.40821073),
-    std=(0.26862954, 0.26130258, 0.27577711),
-)
-PROCESSORS: Mapping[str, Processor] = {  # by the name of the class, less ImageProcessor or FeatureExtractor
-    "ViT": Processor(resample=2),
-    "DeiT": Processor(size=256, crops=True),
+# Defaults of transformers' processors: of all, and of each by the name of its class, less ImageProcessor or
+# FeatureExtractor. With a crop_pct small pictures are cropped, and large ones squashed.
+_USUAL: Mapping[str, Any] = {
+    "do_resize": True,
+    "size": 224,
+    "default_to_square": True,  # if a size is one number
+    "do_center_crop": False,
+    "crop_size": 224,
+    "resample": 3,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
+_SHORTEST = {"size": {"shortest_edge": 224}, "default_to_square": False, "do_center_crop": True}
+_CLIP = {
+    **_SHORTEST,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_PROCESSORS: Mapping[str, Mapping[str, Any]] = {
+    "ViT": {"resample": 2},
+    "DeiT": {"size": 256, "do_center_crop": True},
     "Bit": _CLIP,
     "CLIP": _CLIP,
-    "ConvNext": Processor(size={"shortest_edge": 384}, to_square=False, crop_pct=224 / 256),
-    "MobileNetV2": Processor(size={"shortest_edge": 256}, to_square=False, crops=True, resample=2),
+    "ConvNext": {"size": {"shortest_edge": 384}, "default_to_square": False, "crop_pct": 224 / 256},
+    "MobileNetV2": {**_SHORTEST, "size": {"shortest_edge": 256}, "resample": 2},
 }
 
 
@@ -210,48 +211,46 @@ def prepared_by_processor(description: Mapping[str, Any], where: str) -> Prepare
     """Dotted keys -> values, and refusals -> the keys that lift them, of a preprocessor_config.json called `where`."""
     name = description.get("image_processor_type") or description.get("feature_extractor_type") or "ViTImageProcessor"
     match = _CLASS.fullmatch(str(name))
-    known = PROCESSORS.get(match[1]) if match else None
-    if known is None:
+    own = _PROCESSORS.get(match[1]) if match else None
+    if own is None:
         return {}, {f"{where}: {name!r:.60} is no processor that is known here": ("TEST.CROP",)}
-    options = {key: value for key, value in description.items() if value is not None}
-    method = options.get("resample", known.resample)
+    options = {**_USUAL, **own, **{key: value for key, value in description.items() if value is not None}}
+    method = options["resample"]
     keys = {"DATA.INTERPOLATION": _RESAMPLING.get(method, method) if type(method) is int else method}
-    keys |= _levels(options, known, where)
-    frame = _frame(options, known)
+    keys |= _levels(options, where)
+    frame = _frame(options, warps="crop_pct" in own)
     return (keys, {f"{where}: {frame}": FRAMED}) if isinstance(frame, str) else (keys | frame, {})
 
 
-def _levels(options: Mapping[str, Any], known: Processor, where: str) -> dict[str, Any]:
+def _levels(options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """MEAN and STD of rescaling by k / 255 and of normalising, (k * pixel / 255 - mean) / std."""
-    factor = options.get("rescale_factor", 1 / 255) if options.get("do_rescale", True) else 1
+    factor = options["rescale_factor"] if options["do_rescale"] else 1
     if type(factor) not in (int, float) or not 0 < factor < math.inf:
         raise UsageError(f"{where}: rescale_factor must be a positive number, not {factor!r:.60}")
     scale = 1.0 if math.isclose(255 * factor, 1, rel_tol=1e-9) else 255 * factor
-    if not options.get("do_normalize", True):
-        mean, std = [0.0] * 3, [1.0] * 3
-    else:
-        usual = (("image_mean", known.mean), ("image_std", known.std))
-        values = (options.get(key, default) for key, default in usual)
-        mean, std = ([each] * 3 if type(each) in (int, float) else entries(each) for each in values)
+    values = (options["image_mean"], options["image_std"]) if options["do_normalize"] else (0.0, 1.0)
+    mean, std = ([each] * 3 if type(each) in (int, float) else entries(each) for each in values)
     are_numbers = all(isinstance(x, list) and all(type(each) in (int, float) for each in x) for x in (mean, std))
     if scale == 1 or not are_numbers:
         return {"DATA.MEAN": mean, "DATA.STD": std}  # other types are refused when the keys are set
     return {"DATA.MEAN": [value / scale for value in mean], "DATA.STD": [value / scale for value in std]}
 
 
-def _frame(options: Mapping[str, Any], known: Processor) -> dict[str, Any] | str:
+def _frame(options: Mapping[str, Any], warps: bool) -> dict[str, Any] | str:
     """The input size, and the keys that resize and crop a picture to it; or why that is not supported."""
-    crop = side(options.get("crop_size", 224)) if options.get("do_center_crop", known.crops) else None
-    if not options.get("do_resize", True):
+    crop = side(options["crop_size"]) if options["do_center_crop"] else None
+    if not options["do_resize"]:
         return "do_resize is false, and pictures of any other size are resized here"
-    size = options.get("size", known.size)
-    if type(size) is int and not options.get("default_to_square", known.to_square):
+    size = options["size"]
+    if type(size) is int and not options["default_to_square"]:
         size = {"shortest_edge": size}
     squashed = not (isinstance(size, Mapping) and {key for key in size if size[key] is not None} == {"shortest_edge"})
     resized = side(size) if squashed else size["shortest_edge"]
-    ratio = options.get("crop_pct", known.crop_pct)
-    if known.crop_pct and not squashed and type(resized) is int:
-        crop, resized, squashed = (resized, int(resized / ratio), False) if resized < _WARPS else (None, resized, True)
+    if warps and not squashed and type(resized) is int:
+        if resized < _WARPS:
+            crop, resized = resized, int(resized / options["crop_pct"])
+        else:
+            crop, squashed = None, True
     if type(resized) is not int or not 0 < resized < 2**16:
         return f"size {size!r:.80} is no square and no shorter side, as pictures are resized here"
     if crop is None and not squashed:

@@ -27,7 +27,7 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.passes import choosing_ranges, passes
 from swin_quant.quant.policy import Policy, policy_from_dict, settings_for
-from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
+from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 
 LEARNED = "learned"
@@ -47,10 +47,6 @@ class Origin:
     method: str
     bits: int | None = None
     format: str = "int8"
-
-    @property
-    def grid(self) -> str:
-        return _grid_name(self.bits, self.format)
 
 
 def bits_record(model: nn.Module, method: Method) -> BitsRecord:
@@ -109,7 +105,7 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
                 unknown = "no run card says for how many bits its ranges were found"
                 log.warning("%s: %s: policy %s has %s", checkpoint, unknown, policy.name, listed(map(str, other)))
             continue
-        if card and (names := rounded_otherwise(model, card, policy)):
+        if card and (names := _rounded_otherwise(model, card, policy)):
             log.warning(
                 f"{checkpoint}: {choosing_ranges(card.kept_passes)[-1]} rounded weights for other grids than policy "
                 f"{policy.name} has ({listed(names, 2)}): they are rounded once more, and `calibrate` under it finds "
@@ -125,20 +121,18 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
             continue
         wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
         name, origin = next(iter((wrong or others).items()))
-        here = _grid_name(asked[name].bits, asked[name].format)
+        count, setting, is_learned = len(wrong or others), asked[name], origin.method == LEARNED
+        ranges = "1 range was" if count == 1 else f"{count} ranges were"
+        there, here = ("float8" if one.format == FP8 else f"{one.bits} bits" for one in (origin, setting))
+        how = f"{'learned' if is_learned else f'found by {origin.method}'} for {there}"
+        said = f"{checkpoint}: {ranges} {how}, and policy {policy.name} has {here}"
         if wrong:
-            remedy = "finetune" if origin.method == LEARNED else "calibrate the float checkpoint"
-            raise UsageError(
-                f"{checkpoint}: {_origin_text(wrong, origin)} for {origin.grid}, and policy {policy.name} "
-                f"has {here} at {name}: {remedy} with these bits"
-            )
-        log.warning(
-            f"{checkpoint}: {_origin_text(others, origin)} for {origin.grid}, and policy {policy.name} has {here}: "
-            "usable, but `calibrate` with these bits finds better ones"
-        )
+            remedy = "finetune" if is_learned else "calibrate the float checkpoint"
+            raise UsageError(f"{said} at {name}: {remedy} with these bits")
+        log.warning(f"{said}: usable, but `calibrate` with these bits finds better ones")
 
 
-def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[str]:
+def _rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[str]:
     """Nodes whose weights a pass rounded for another granularity or format than `policy` has."""
     if card.policy is None or not any(choosing_ranges([one]) for one in card.kept_passes if not one["keeps_function"]):
         return []
@@ -147,15 +141,6 @@ def rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[s
     on = [name for name in nodes if own[name].enabled and asked[name].enabled]
     grid = attrgetter("granularity", "block", "format")
     return [name for name in on if grid(own[name]) != grid(asked[name])]
-
-
-def _grid_name(bits: int | None, format: str) -> str:
-    return "float8" if format == FP8 else f"{bits} bits"
-
-
-def _origin_text(nodes: dict[str, Origin], origin: Origin) -> str:
-    how = "learned" if origin.method == LEARNED else f"found by {origin.method}"
-    return f"1 range was {how}" if len(nodes) == 1 else f"{len(nodes)} ranges were {how}"
 
 
 def is_range(key: str) -> bool:
@@ -187,10 +172,14 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
             faults["of no activation of this model (_bounds)"].append(name)
         elif node is None:
             faults["of no node of this model"].append(name)
-        elif fault := _find_fault(value, (2,) if are_ends else _rows(model, name, node), are_ends):
-            faults[fault].append(name)
         else:
-            ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
+            weight = None
+            if node.role is Role.GEMM_WEIGHT:
+                weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
+            if fault := _find_fault(value, are_ends, weight):
+                faults[fault].append(name)
+            else:
+                ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
     if text := "; ".join(f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names):
         raise SwinQuantError(f"{path}: its ranges (_amax) cannot be used: {text}; calibrate the model again")
     if gone:
@@ -206,21 +195,15 @@ def assign_ranges(model: nn.Module, ranges: Mapping[str, Tensor]) -> None:
         node.amax, node.bounds = on_device.get(name + SUFFIX), on_device.get(name + BOUNDS)
 
 
-def _rows(model: nn.Module, name: str, node: Quantizer) -> tuple[int, ...] | None:
-    """The shape of a range per output channel of the weight that a weight node quantizes; None for other nodes."""
-    if node.role is not Role.GEMM_WEIGHT:
-        return None
-    weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
-    return (len(weight), *[1] * (weight.dim() - 1))
-
-
-def _find_fault(amax: Tensor, rows: tuple[int, ...] | None, are_ends: bool) -> str | None:
+def _find_fault(amax: Tensor, are_ends: bool, weight: Tensor | None) -> str | None:
+    """The fault of a node's range or of its two ends; a range per output channel needs the `weight` of its layer."""
+    shape = tuple(amax.shape)
     if are_ends:
-        if tuple(amax.shape) != rows or not amax.is_floating_point():
+        if shape != (2,) or not amax.is_floating_point():
             return "not two floating point numbers (_bounds)"
         low, high = amax.float().tolist()
         return None if -math.inf < low <= 0 <= high < math.inf and low < high else "not around zero (_bounds)"
-    if amax.numel() != 1 and tuple(amax.shape) != rows:
+    if amax.numel() != 1 and (weight is None or shape != (len(weight), *[1] * (weight.dim() - 1))):
         return f"of the wrong shape {list(amax.shape)}"
     if not amax.is_floating_point():
         return f"of {amax.dtype}, not floating point"

@@ -18,8 +18,8 @@ from torch import Tensor
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.names import OPENMMLAB, PUBLISHERS, below
-from swin_quant.checkpoint.unsupported import larger_model
+from swin_quant.checkpoint.geometry import larger_model
+from swin_quant.checkpoint.names import below
 from swin_quant.config.timm import HEADS
 
 WRAPPER = r"(_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\."
@@ -28,7 +28,6 @@ _HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=T
 _MASKED = re.compile(r"((swin(v2)?\.)?embeddings\.)?mask_token|decoder\.\d+\.(weight|bias)")
 _FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no second model
 EMA, RAW = "ema", "raw"
-Shapes = Mapping[str, tuple[int, ...]]
 
 _DEEPEST = 6
 _PREFERRED = ("state_dict_ema", "model_ema", "state_dict", "model")  # in the order of timm's loader
@@ -36,6 +35,57 @@ _RAW = (*_PREFERRED, "", "model_state_dict", "model_state", "module", "net", "ne
 _AVERAGED = re.compile(r"(.*_)?(ema|swa|averaged?|teacher|momentum|target)(_.*)?", re.I)
 _NO_MODEL = re.compile(r".*(optim|sched|scaler|rng|grad|criterion|loss|metric|hyper|config|args|history).*", re.I)
 _LEAST = 0.1  # a set with fewer numbers than this share of the largest is no second model
+
+
+@dataclass(frozen=True)
+class Publisher:
+    """Keys that every Swin of a publisher has: of each block, by stage and number, of the patch embedding, and of the
+    final norm, which a backbone lacks."""
+
+    name: str
+    block: str
+    embedding: str
+    norm: str = ""
+
+    def find_roots(self, state: Iterable[str], anchor: str = "") -> list[str]:
+        """The roots under which a key lies, by default that of the first block."""
+        anchor = anchor or self.block.format(0, 0)
+        return [key.removesuffix(anchor) for key in state if key == anchor or key.endswith(f".{anchor}")]
+
+    def find_missing(self, state: Mapping[str, Any], root: str) -> tuple[list[str], int]:
+        """The missing keys of a model under `root`, and how many are there: the first block of each stage, the last
+        block, embedding and norm. The last stage is the deepest that any key names, or that the norm's width tells."""
+        before, between, _ = self.block.split("{}")
+        pattern = re.compile(rf"{re.escape(root + before)}(\d{{1,2}}){re.escape(between)}(\d{{1,4}})\.", re.ASCII)
+        stages = {0: 0}
+        for match in filter(None, map(pattern.match, state)):
+            stages[int(match[1])] = max(stages.get(int(match[1]), 0), int(match[2]))
+        deepest = max(stages)
+        narrow, wide = (getattr(state.get(root + key), "shape", ()) for key in (self.embedding, self.norm))
+        if narrow and wide and wide[0] > narrow[0] > 0:
+            deepest = max(deepest, (wide[0] // narrow[0]).bit_length() - 1)
+        blocks = [self.block.format(stage, 0) for stage in range(deepest + 1)]
+        blocks.append(self.block.format(deepest, stages.get(deepest, 0)))
+        keys = [root + key for key in dict.fromkeys(filter(None, [*blocks, self.embedding, self.norm]))]
+        missing = [key for key in keys if key not in state]
+        return missing, len(keys) - len(missing)
+
+
+_CLASSIFIERS = (
+    Publisher("Microsoft", "layers.{}.blocks.{}.norm1.weight", "patch_embed.proj.weight", "norm.weight"),
+    Publisher("timm (features_only)", "layers_{}.blocks.{}.norm1.weight", "patch_embed.proj.weight"),
+    *(
+        Publisher(
+            "transformers",
+            f"{prefix}encoder.layers.{{}}.blocks.{{}}.layernorm_before.weight",
+            f"{prefix}embeddings.patch_embeddings.projection.weight",
+            f"{prefix}layernorm.weight",
+        )
+        for prefix in ("swin.", "swinv2.", "")
+    ),
+)
+_OPENMMLAB = Publisher("OpenMMLab", "stages.{}.blocks.{}.norm1.weight", "patch_embed.projection.weight")
+PUBLISHERS = (*_CLASSIFIERS, _OPENMMLAB)  # the last has backbones, which `backbones` finds
 
 
 @dataclass(frozen=True)
@@ -51,6 +101,7 @@ class FoundModel:
 def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel:
     """The Swin classifier in `state`, whatever wraps it; `state` unchanged without one, or for a larger model.
 
+    Under each root lie the anchors of one publisher; if none has all, those with the fewest missing ones count.
     `names` takes off a prefix of wrappers alone, with nothing beside it.
     """
     if len(masked := [key for key in state if _MASKED.fullmatch(key)]) > 1:
@@ -60,7 +111,10 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
     def has_head(root: str) -> bool:
         return any(_HEAD.fullmatch(key.removeprefix(p)) for p, _ in _splits(root) for key in state if key.startswith(p))
 
-    whole_ones = [root for root in swin_roots(state) if _WRAPPER.fullmatch(root) or has_head(root)]
+    missing = {root: len(one.find_missing(state, root)[0]) for one in _CLASSIFIERS for root in one.find_roots(state)}
+    fewest = min(missing.values(), default=0)
+    best = _apart(sorted((root for root, count in missing.items() if count == fewest), key=len))
+    whole_ones = [root for root in best if _WRAPPER.fullmatch(root) or has_head(root)]
     if not whole_ones or larger_model(state):
         return FoundModel(dict(state))
     found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
@@ -72,44 +126,25 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
     return replace(found, state=renamed)
 
 
-def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> FoundModel:
+def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> dict[str, Tensor]:
     """The entries of `state` with the names `wanted`, under the root that has most of them."""
     names = frozenset(wanted)
     votes = Counter(root for key in state for root, name in _splits(key) if name in names)
     best = max(votes.values(), default=0)
     left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
-    return _below(state, _apart(left), asked, file, names.__contains__) if left else FoundModel(dict(state))
+    return _below(state, _apart(left), asked, file, names.__contains__).state if left else dict(state)
 
 
-def swin_roots(state: Mapping[str, Any]) -> list[str]:
-    """Find the roots of the Swins in a file, the shortest first: under each lie the anchors of one publisher.
-
-    Where no root has all anchors of its publisher, those with the fewest missing ones are returned.
-    """
-    missing = {
-        root: sum(key not in state for key in one.keys(state, root))
-        for one in PUBLISHERS
-        if one is not OPENMMLAB  # whose models are backbones, which `backbones` finds
-        for root in _find_roots(one.first, state)
-    }
-    best = [root for root, count in missing.items() if count == min(missing.values())]
-    return _apart(sorted(best, key=len))
-
-
-def nearest_convention(state: Mapping[str, Any]) -> tuple[str, list[str]]:
+def nearest_publisher(state: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The publisher most of whose anchors are in `state` under one root, and the missing ones."""
     found = [
-        (one.name, one.keys(state, root))
+        (one.name, *one.find_missing(state, root))
         for one in PUBLISHERS
-        for anchor in (one.first, one.embedding)
-        for root in _find_roots(anchor, state) or [""]
+        for anchor in ("", one.embedding)
+        for root in one.find_roots(state, anchor) or [""]
     ]
-    publisher, keys = max(found, key=lambda each: sum(key in state for key in each[1]))
-    return publisher, [key for key in keys if key not in state]
-
-
-def _find_roots(anchor: str, state: Iterable[str]) -> list[str]:
-    return [key.removesuffix(anchor) for key in state if key == anchor or key.endswith(f".{anchor}")]
+    name, missing, _ = max(found, key=lambda each: each[2])
+    return name, missing
 
 
 def _apart(roots: Sequence[str]) -> list[str]:
@@ -173,15 +208,31 @@ def choose_set(
     UsageError where no set is `asked`, unless a later search may find it (not `last`); SwinQuantError where two sets
     could be the model.
     """
-    sets = {name: {key: tuple(x.shape) for key, x in each.items()} for name, each in states.items()}
-    left = _large(sets)
-    if not asked:
-        return _default(file, left), False
-    if found := [name for name in sets if name == asked] or [name for name in left if satisfies(name, asked)]:
-        return _default(file, {name: sets[name] for name in found}, among=sets), True
-    if last:
-        raise UsageError(f"{file}: ‹weights› {asked}: there is no such set of weights; it holds {_shown(left)}")
-    return _default(file, left), False
+
+    def rank(name: str) -> int:
+        parts = name.split(".")
+        if _is_averaged(name):
+            return _RAW.index(parts[0]) if parts[0] in _PREFERRED else len(_RAW) + 1
+        return min((_RAW.index(part) for part in parts if part in _RAW), default=len(_RAW))
+
+    shapes = {name: {key: tuple(x.shape) for key, x in each.items()} for name, each in states.items()}
+    sizes = {name: sum(map(math.prod, each.values())) for name, each in shapes.items()}
+    least = _LEAST * max(sizes.values())
+    large = [name for name, size in sizes.items() if size >= least or (name and rank(name) != len(_RAW))]
+    chosen = [name for name in states if name == asked] or [name for name in large if asked and satisfies(name, asked)]
+    if asked and last and not chosen:
+        raise UsageError(f"{file}: ‹weights› {asked}: there is no such set of weights; it holds {_shown(large)}")
+    left = chosen if asked and chosen else large
+    best = min(map(rank, left))
+    first = [name for name in left if rank(name) == best]
+    if (teacher := re.sub(r"\bstudent\b", "teacher", first[0])) in {*left} - {*first}:
+        first = [teacher] if shapes[teacher] == shapes[first[0]] else [teacher, *first]
+    if len(first) > 1:
+        raise SwinQuantError(f"{file}: {_shown(first)} could each be the model: choose one by ‹weights› NAME")
+    if others := [name for name in large if name != first[0]]:
+        choice = f"{_shown(first)} is taken, not {_shown(others)} (‹weights› chooses)"
+        log.warning("%s: holds several sets of weights: %s", file, choice)
+    return first[0], bool(asked and chosen)
 
 
 def satisfies(name: str, asked: str) -> bool:
@@ -193,32 +244,5 @@ def _is_averaged(name: str) -> bool:
     return any(_AVERAGED.fullmatch(part) for part in name.split("."))
 
 
-def _large(sets: Mapping[str, Shapes]) -> Mapping[str, Shapes]:
-    sizes = {name: sum(map(math.prod, shapes.values())) for name, shapes in sets.items()}
-    least = _LEAST * max(sizes.values(), default=0)
-    known = {name for name in sets if _is_averaged(name) or any(part in _RAW for part in name.split("."))}
-    return {name: shapes for name, shapes in sets.items() if sizes[name] >= least or (name and name in known)}
-
-
-def _default(file: Path, sets: Mapping[str, Shapes], among: Mapping[str, Shapes] | None = None) -> str:
-    best = min(map(_rank, sets))
-    first = [name for name in sets if _rank(name) == best]
-    if (teacher := re.sub(r"\bstudent\b", "teacher", first[0])) in sets.keys() - {*first}:
-        first = [teacher] if sets[teacher] == sets[first[0]] else [teacher, *first]
-    if len(first) > 1:
-        raise SwinQuantError(f"{file}: {_shown(first)} could each be the model: choose one by ‹weights› NAME")
-    if others := [name for name in _large(among or sets) if name != first[0]]:
-        choice = f"{_shown(first)} is taken, not {_shown(others)} (‹weights› chooses)"
-        log.warning("%s: holds several sets of weights: %s", file, choice)
-    return first[0]
-
-
-def _rank(name: str) -> int:
-    parts = name.split(".")
-    if _is_averaged(name):
-        return _RAW.index(parts[0]) if parts[0] in _PREFERRED else len(_RAW) + 1
-    return min((_RAW.index(part) for part in parts if part in _RAW), default=len(_RAW))
-
-
-def _shown(names: Any) -> str:
+def _shown(names: Iterable[str]) -> str:
     return listed(name or "the keys without a prefix" for name in names)

@@ -13,6 +13,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.models import build_model
+from tests.checkpoint.published import transformers
 from tests.helpers.refusals import refused
 
 SHAPE = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2]}
@@ -79,12 +80,6 @@ def test_what_does_not_fit_is_one_line(of_detection, tiny_model, tmp_path):
         config_for(file)
 
 
-@pytest.fixture
-def transformers():
-    import_torchvision()
-    return pytest.importorskip("transformers")
-
-
 SIZES = {"image_size": 32, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
 STAGES = {"out_features": ["stage1", "stage2"]}
 
@@ -98,7 +93,7 @@ STAGES = {"out_features": ["stage1", "stage2"]}
         ("maskformer", "model.pixel_level_module.encoder.", {"mask_embedder.x": torch.ones(1)}),
     ],
 )
-def test_backbones_of_transformers(outer, prefix, beside, transformers, tmp_path):
+def test_backbones_of_transformers(outer, prefix, beside, tmp_path):
     """The refusal of the whole model names `output_kind` features, and that loads. MaskFormer has a Swin of its own."""
     config = transformers.SwinConfig(**SIZES, **STAGES)
     theirs = transformers.SwinBackbone(config)
@@ -123,7 +118,7 @@ def test_backbones_of_transformers(outer, prefix, beside, transformers, tmp_path
             torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_swin_v2_of_two_stages_with_four_pretrained_windows(transformers, tmp_path):
+def test_a_swin_v2_of_two_stages_with_four_pretrained_windows(tmp_path):
     """transformers writes four by default, for any depths."""
     transformers.Swinv2ForImageClassification(transformers.Swinv2Config(**SIZES)).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["pretrained_window_sizes"] == [0, 0, 0, 0]

@@ -14,6 +14,7 @@ from swin_quant.checkpoint import (
     save_calibrated,
     save_float,
 )
+from swin_quant.checkpoint.identify import config_for
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
 from tests.helpers import refusals
@@ -59,16 +60,55 @@ def save(content, path):
 def test_every_container_loads_bit_for_bit(tmp_path, kind):
     source = model(kind, seed=1)
     state = state_of(source)
-    save(state, tmp_path / "bare.pth")
-    save({"model": state, "epoch": 1}, tmp_path / "microsoft.pth")
-    save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "ddp.pth")
-    save_file(state, tmp_path / "x.safetensors")
-    save_float(source, tmp_path / "ours.pth")
-    for name in ("bare.pth", "microsoft.pth", "ddp.pth", "x.safetensors", "ours.pth"):
+    files = [
+        save(state, tmp_path / "bare.pth"),
+        save({"model": state, "epoch": 1}, tmp_path / "microsoft.pth"),
+        save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, tmp_path / "ddp.pth"),
+    ]
+    for name in ("ours.safetensors", "ours.pth", "ours.ckpt"):
+        save_float(source, tmp_path / name)
+        files.append(tmp_path / name)
+    save_file(state, tmp_path / "theirs.safetensors")
+    for file in (*files, tmp_path / "theirs.safetensors"):
         made = model(kind, seed=2)
         assert not equal(made, source)
-        assert load_float(made, tmp_path / name).path == tmp_path / name
-        assert equal(made, source), name
+        source_of_it = load_float(made, file)
+        assert source_of_it.path == file and source_of_it.format.startswith(file.suffix[1:] + ",")
+        assert equal(made, source), file
+
+
+TRAINING = {"criterion.weight": torch.ones(3), "n_averaged": torch.tensor(3), "train_acc.total": torch.ones(1)}
+
+
+def under(prefix, state):
+    return {prefix + key: value for key, value in state.items()}
+
+
+def parts(state, head, prefix):
+    """The backbone under a prefix, and its head under another name."""
+    return {
+        key.replace("head.", head) if key.startswith("head.") else prefix + key: value for key, value in state.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda state: under("model.", state) | TRAINING,
+        lambda state: state | TRAINING | {"mask_token": torch.zeros(1, 1, 96)},
+        *(lambda state, head=head: parts(state, head, "backbone.") for head in ("head.", "classifier.", "fc.")),
+        lambda state: under("model.", parts(state, "head.", "encoder.")),
+        lambda state: state | under("ema.", {key: value + 1 for key, value in state.items()}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["swin", "swinv2"])
+def test_the_model_is_found_under_any_prefix_with_its_head_and_other_parts_beside_it(kind, kept, tmp_path):
+    source = model(kind, seed=3)
+    state = {key: value for key, value in source.state_dict().items() if not key.endswith("_amax")}
+    path = save({"state_dict": kept(state)}, tmp_path / "x.pth")
+    made = build_model(config_for(path))
+    load_float(made, path)
+    assert equal(made, source)
 
 
 def test_half_precision_becomes_float32(tmp_path):
@@ -213,54 +253,47 @@ def test_a_float_file_is_no_calibrated_one(tmp_path):
     )
 
 
-FAULTS = {
-    "missing": ("layers.0.blocks.0.attn.matmul_q_input_quantizer", None),
-    "negative": ("layers.0.blocks.0.attn.matmul_k_input_quantizer", torch.tensor(-1.0)),
-    "zero": ("layers.0.blocks.0.mlp.fc1._aftergemm_quantizer", torch.tensor(0.0)),
-    "NaN": ("layers.0.blocks.1.mlp.fc1._input_quantizer", torch.tensor(float("nan"))),
-    "infinite": ("layers.0.downsample.reduction._input_quantizer", torch.tensor(float("inf"))),
-    "of the wrong shape [2]": ("layers.1.blocks.0.mlp.fc2._input_quantizer", torch.ones(2)),
-    "of the wrong shape [47, 1]": ("layers.0.blocks.0.attn.qkv._weight_quantizer", torch.ones(47, 1)),
-    "of the wrong shape [16, 1]": ("layers.0.blocks.0.attn.proj._aftergemm_quantizer", torch.ones(16, 1)),
-    "of the wrong shape [0]": ("layers.0.blocks.0.add1_local_input_quantizer", torch.ones(0)),
-    "of torch.int64, not floating point": ("layers.1.blocks.0.mlp.fc1._input_quantizer", torch.tensor(3)),
-    "of torch.bool, not floating point": ("layers.1.blocks.0.attn.qkv._input_quantizer", torch.tensor(True)),
-    "of no node of this model": ("layers.0.blocks.0.attn.surplus_quantizer", torch.tensor(1.0)),
-}
+GELU = "layers.0.blocks.0.mlp.fc2._input_quantizer"
+ENDS = f"{GELU}._bounds"
+FAULTS = [
+    ("missing", "layers.0.blocks.0.attn.matmul_q_input_quantizer._amax", None),
+    ("negative", "layers.0.blocks.0.attn.matmul_k_input_quantizer._amax", torch.tensor(-1.0)),
+    ("zero", "layers.0.blocks.0.mlp.fc1._aftergemm_quantizer._amax", torch.tensor(0.0)),
+    ("NaN", "layers.0.blocks.1.mlp.fc1._input_quantizer._amax", torch.tensor(float("nan"))),
+    ("infinite", "layers.0.downsample.reduction._input_quantizer._amax", torch.tensor(float("inf"))),
+    ("of the wrong shape [2]", "layers.1.blocks.0.mlp.fc2._input_quantizer._amax", torch.ones(2)),
+    ("of the wrong shape [47, 1]", "layers.0.blocks.0.attn.qkv._weight_quantizer._amax", torch.ones(47, 1)),
+    ("of the wrong shape [16, 1]", "layers.0.blocks.0.attn.proj._aftergemm_quantizer._amax", torch.ones(16, 1)),
+    ("of the wrong shape [0]", "layers.0.blocks.0.add1_local_input_quantizer._amax", torch.ones(0)),
+    ("of torch.int64, not floating point", "layers.1.blocks.0.mlp.fc1._input_quantizer._amax", torch.tensor(3)),
+    ("of torch.bool, not floating point", "layers.1.blocks.0.attn.qkv._input_quantizer._amax", torch.tensor(True)),
+    ("of no node of this model", "layers.0.blocks.0.attn.surplus_quantizer._amax", torch.tensor(1.0)),
+    *(
+        ("not two floating point numbers (_bounds)", ENDS, torch.tensor(value))
+        for value in (0.5, [-1, 1], [[-1.0, 1.0]])
+    ),
+    *(
+        ("not around zero (_bounds)", ENDS, torch.tensor(value))
+        for value in ([0.1, 1.0], [-2.0, -1.0], [0.0, 0.0], [float("nan"), 1.0], [-1.0, float("inf")])
+    ),
+]
 
 
-def apply_fault(state, fault):
-    name, value = FAULTS[fault]
-    state.pop(f"{name}._amax", None)
-    if value is not None:
-        state[f"{name}._amax"] = value
-    return name
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_wrong_range_is_named(tmp_path, fault):
+@pytest.mark.parametrize(("fault", "key", "value"), FAULTS)
+def test_one_wrong_range_is_named(tmp_path, fault, key, value):
     state = state_of(calibrated())
-    name = apply_fault(state, fault)
-    refused(load_calibrated, calibrated(seed=7), save(state, tmp_path / "x.pth"), f"1 {fault}: {name}", "calibrate")
+    state.pop(key, None)
+    path = save(state | ({} if value is None else {key: value}), tmp_path / "x.pth")
+    refused(load_calibrated, calibrated(seed=7), path, f"1 {fault}: {key.rpartition('.')[0]}", "calibrate")
 
 
 def test_only_enabled_nodes_need_a_range_and_none_keeps_an_old_one(tmp_path):
-    state = state_of(calibrated())
-    name = apply_fault(state, "missing")
-    path = save(state, tmp_path / "x.pth")
-    made = calibrated(seed=7)
+    state, made = state_of(calibrated()), calibrated(seed=7)
+    name = next(name for name, node in named_nodes(made).items() if node.setting.enabled)
+    del state[f"{name}._amax"]
     change(named_nodes(made)[name], enabled=False)
-    load_calibrated(made, path)
+    load_calibrated(made, save(state, tmp_path / "x.pth"))
     assert named_nodes(made)[name].amax is None
-
-
-GELU = "layers.0.blocks.0.mlp.fc2._input_quantizer"
-
-
-def with_ends(**ends):
-    """A calibrated state with both ends of GELU's output, or other values at some node."""
-    state = state_of(calibrated())
-    return state | {f"{GELU}._bounds": torch.tensor([-0.17, 2.0])} | ends
 
 
 def asymmetric(seed=7):
@@ -272,9 +305,10 @@ def asymmetric(seed=7):
 def test_both_ends_come_back_and_a_node_without_them_forgets_its_own(tmp_path):
     made = asymmetric()
     named_nodes(made)["layers.0.blocks.0.mlp.fc1._input_quantizer"].bounds = (-1.0, 1.0)
-    load_calibrated(made, save(with_ends(), tmp_path / "x.pth"))
+    ends = torch.tensor([-0.17, 2.0])
+    load_calibrated(made, save(state_of(calibrated()) | {ENDS: ends}, tmp_path / "x.pth"))
     found = {name: node.bounds for name, node in named_nodes(made).items() if node.bounds is not None}
-    assert found.keys() == {GELU} and torch.equal(found[GELU], torch.tensor([-0.17, 2.0]))
+    assert found.keys() == {GELU} and torch.equal(found[GELU], ends)
     save_calibrated(made, tmp_path / "y.pth")
     again = asymmetric(seed=3)
     load_calibrated(again, tmp_path / "y.pth")
@@ -288,24 +322,6 @@ def test_a_file_of_before_zero_points_serves_every_policy_without(tmp_path):
     off = asymmetric()
     change(named_nodes(off)[GELU], enabled=False)
     load_calibrated(off, path)
-
-
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        (torch.tensor(0.5), "not two floating point numbers"),
-        (torch.tensor([-1, 1]), "not two floating point numbers"),
-        (torch.tensor([[-1.0, 1.0]]), "not two floating point numbers"),
-        (torch.tensor([0.1, 1.0]), "not around zero"),
-        (torch.tensor([-2.0, -1.0]), "not around zero"),
-        (torch.tensor([0.0, 0.0]), "not around zero"),
-        (torch.tensor([float("nan"), 1.0]), "not around zero"),
-        (torch.tensor([-1.0, float("inf")]), "not around zero"),
-    ],
-)
-def test_ends_that_cannot_be_are_named(tmp_path, value, says):
-    path = save(with_ends(**{f"{GELU}._bounds": value}), tmp_path / "x.pth")
-    refused(load_calibrated, asymmetric(), path, f"1 {says} (_bounds): {GELU}")
 
 
 def test_a_card_of_another_file_stops_only_what_was_calibrated(tmp_path):

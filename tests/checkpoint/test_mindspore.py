@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import load_float, save_float
+from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.mindspore import encode_ckpt, read_ckpt
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
 
@@ -56,15 +56,6 @@ def test_names_of_the_model_zoo_are_known_too():
     theirs = numbered(["layer1.0.down_sample_layer.1.gamma", "end_point.weight", "layer2.0.bn1d.moving_mean"])
     ours = ["layer1.0.downsample.1.weight", "fc.weight", "layer2.0.bn1d.running_mean"]
     assert list(from_mindspore(theirs)) == ours
-
-
-def test_half_an_attention_and_two_of_one_name_are_refused():
-    with pytest.raises(SwinQuantError, match="q, k and v of layers.0.attn.qkv.weight are not three tensors"):
-        from_mindspore(numbered(["layers.0.attn.q.weight", "layers.0.attn.v.weight", "norm.gamma"]))
-    with pytest.raises(SwinQuantError, match="q, k and v of layers.0.attn.qkv.bias are not three"):
-        from_mindspore(numbered(["layers.0.attn.v.bias", "norm.gamma"]))
-    with pytest.raises(SwinQuantError, match="two keys of the checkpoint become norm.weight without MindSpore's names"):
-        from_mindspore(numbered(["norm.gamma", "norm.weight"]))
 
 
 def checkpoint(entries):
@@ -120,17 +111,6 @@ def test_a_ckpt_that_is_written_is_what_protobuf_writes(tmp_path, tiny_model):
     kinds = {torch.float32: "Float32", torch.float16: "Float16", torch.int64: "Int64"}
     some = {name: x for name, x in state.items() if x.dtype in kinds and x.dim()}
     assert encode_ckpt(some) == checkpoint([entry(name, x, kinds[x.dtype]) for name, x in some.items()])
-
-
-def test_a_model_comes_back_from_its_ckpt(tmp_path, tiny_model):
-    model = tiny_model("swin")
-    save_float(model, tmp_path / "swin.ckpt")
-    other = tiny_model("swin")
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    load_float(other, tmp_path / "swin.ckpt")
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
 
 
 BAD = {

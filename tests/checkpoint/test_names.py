@@ -63,9 +63,16 @@ def test_simmim_wrappers_and_unknown_keys():
     assert to_microsoft({"module.x": one, "y": two})[0] == {"module.x": one, "y": two}, "not DDP: only some have it"
 
 
-def test_two_keys_that_become_one_are_an_error():
-    with pytest.raises(SwinQuantError, match="two keys of the checkpoint become head.weight without timm's names"):
-        to_microsoft({"head.weight": torch.ones(1), "head.fc.weight": torch.zeros(1)})
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (["head.weight", "head.fc.weight"], "become head.weight without timm's names"),
+        (["norm.gamma", "norm.weight", "norm.beta"], "become norm.weight without MindSpore's names"),
+    ],
+)
+def test_two_keys_that_become_one_are_an_error(keys, says):
+    with pytest.raises(SwinQuantError, match=f"two keys of the checkpoint {says}"):
+        to_microsoft(dict.fromkeys(keys, torch.ones(1)))
 
 
 @pytest.mark.parametrize("change", ["drop", "shape", "type"])

@@ -1,14 +1,21 @@
-"""Every published Swin is identified by names and shapes, whatever wraps it; one of each kind gives its outputs."""
+"""Every published Swin is identified by names and shapes, whatever wraps it; one of each kind gives its outputs. Other
+files of publishers' libraries are refused in one line."""
 
+import pickle
+import re
+
+import numpy as np
 import pytest
 import torch
 from nightly import share
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils import parametrizations, prune
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.checkpoint.identify import config_for, config_given
-from swin_quant.checkpoint.opened import named_weights
-from swin_quant.checkpoint.read import Source, choose_state
+from swin_quant.checkpoint.opened import Source, choose_state, named_weights
 from swin_quant.config import architecture
 from tests.checkpoint import published
 from tests.checkpoint.published import timm, torchvision, transformers
@@ -161,18 +168,31 @@ def is_close(found, expected):
 V1, V2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 
 
+@pytest.fixture
+def load(tmp_path):
+    """load(state or model of transformers, ...) -> the model that `sq.load` makes of its file or folder."""
+
+    def load(given, file="x.pth", **how):
+        if isinstance(given, transformers.PreTrainedModel):
+            given.save_pretrained(tmp_path)
+            return sq.load(tmp_path, **how)
+        torch.save(given, tmp_path / file)
+        return sq.load(tmp_path / file, **how)
+
+    return load
+
+
 @torch.no_grad()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     share([(V1, "timm"), (V1, "Microsoft"), (V2, "Microsoft"), (V2, "timm"), (V1, "Lightning"), (V2, "Lightning")], 2),
 )
-def test_a_classifier_gives_its_publisher_s_logits(kind, name, tmp_path):
+def test_a_classifier_gives_its_publisher_s_logits(kind, name, load):
     model = randomised(timm.create_model(name, num_classes=37))
     state = model.state_dict() if kind == "timm" else published.microsoft_names(model.state_dict())
     state = {"state_dict": under("model.")(state), "epoch": 3} if kind == "Lightning" else state
-    torch.save(state, tmp_path / f"{name}.pth")
-    loaded = sq.load(tmp_path / f"{name}.pth")
+    loaded = load(state, f"{name}.pth")
     images = torch.randn(2, 3, *[loaded.config.DATA.IMG_SIZE] * 2)
     assert loaded.config.MODEL.TYPE == name.split("_")[0] and is_close(loaded.module(images), model(images))
 
@@ -195,52 +215,166 @@ def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
 
 @torch.no_grad()
 @pytest.mark.slow
-@pytest.mark.parametrize("name", share(["swinv2_cr_tiny_ns_224", "swin_s3_tiny_224"], 2))
-def test_timm_s_own_kinds_give_their_logits(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [*share([("swinv2_cr_tiny_ns_224", dict), ("swin_s3_tiny_224", dict)], 2), (V1, published.microsoft_names)],
+)
+def test_models_of_timm_give_their_logits(name, named, load):
     model = randomised(timm.create_model(name, num_classes=37))
-    torch.save({"state_dict": under("module.")(model.state_dict())}, tmp_path / "x.pth")
     images = torch.randn(1, 3, 224, 224)
-    assert is_close(sq.load(tmp_path / "x.pth", config=f"timm:{name}").module(images), model(images))
+    loaded = load({"state_dict": under("module.")(named(model.state_dict()))}, config=f"timm:{name}")
+    assert is_close(loaded.module(images), model(images))
 
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_weights_chooses_among_the_encoders_of_moby(tmp_path):
+def test_weights_chooses_among_the_encoders_of_moby(load):
     """Its file holds an encoder, and the average of it, `encoder_k`."""
     models = {prefix: randomised(timm.create_model(V1, num_classes=0)) for prefix in ("encoder.", "encoder_k.")}
     models["encoder_k."].layers[0].blocks[0].mlp.fc2.weight.data += 1
-    state = {}
+    state = {"queue1": torch.ones(256, 8)}
     for prefix, model in models.items():
         state |= under(prefix)(published.microsoft_names(model.state_dict()))
-    torch.save({"model": state | {"queue1": torch.ones(256, 8)}, "epoch": 3}, tmp_path / "moby.pth")
     images = torch.randn(1, 3, 224, 224)
     for prefix, model in models.items():
-        loaded = sq.load(tmp_path / "moby.pth", output_kind="embedding", weights=prefix[:-1])
+        loaded = load({"model": state}, output_kind="embedding", weights=prefix[:-1])
         assert is_close(loaded.module(images), model(images))
-        maps = sq.load(tmp_path / "moby.pth", output_kind="features", weights=prefix[:-1]).module(images)
-        first = model.layers[0](model.patch_embed(images)).permute(0, 3, 1, 2)
-        assert is_close(maps[0], first)
+        maps = load({"model": state}, output_kind="features", weights=prefix[:-1]).module(images)
+        assert is_close(maps[0], model.layers[0](model.patch_embed(images)).permute(0, 3, 1, 2))
     for kind in ("embedding", "features"):
         with pytest.raises(SwinQuantError, match="encoder, encoder_k could each be the model: choose one by weights"):
-            sq.load(tmp_path / "moby.pth", output_kind=kind)
+            load({"model": state}, output_kind=kind)
 
 
 @torch.no_grad()
 @pytest.mark.slow
-def test_a_backbone_of_detectron2_gives_the_maps_of_its_stages(tmp_path):
+def test_a_backbone_of_detectron2_gives_the_maps_of_its_stages(load):
     """Its code pads and always shifts; at 224 pixels with four whole windows a map, timm's stages compute the same."""
     model = randomised(timm.create_model(V1, img_size=448))
     state = published.microsoft_names(model.state_dict())
-    widths = {stage: 96 << stage for stage in range(4)}
     state = {key: value for key, value in state.items() if not key.startswith(("norm.", "head."))}
-    for stage, width in widths.items():
-        state |= {f"norm{stage}.weight": torch.rand(width) + 0.5, f"norm{stage}.bias": torch.randn(width)}
-    torch.save({"model": under("backbone.bottom_up.")(state) | {"roi_heads.w": torch.ones(1)}}, tmp_path / "x.pth")
-    images, maps = torch.randn(1, 3, 448, 448), []
-    x = model.patch_embed(images)
+    x, maps = model.patch_embed(images := torch.randn(1, 3, 448, 448)), []
     for stage, layer in enumerate(model.layers):
-        x = layer(x)
-        norm = (state[f"norm{stage}.weight"], state[f"norm{stage}.bias"])
-        maps.append(torch.nn.functional.layer_norm(x, (widths[stage],), *norm).permute(0, 3, 1, 2))
-    found = sq.load(tmp_path / "x.pth", output_kind="features").module(images)
+        x, width = layer(x), 96 << stage
+        norm = {"weight": torch.rand(width) + 0.5, "bias": torch.randn(width)}
+        state |= {f"norm{stage}.{key}": value for key, value in norm.items()}
+        maps.append(torch.nn.functional.layer_norm(x, (width,), **norm).permute(0, 3, 1, 2))
+    content = {"model": under("backbone.bottom_up.")(state) | {"roi_heads.w": torch.ones(1)}}
+    found = load(content, output_kind="features").module(images)
     assert all(is_close(one, other) for one, other in zip(found, maps, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
+def test_a_swin_of_masked_image_modelling_gives_its_embedding(load, kind):
+    sizes = {"image_size": 256, "window_size": 8} if kind == "Swinv2" else {}
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    model = getattr(transformers, f"{kind}ForMaskedImageModeling")(config).eval()
+    images = torch.randn(1, 3, config.image_size, config.image_size)
+    expected = getattr(model, kind.lower())(images).last_hidden_state.mean(1)
+    assert is_close(load(model, output_kind="embedding").module(images), expected)
+    assert len(load(model, output_kind="features").module(images)) == 4
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_the_last_norm_of_a_backbone_is_that_of_its_embedding(load):
+    model = timm.create_model(V1).eval()
+    state = published.microsoft_names(model.state_dict())
+    state = {re.sub("^norm", "norm3", key): value for key, value in state.items() if not key.startswith("head.")}
+    images = torch.randn(1, 3, 224, 224)
+    expected = model.forward_head(model.forward_features(images), pre_logits=True)
+    assert is_close(load(under("backbone.")(state), output_kind="embedding").module(images), expected)
+
+
+def swin(change):
+    """timm's Swin-T after `change` of each linear layer: its state_dict."""
+    model = timm.create_model(V1)
+    for layer in [one for one in model.modules() if isinstance(one, nn.Linear)]:
+        change(layer)
+    return model.state_dict()
+
+
+def with_lora(state, whole=True):
+    """The keys that PEFT writes: adapters, beside the weights of their layers if `whole`."""
+    adapters = {f"base_model.model.{k[:-7]}.lora_A.default.weight": v for k, v in state.items() if "qkv.weight" in k}
+    layers = {f"base_model.model.{k.replace('qkv.', 'qkv.base_layer.')}": v for k, v in state.items()}
+    return adapters | (layers if whole else {})
+
+
+def detr():
+    backbone = transformers.SwinConfig(out_features=["stage4"])
+    config = transformers.DetrConfig(
+        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone
+    )
+    return transformers.DetrForObjectDetection(config)
+
+
+def of_smp():
+    """As `segmentation_models_pytorch` names the parts of a network with timm's backbone."""
+    backbone = timm.create_model(V1, features_only=True)
+    return nn.ModuleDict({"encoder": nn.ModuleDict({"model": backbone}), "segmentation_head": nn.Conv2d(8, 2, 3)})
+
+
+REFUSED = {
+    "pruned": (lambda: swin(lambda one: prune.l1_unstructured(one, "weight", 0.3)), r"pruned .*prune\.remove\("),
+    "weight norm": (lambda: swin(nn.utils.weight_norm), r"weight norm: .*remove_weight_norm\("),
+    "spectral norm": (lambda: swin(nn.utils.spectral_norm), r"spectral norm: .*remove_spectral_norm\("),
+    "parametrized": (lambda: swin(parametrizations.weight_norm), r"parametrized .*remove_parametrizations\("),
+    "LoRA": (lambda: with_lora(swin(id)), r"LoRA adapters: .*merge_and_unload\("),
+    "adapters": (lambda: with_lora(swin(id), whole=False), r"adapters without their model: .*merge_and_unload\("),
+    "CLAP": (lambda: transformers.ClapModel(transformers.ClapConfig()).state_dict(), r"a CLAP: .*sq\.wrap"),
+    "Swin2SR": (
+        lambda: transformers.Swin2SRForImageSuperResolution(transformers.Swin2SRConfig()).state_dict(),
+        r"Swin2SR .*sq\.wrap",
+    ),
+    "Donut": (
+        lambda: transformers.DonutSwinForImageClassification(transformers.DonutSwinConfig()).state_dict(),
+        r"no final norm, .*features.*sq\.wrap",
+    ),
+    "DETR": (lambda: detr().state_dict(), r"a detector whose backbone is a Swin V1 \(.*features"),
+    "segmentation_models": (lambda: of_smp().state_dict(), r"a segmenter whose backbone is a Swin V1 \(.*features"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_names_its_kind_and_the_way(load, name):
+    make, says = REFUSED[name]
+    with pytest.raises(SwinQuantError, match=says) as refusal:
+        load(make())
+    assert "damaged" not in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+ARRAY = np.zeros((2, 3), np.float32)
+OTHERS = {  # what is given: how it is written, the refusal
+    "": (
+        lambda folder: save_file(with_lora(swin(id), whole=False), folder / "adapter_model.safetensors"),
+        r"adapters without their model: .*merge_and_unload\(",
+    ),
+    "arrays.pth": (
+        lambda file: torch.save({key: value.numpy() for key, value in swin(id).items()}, file),
+        "as NumPy arrays do: save tensors instead",
+    ),
+    "x.npz": (lambda file: np.savez(file, weight=ARRAY), "NumPy"),
+    # `paddle.save` pickles a dict of arrays
+    "x.pdparams": (lambda file: file.write_bytes(pickle.dumps({"weight": ARRAY}, protocol=2)), "PaddlePaddle"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_files_of_other_kinds_are_not_called_damaged(tmp_path, name):
+    write, says = OTHERS[name]
+    write(tmp_path / name)
+    with pytest.raises(SwinQuantError, match=says) as refusal:
+        sq.load(tmp_path / name)
+    assert "damaged" not in str(refusal.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [detr, of_smp])
+def test_the_backbone_of_a_larger_model_opens_with_features(load, make):
+    model = load(make().state_dict(), output_kind="features")
+    assert model.name == V1 and len(model.module(torch.randn(1, 3, 224, 224))) >= 1

@@ -122,16 +122,6 @@ def test_of_several_sets_one_is_taken_and_said(tmp_path, caplog, content, by_def
         assert torch.equal(loaded["w"], content[by_default]["w"]), "timm takes the same"
 
 
-def test_safetensors_and_parameters_and_half_precision(tmp_path):
-    save_file(dict(STATE), tmp_path / "x.safetensors")
-    state, source = read_state_dict(tmp_path / "x.safetensors")
-    assert source.format == "safetensors"
-    assert all(torch.equal(state[key], STATE[key]) for key in STATE)
-    torch.save({"w": torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))}, tmp_path / "p.pth")
-    state, _ = read_state_dict(tmp_path / "p.pth")
-    assert state["w"].dtype is torch.bfloat16 and not state["w"].requires_grad
-
-
 def test_what_is_no_file_is_said(tmp_path):
     refused(tmp_path / "no.pth", "no such checkpoint")
     refused(tmp_path, "directory")
@@ -149,21 +139,15 @@ def test_what_is_no_file_is_said(tmp_path):
         (b"<html>\xff", "web page"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "git lfs pull"),
         (b'{"message": "Not Found"}\n', "text file"),
+        *(
+            (other, "")
+            for other in (bytes(1000), b"\x89PNG\r\n\x1a\n" + bytes(100), b"\x80", b"\x80\x02}", b"PK\x03\x04")
+        ),
     ],
 )
-def test_a_failed_download_is_recognised(tmp_path, content, words, suffix):
+def test_what_is_no_checkpoint_is_recognised(tmp_path, content, words, suffix):
     (tmp_path / f"x{suffix}").write_bytes(content)
     refused(tmp_path / f"x{suffix}", words)
-
-
-@pytest.mark.parametrize(
-    "content", [bytes(1000), b"\x89PNG\r\n\x1a\n" + bytes(100), b"\x80", b"\x80\x02}", b"PK\x03\x04"]
-)
-def test_bytes_that_are_no_checkpoint(tmp_path, content):
-    (tmp_path / "x.pth").write_bytes(content)
-    refused(tmp_path / "x.pth")
-    (tmp_path / "x.safetensors").write_bytes(content)
-    refused(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7, 0.99, "last byte"])

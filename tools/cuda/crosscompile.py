@@ -1,9 +1,8 @@
 """Compile kernels for a GPU that is not here, or before their first launch: Triton's compiler needs no GPU.
 
 Launches are recorded instead of made (`recorded`), so that the compiled kernels have the types, constants, warps and
-stages of real launches. A recorded launch computes nothing: tensors on the meta device are enough. Triton compiles one
-kernel after another, so several processes compile (`compile_ahead`). Their results go into Triton's cache on disk,
-under the names that the launches look up.
+stages of real launches. A recorded launch computes nothing: tensors on the meta device are enough. The compiler's
+results go into Triton's cache on disk, under the names that the launches look up.
 """
 
 import importlib
@@ -14,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,21 +27,16 @@ from swin_quant.backends.cuda.program import Launch, make_kernel
 from swin_quant.base.errors import UsageError
 
 OLDEST_FLOAT8 = 89
-_TYPES = {
-    torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.bool: "i1",
-    torch.float8_e4m3fn: "fp8e4nv",
-}  # fmt: skip
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion")
 _ALIGNED = 16  # the launcher tells the compiler which addresses and integers are multiples of this
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
-@dataclass(frozen=True)
-class KernelCall:
-    """A launch without its data: types and constants by parameter, and the compiler's options."""
+class KernelCall(NamedTuple):
+    """A launch without its data: the kernel by its module and name, since pickle cannot find a Triton function; types
+    and constants by parameter, and the compiler's options."""
 
-    kernel: Any
+    kernel: str
     types: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, Any], ...]
     aligned: tuple[str, ...]
@@ -52,19 +45,7 @@ class KernelCall:
     @property
     def name(self) -> str:
         """The kernel's own name."""
-        return str(self.kernel.__name__)
-
-    def __hash__(self) -> int:
-        return hash((self.name, self.types, repr(self.constants), self.options))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a kernel by its module and name: pickle itself cannot find a Triton function."""
-        rest = (self.types, self.constants, self.aligned, self.options)
-        return _named, (self.kernel.__module__, self.name, *rest)
-
-
-def _named(module: str, name: str, *rest: Any) -> KernelCall:
-    return KernelCall(getattr(importlib.import_module(module), name), *rest)
+        return self.kernel.rpartition(".")[2]
 
 
 @contextmanager
@@ -72,14 +53,11 @@ def recorded() -> Iterator[list[KernelCall]]:
     """Inside the context, add each distinct Triton launch to the list instead of making it."""
     from triton.runtime.jit import JITFunction
 
-    known: set[KernelCall] = set()
     found: list[KernelCall] = []
     original = JITFunction.run
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        call = None if warmup else _call(self, args, kwargs)
-        if call and call not in known:
-            known.add(call)
+        if not warmup and (call := _call(self, args, kwargs)) not in found:
             found.append(call)
 
     JITFunction.run = run
@@ -90,6 +68,8 @@ def recorded() -> Iterator[list[KernelCall]]:
 
 
 def _call(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> KernelCall:
+    from triton.runtime.jit import mangle_type
+
     names = {parameter.name for parameter in kernel.params}
     options = {name: value for name, value in kwargs.items() if name not in names}
     bound = kernel.signature.bind(*args, **{name: value for name, value in kwargs.items() if name in names})
@@ -97,17 +77,15 @@ def _call(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Kern
     types, constants, aligned = {}, {}, []
     for parameter in kernel.params:
         name, value = parameter.name, bound.arguments[parameter.name]
-        types[name], constant = "constexpr", True
-        if not parameter.is_constexpr and value is not None and not (type(value) is int and value == 1):
-            kind = "i1" if isinstance(value, bool) else "i32" if isinstance(value, int) else "fp32"
-            types[name] = f"*{_TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else kind
-            constant = False
-            if isinstance(value, torch.Tensor) or (type(value) is int and value % _ALIGNED == 0):
-                aligned.append(name)
-        if constant:
-            constants[name] = value
+        if parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+            types[name], constants[name] = "constexpr", value
+            continue
+        types[name] = mangle_type(value)
+        if isinstance(value, torch.Tensor) or (type(value) is int and value % _ALIGNED == 0):
+            aligned.append(name)
     known = tuple((name, options[name]) for name in _OPTIONS if name in options)
-    return KernelCall(kernel, tuple(types.items()), tuple(constants.items()), tuple(aligned), known)
+    own = f"{kernel.__module__}.{kernel.__name__}"
+    return KernelCall(own, tuple(types.items()), tuple(constants.items()), tuple(aligned), known)
 
 
 def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
@@ -133,7 +111,8 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
         if name in divisible or (newer and not kind.startswith(("fp", "bf")))
     }
     constants = {places[name]: value for name, value in call.constants}
-    source = ASTSource(fn=call.kernel, signature=dict(call.types), constexprs=constants, attrs=attributes)
+    kernel = getattr(importlib.import_module(call.kernel.rpartition(".")[0]), call.name)
+    source = ASTSource(fn=kernel, signature=dict(call.types), constexprs=constants, attrs=attributes)
 
     def made(options: Mapping[str, Any]) -> Any:
         return compile(source, target=GPUTarget("cuda", capability, 32), options=dict(options))
@@ -143,11 +122,8 @@ def compiled(call: KernelCall, capability: int) -> tuple[Any, Any]:
 
 def usage(made: Any) -> tuple[int, int]:
     """Registers of a thread, and its bytes of stack and local memory, in a compiled kernel."""
-    found = _USAGE.search(tool("cuobjdump", "-res-usage", made))
-    if found is None:
-        raise RuntimeError(f"{made.metadata.name}: cuobjdump says nothing of its registers")
-    registers, stack, _, local = map(int, found.groups())
-    return registers, stack + local
+    ((registers, stack, _, local),) = _USAGE.findall(tool("cuobjdump", "-res-usage", made))
+    return int(registers), int(stack) + int(local)
 
 
 def tool(name: str, how: str, made: Any) -> str:
@@ -187,8 +163,6 @@ def compile_ahead(
 
     Stops after about `seconds` and ends its processes. Triton compiles the kernels that are left at their first launch.
     """
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return CompiledAhead(0, [], 0)
     end, said = time.monotonic() + seconds, []
     calls = list_kernels(wanted)
     context = multiprocessing.get_context("forkserver")  # a process with a GPU's context cannot be forked

@@ -51,14 +51,19 @@ REACHED: Mapping[str, float] = {
     "loads": 0.85,  # loads, stores and shuffles
     "chain": 1.0,  # waves, each as long as one warp alone
 }
-_FMA = {"FADD", "FMUL", "FFMA", "FFMA2", "HFMA2", "HADD2", "HMUL2", "FSWZADD"}
-_WIDE_INTEGER = {"IMAD", "IMUL", "FMUL32I", "FADD32I", "FFMA32I"}  # on half of the float lanes
-_SPECIAL = {"MUFU", "I2F", "F2I", "F2F", "FRND", "I2I", "POPC", "FLO"}
-_CONTROL = {
-    "BRA", "EXIT", "BAR", "BSSY", "BSYNC", "CALL", "RET", "WARPGROUP", "WARPSYNC", "DEPBAR", "LDGDEPBAR", "MEMBAR",
-    "FENCE", "ERRBAR", "CCTL", "NANOSLEEP", "YIELD", "S2R", "S2UR", "R2UR", "LDC", "LDCU", "ULDC", "UMOV",
-}  # fmt: skip
-_MEMORY = {"LD", "LDG", "LDL", "LDS", "LDSM", "LDGSTS", "ST", "STG", "STL", "STS", "STSM", "SHFL", "ATOM", "RED"}
+# By name of an instruction: its pipe, and the cycles for which it holds it; others are vector integers, of `alu`.
+_PIPES = {
+    name: (pipe, cycles)
+    for pipe, cycles, names in (
+        ("fma", 1, "FADD FMUL FFMA FFMA2 HFMA2 HADD2 HMUL2 FSWZADD"),
+        ("fma", 2, "IMAD IMUL FMUL32I FADD32I FFMA32I"),  # on half of the float lanes
+        ("special", 8, "MUFU I2F F2I F2F FRND I2I POPC FLO"),
+        ("memory", 4, "LD LDG LDL LDS LDSM LDGSTS ST STG STL STS STSM SHFL ATOM RED"),  # 128 bytes a clock for all
+        ("", 0, "BRA EXIT BAR BSSY BSYNC CALL RET WARPGROUP WARPSYNC DEPBAR LDGDEPBAR MEMBAR FENCE ERRBAR CCTL "),
+        ("", 0, "NANOSLEEP YIELD S2R S2UR R2UR LDC LDCU ULDC UMOV"),
+    )
+    for name in names.split()
+}
 _LINE = re.compile(r"\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@(!?U?P\w+)\s+)?([A-Z][A-Z0-9]*)((?:\.\w+)*)\s*([^;]*);")
 _LABEL = re.compile(r"\s*(\.L_x_\d+):")
 _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
@@ -129,23 +134,19 @@ def _hold(name: str, kind: str, capability: int) -> tuple[str, float]:
     """The pipe of a scheduler, or "", and the cycles that an instruction of a warp holds it, if all schedulers work."""
     if name.endswith("MMA"):
         by_group = name.endswith("GMMA")  # four warps share it (Hopper's wgmma)
-        rate = INT8_A_CLOCK[capability] / SCHEDULERS
-        rate *= 0.5 if name.startswith("H") else 1.0
+        rate = INT8_A_CLOCK[capability] / SCHEDULERS * (0.5 if name.startswith("H") else 1.0)
         rate *= WARP_ALONE if capability == 90 and not by_group else 1.0
         sides = _SIDES.search(kind)
         operations = 2 * prod(int(side) for side in sides.groups() if side) if sides else 0
         return "tensor", operations // (SCHEDULERS if by_group else 1) / rate
-    if name in _FMA:
-        return "fma", 1 if capability >= OLDEST_WIDE else 2
-    if name in _WIDE_INTEGER:
-        return "fma", 2
-    if name in _SPECIAL:
-        return "special", 8
-    if name in _MEMORY:  # 128 bytes a clock for all schedulers
-        by_matrix = {".2": 2, ".4": 4} if name in ("LDSM", "STSM") else {}
-        wide = 4 if ".128" in kind else 2 if ".64" in kind else 1
-        return "memory", SCHEDULERS * (by_matrix.get(kind[-2:], 1) if by_matrix else wide)
-    return ("", 0) if name in _CONTROL or name.startswith("U") else ("alu", 2)
+    pipe, cycles = _PIPES.get(name, ("", 0) if name.startswith("U") else ("alu", 2))
+    if pipe == "fma" and capability < OLDEST_WIDE:
+        cycles = 2
+    if name in ("LDSM", "STSM"):
+        cycles *= {".2": 2, ".4": 4}.get(kind[-2:], 1)  # matrices
+    elif pipe == "memory":
+        cycles *= 4 if ".128" in kind else 2 if ".64" in kind else 1
+    return pipe, cycles
 
 
 def count_trips(prepared: PreparedLaunch) -> tuple[int, ...]:

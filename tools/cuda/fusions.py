@@ -21,7 +21,7 @@ from pathlib import Path
 from crosscompile import OLDEST_FLOAT8
 from estimates import KernelCounts, count_kernel, estimate_us
 
-from swin_quant.backends.cuda.fusions import FUSIONS, Row, get_size
+from swin_quant.backends.cuda.fusions import FUSIONS, Fusion, Row, get_size
 from swin_quant.backends.cuda.gpu import Machine, gpus, load_machine
 from swin_quant.backends.cuda.launches import build_program
 from swin_quant.backends.cuda.program import Launch, format_shape
@@ -36,29 +36,30 @@ MODELS = (
     "swinv2_tiny_patch4_window8_256",
     "swinv2_base_patch4_window8_256",
 )
-PRECISIONS = {"int8": "int8", "fp8": "float8", "float": "half"}
+PRECISIONS = ("int8", "fp8", "float")
 BATCHES = (1, 8, 32)
 Programs = Mapping[tuple[str, str, int], Sequence[Launch]]
 Counted = Mapping[tuple[str, int], KernelCounts | None]
 Table = dict[str, dict[str, dict[str, list[int]]]]
 
 
+def fitting(launches: Sequence[Launch], at: int) -> list[tuple[Fusion, Sequence[Launch]]]:
+    """The fusions that a place of a list of launches allows, and the launches that each would merge."""
+    return [(one, launches[at : at + len(one.patterns)]) for one in FUSIONS if one.fits(launches[at:])]
+
+
 def with_fusions(launches: Sequence[Launch]) -> list[Launch]:
     """These launches, and every launch that some fusion could make of them."""
-    places = [(fusion, at) for at in range(len(launches)) for fusion in FUSIONS if fusion.fits(launches[at:])]
-    return [*launches, *(fusion.merged(launches[at : at + len(fusion.patterns)]) for fusion, at in places)]
+    return [*launches, *(one.merged(group) for at in range(len(launches)) for one, group in fitting(launches, at))]
 
 
 def chosen(launches: Sequence[Launch], us: Callable[[Launch], float]) -> list[Row]:
-    """The grouping of launches whose kernels take the least time in sum; of two with equal times, the one with fewer
-    kernels."""
+    """The grouping of launches with the least sum of times; of two that are equal, the one with fewer kernels."""
     best: list[tuple[float, list[Row]]] = [(0.0, [])]  # of the launches from a place on, the last place first
     for at in reversed(range(len(launches))):
         choices = [(us(launches[at]) + best[-1][0], None, launches[at : at + 1])]
-        for fusion in FUSIONS:
-            if fusion.fits(launches[at:]):
-                group = launches[at : at + len(fusion.patterns)]
-                choices.append((us(fusion.merged(group)) + best[-len(group)][0], fusion, group))
+        for fusion, group in fitting(launches, at):
+            choices.append((us(fusion.merged(group)) + best[-len(group)][0], fusion, group))
         least, taken, group = min(reversed(choices), key=lambda choice: choice[0])
         best.append((least, [(taken, group), *best[-len(group)][1]]))
     return best[-1][1]
@@ -88,13 +89,7 @@ def count_all(programs: Programs, capability: int) -> Counted:
         return dict(zip(wanted, found, strict=True))
 
 
-def estimate_launch(machine: Machine, counted: Counted, launch: Launch, batch: int) -> float:
-    """Microseconds of a launch; infinite where its kernel does not take it."""
-    counts = counted[format_shape(launch), batch]
-    return estimate_us(launch, counts, machine) if counts else inf
-
-
-def choose_table(programs: Programs, us: Callable[[Launch, int], float], has_float8: bool = True) -> Table:
+def choose_table(programs: Programs, us: Callable[..., float], has_float8: bool = True) -> Table:
     """The fusions with the least sum of microseconds, which `us` gives for a launch and batch: for operands, fusion
     and channels, the tokens at which it is taken, left, and so on. Where blocks of one size differ, as with and without
     a shift, most of them decide."""
@@ -103,12 +98,10 @@ def choose_table(programs: Programs, us: Callable[[Launch, int], float], has_flo
         if precision == "fp8" and not has_float8:
             continue
         at = 0
-        for taken, group in chosen(launches, lambda launch, batch=batch: us(launch, batch)):  # type: ignore[misc]
-            for fusion in FUSIONS:
-                if fusion.fits(launches[at:]):
-                    size = get_size(launches[at : at + len(fusion.patterns)])
-                    key = size.operands, fusion.title, size.channels
-                    votes[key][size.tokens] += 1 if fusion is taken else -1
+        for taken, group in chosen(launches, partial(us, batch=batch)):
+            for fusion, merged in fitting(launches, at):
+                size = get_size(merged)
+                votes[size.operands, fusion.title, size.channels][size.tokens] += 1 if fusion is taken else -1
             at += len(group)
     table: Table = {}
     for (operands, title, channels), by_tokens in sorted(votes.items()):
@@ -158,7 +151,12 @@ def main() -> None:
     count = cache(partial(count_all, programs))
     for name, machine in {name: load_machine(name) for name in args.gpus or gpus()}.items():
         counted = count(args.capability or machine.gpu.capability)
-        table = choose_table(programs, partial(estimate_launch, machine, counted), bool(machine.gpu.fp8_tflops))
+
+        def us(launch: Launch, batch: int, machine: Machine = machine, counted: Counted = counted) -> float:
+            counts = counted[format_shape(launch), batch]
+            return estimate_us(launch, counts, machine) if counts else inf  # where the kernel does not take it
+
+        table = choose_table(programs, us, bool(machine.gpu.fp8_tflops))
         for_one = f" --capability {args.capability}" if args.capability else ""
         about = f"estimated and not measured: `python tools/cuda/fusions.py {name}{for_one}` writes them"
         write_table(MACHINES / f"{name}.yaml", table, about)

@@ -43,12 +43,10 @@ class JobProcess:
             self._process = self._pool.submit(os.getpid).result()
         try:
             result, fault, is_lost = self._pool.submit(_do, self._work, job).result(seconds)
-        except TimeoutError:
+        except (TimeoutError, BrokenProcessPool) as error:
             self.close()
-            raise JobFailed(f"took more than {seconds:.0f} s") from None
-        except BrokenProcessPool:
-            self.close()
-            raise JobFailed("ended its process") from None
+            is_late = isinstance(error, TimeoutError)
+            raise JobFailed(f"took more than {seconds:.0f} s" if is_late else "ended its process") from None
         if is_lost:
             self.close()
         if fault is not None:

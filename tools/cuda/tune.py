@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import astuple, fields, replace
 from functools import partial
 from importlib.metadata import version
@@ -35,7 +36,6 @@ from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import ensure_writable_dir, one_at_a_time
 
-TILES = tuple(field.name for field in fields(Tiles))
 # rows, columns, warps, stages; `inner` is the default's, and half as much.
 GEMM = (
     (128, 128, 8, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 64, 4, 4), (64, 32, 4, 4), (32, 64, 4, 4),
@@ -44,8 +44,7 @@ GEMM = (
 INNER, LEAST_INNER = (1, 0.5), 32
 ONE_TILE = ((1, 1), (2, 1), (4, 1), (8, 1))  # warps, stages, if a window is one tile
 TRIED_WINDOWS = (2, 4, 8)  # windows a program, if enough programs remain
-# factor on the default's warps, stages: with 2, the next window is fetched meanwhile
-SEVERAL_WINDOWS = ((1, 1), (1, 2), (2, 1), (2, 2))
+SEVERAL_WINDOWS = ((1, 1), (1, 2), (2, 1), (2, 2))  # factors on warps, stages; with 2, the next window is fetched
 SEVERAL = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 1), (128, 32, 4, 2), (128, 64, 8, 2), (32, 64, 2, 2),
            (128, 128, 8, 1))  # fmt: skip
 ROWS = (0.5, 1, 2)  # factors on the default's rows
@@ -55,6 +54,7 @@ STAGES = {"norm_gemm": (1, 2, 3), "gemm_norm": (1, 2, 3), "mlp": (1, 2, 3), "att
 COPIES, REPEATS, REPLAYS = 3, 10, 7
 LEVEL, NEAR, FLOAT8 = 1.0, 0.02, 0.13  # allowed difference: int8 levels, relative, and relative of float8
 FEW = 0.05  # the share of values that may differ by more
+COMPILING, LONGEST = 0.5, 120.0  # the largest share of the time; seconds for one kernel with all of its tiles
 
 
 def tiles_to_try(launch: Launch, programs: int = 0) -> list[Tiles]:
@@ -95,9 +95,8 @@ def best_tiles(launch: Launch, device: torch.device) -> tuple[Tiles, float, floa
     expected: list[torch.Tensor] = []
     for tiles in tried:
         try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                torch.manual_seed(0)  # the same operands each time
-                kernel = make_kernel(launch, partial(filled, device=device))
+            torch.manual_seed(0)  # the same operands each time
+            kernel = make_kernel(launch, partial(filled, device=device))
             kernel.launch(tiles)
             found = [x for word in ("out", "out_quantized") if (x := getattr(kernel, word, None)) is not None]
             if expected and not all(map(is_same, found, expected)):
@@ -138,8 +137,7 @@ def microseconds(calls: Sequence[Callable[[], None]]) -> float:
         call()  # compiles the kernel, which a graph must not contain
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # puts the stream back if it fails
-    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # puts the stream back if it fails
         for _ in range(REPEATS):
             for call in calls:
                 call()
@@ -169,7 +167,7 @@ def write_tiles(file: Path, known: Mapping[tuple[str, int], Sequence[float]]) ->
         found = sorted((batch, list(values)) for (other, batch), values in known.items() if other == shape)
         lines += [f'      "{batch}": {json.dumps(values)}' for batch, values in found]
     about = f"timed by `python tools/cuda/tune.py` on {torch.cuda.get_device_name()}, triton {version('triton')}"
-    write_section(file, f"Tiles, {about}: {', '.join(TILES)}, µs", lines)
+    write_section(file, f"Tiles, {about}: {', '.join(field.name for field in fields(Tiles))}, µs", lines)
 
 
 def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapping[tuple[str, int], float]) -> None:
@@ -184,12 +182,8 @@ def write_fusions(file: Path, lists: Mapping[int, Sequence[Launch]], times: Mapp
         measured = choose_table(whole, lambda launch, batch: times[format_shape(launch), batch])
         for operands, fusions in measured.items():
             own = table.setdefault(operands, {})
-            own.update({title: {**own.get(title, {}), **widths} for title, widths in fusions.items()})
+            own |= {title: {**own.get(title, {}), **widths} for title, widths in fusions.items()}
         write_table(file, table, "estimated, except of launches whose tiles `python tools/cuda/tune.py` timed")
-
-
-COMPILING = 0.5  # the largest share of the time
-LONGEST = 120.0  # seconds for one kernel with all of its tiles
 
 
 def main() -> None:
@@ -233,8 +227,7 @@ def tune(path: str, batches: Sequence[int], seconds: float, machine: Path | None
     failed, now, before, end = set[tuple[str, int]](), [], [], time.monotonic() + seconds
     choices = ((one, tiles) for one in todo.values() for tiles in tiles_to_try(one))
     compile_ahead(choices, capability_here(), COMPILING * seconds)
-    process = JobProcess(partial(best_tiles, device=torch.device("cuda")))
-    try:
+    with closing(JobProcess(partial(best_tiles, device=torch.device("cuda")))) as process:
         for (shape, batch), launch in todo.items():
             if (left := end - time.monotonic()) <= 0:
                 break
@@ -251,8 +244,6 @@ def tune(path: str, batches: Sequence[int], seconds: float, machine: Path | None
             with one_at_a_time(file.parent):  # another process may tune for other batches
                 known = {**read_times(file), (shape, batch): [*astuple(tiles), round(us, 2)]}
                 write_tiles(file, known)
-    finally:
-        process.close()
     if failed and not now:
         raise SwinQuantError(f"{path}: no kernel could be timed on {gpu}: see the lines above")
     write_fusions(file, lists, {which: found[-1] for which, found in known.items()} | dict.fromkeys(failed, inf))

@@ -202,38 +202,32 @@ def _describe(path: Path, model: Any) -> OnnxFile:
     if not 1 <= len(inputs) <= MOST_INPUTS or not 1 <= len(outputs) <= MOST_OUTPUTS or outputs[0] != graph.output[0]:
         wanted = f"must have 1 to {MOST_INPUTS} inputs, and 1 to {MOST_OUTPUTS} outputs"
         raise SwinQuantError(f"has {len(inputs)} inputs and {len(graph.output)} outputs: {wanted}")
-    several, sizes = None, None
-    if len(inputs) == 1:
-        maps = all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
-        dtype, batch, channels, sizes = _describe_pictures(inputs[0], maps)
-    else:
-        parts, batches = list[Input](), set[int | None]()
-        for value in inputs:
-            kind, (own, given) = _INPUT_TYPES.get(value.type.tensor_type.elem_type), _sizes(value)
-            if kind is None or not own or None in own[1:] or not value.name.isidentifier():
-                types = " or ".join(_INPUT_TYPES.values())
-                raise SwinQuantError(f"{given}: one of several must be [batch, ...] of fixed sizes, {types}")
-            batches.add(own[0])
-            parts.append(Input(value.name, tuple(own[1:]), kind))
-        if len(batches) > 1:
+    is_one, maps = len(inputs) == 1, all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
+    found = [_describe_input(value, is_one, maps) for value in inputs]
+    (dtype, batch, *sizes), several = found[0], None
+    if not is_one:
+        if len({each[1] for each in found}) > 1:
             raise SwinQuantError("its inputs are for batches of several sizes")
-        several, batch = Inputs(tuple(parts)), batches.pop()
-        dtype, (channels,), sizes = "float32", several.shape, ()
-    if sizes and not all(1 <= size <= MAX_SIZE for size in sizes):
-        raise SwinQuantError(f"its pictures are of {' x '.join(map(str, sizes))}: must be of 1 to {MAX_SIZE} pixels")
+        parts = (Input(value.name, tuple(own), kind) for value, (kind, _, *own) in zip(inputs, found, strict=True))
+        several = Inputs(tuple(parts))
+        dtype, sizes = "float32", [*several.shape]
     metadata, pixels = {entry.key: entry.value for entry in model.metadata_props}, None
     if dtype == PIXELS:
+        sizes = [sizes[-1], *sizes[:-1]]  # the channels first
         try:
             pixels = Preprocess.from_dict(json.loads(metadata.get(PREPROCESS, "")))
         except (ValueError, RecursionError, SwinQuantError) as error:
             raise SwinQuantError(f"takes pixels, and does not say how it normalises them in {PREPROCESS}") from error
+    channels, *sides = sizes
+    if None not in sides and not all(1 <= side <= MAX_SIZE for side in sides):
+        raise SwinQuantError(f"its pictures are of {' x '.join(map(str, sides))}: must be of 1 to {MAX_SIZE} pixels")
     return OnnxFile(
         path=path,
         input=inputs[0].name,
         dtype=dtype,
         batch=batch,
         channels=channels,
-        sizes=sizes,
+        sizes=None if None in sides else tuple(sides),
         outputs=tuple(value.name for value in outputs),
         opset=opset,
         # 17 to 20: TensorProto's numbers of the four float8 types
@@ -247,27 +241,22 @@ def _describe(path: Path, model: Any) -> OnnxFile:
     )
 
 
-def _sizes(value: Any) -> tuple[list[Any], str]:
-    """The sizes of an input, None for an open one, and the same in words."""
+def _describe_input(value: Any, is_one: bool, maps: bool) -> tuple[Any, ...]:
+    """Type, batch and other sizes of an input; None for an open batch, as for the height and width of the only input in
+    a file whose outputs are `maps`."""
+    kind = (_PICTURE_TYPES if is_one else _INPUT_TYPES).get(value.type.tensor_type.elem_type)
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in value.type.tensor_type.shape.dim]
-    given = ", ".join("?" if size is None else str(size) for size in sizes)
-    return sizes, f"its input {shown(value.name)} is [{given}]"
-
-
-def _describe_pictures(value: Any, maps: bool) -> tuple[str, int | None, int, tuple[int, ...] | None]:
-    """Type, batch, channels and sizes of the only input; an open batch is None.
-
-    Height and width may both be open, too, in a file whose outputs are `maps`: their sizes are None.
-    """
-    kind, (sizes, given) = _PICTURE_TYPES.get(value.type.tensor_type.elem_type), _sizes(value)
-    is_open = maps and sizes[2:] == [None, None]
-    fits = len(sizes) == 4 if kind == PIXELS else len(sizes) >= 2
-    if kind is None or not fits or None in (sizes[1:2] if is_open else sizes[1:]):
+    fixed = sizes[1:2] if is_one and maps and kind != PIXELS and sizes[2:] == [None, None] else sizes[1:]
+    if is_one:
         wanted = "[batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, channels], uint8"
-        raise SwinQuantError(f"{given}: must be {wanted}")
-    if kind == PIXELS:
-        return PIXELS, sizes[0], sizes[3], tuple(sizes[1:3])
-    return kind, sizes[0], sizes[1], None if is_open else tuple(sizes[2:])
+        wanted, fits = f"must be {wanted}", len(sizes) == 4 if kind == PIXELS else len(sizes) >= 2
+    else:
+        wanted = f"one of several must be [batch, ...] of fixed sizes, {' or '.join(_INPUT_TYPES.values())}"
+        fits = bool(sizes) and value.name.isidentifier()
+    if kind is None or not fits or None in fixed:
+        given = ", ".join("?" if size is None else str(size) for size in sizes)
+        raise SwinQuantError(f"its input {shown(value.name)} is [{given}]: {wanted}")
+    return kind, *sizes
 
 
 @contextmanager

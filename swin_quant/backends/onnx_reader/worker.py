@@ -4,7 +4,6 @@ The parent starts this file as a script when it first needs it. The worker ends 
 crashes it, takes too long or takes too much memory. The next request then starts another worker.
 """
 
-import atexit
 import json
 import os
 import signal
@@ -46,34 +45,28 @@ def ask(model: bytes, task: str) -> bytes:
             process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=none, stdout=none, stderr=none)
             there.close()
             _worker = process, here, os.getpid()
-        pipe = _worker[1]
+        process, pipe, _ = _worker
         try:
             pipe.send_bytes(f"{task} {len(model)}".encode())  # its limit holds while the model arrives
             pipe.send_bytes(model)
             fault, answer = pipe.recv_bytes(), pipe.recv_bytes()
         except (OSError, EOFError) as error:
-            raise InferenceError(f"the ONNX library does not survive it ({_end()})") from error
+            raise InferenceError(f"the ONNX library does not survive it ({_end(process)})") from error
         except BaseException:  # interrupted: its answer must not reach the next request
-            _end()
+            _end(process)
             raise
     if fault:
         raise InferenceError(fault.decode(errors="replace"))
     return answer
 
 
-@atexit.register
-def _end() -> str:
+def _end(process: "subprocess.Popen[bytes]") -> str:
     """End the worker and say how it ended."""
-    global _worker
-    ended, _worker = _worker, None
-    if ended is None or ended[2] != os.getpid():
-        return ""
-    ended[1].close()
     try:
-        code = ended[0].wait(timeout=1)
+        code = process.wait(timeout=1)
     except subprocess.TimeoutExpired:  # it still computes an answer that nobody wants
-        ended[0].kill()
-        code = ended[0].wait()
+        process.kill()
+        code = process.wait()
     if code == -signal.SIGPROF:
         return f"no end in {_SECONDS} s"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -34,7 +34,7 @@ def assert_fine(call, capability):
 
 
 def test_what_is_wrong_with_a_kernel_is_found():
-    product = KernelCall(None, (("a", "*i8"), ("w", "*i8")), (("BM", 64),), (), ())
+    product = KernelCall("product", (("a", "*i8"), ("w", "*i8")), (("BM", 64),), (), ())
     good = CompiledKernel(90, 4, 128, 0, 4096, {"IGMMA": 1})
     wrong = {
         "spills 8 bytes": {"spilled": 8},

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from swin_quant.backends.onnx_reader.products import counted, inspect_model
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.verbs.analyze import analyze_onnx
 
 CHANNELS, HEADS, TOKENS = 64, 2, 16
 FLOAT8 = ml_dtypes.float8_e4m3fn
@@ -186,18 +187,15 @@ def test_hostile_graphs_end_in_one_error_or_a_report():
     assert len(inspect_model(d.model(d.linear(x, "fc", CHANNELS, 8))).gemms) == 1
 
 
-from swin_quant.verbs.analyze import analyze_onnx  # noqa: E402
-
-
-def file_of(tmp_path, nodes, tensors, output, batch="batch", name="net.onnx", kind=TensorProto.FLOAT, side=8):
-    images = helper.make_tensor_value_info("images", kind, [batch, 3, side, side])
+def file_of(tmp_path, nodes, tensors, output, kind=TensorProto.FLOAT):
+    images = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 8, 8])
     given = helper.make_tensor_value_info(output, kind, None)
     held = [numpy_helper.from_array(value, key) for key, value in tensors.items()]
     graph = helper.make_graph(nodes, "net", [images], [given], held)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    onnx.save(model, tmp_path / name)
-    return tmp_path / name
+    onnx.save(model, tmp_path / "net.onnx")
+    return tmp_path / "net.onnx"
 
 
 def node(kind, inputs, output, **attributes):
@@ -241,10 +239,7 @@ def test_what_is_inside_of_a_branch_is_counted(tmp_path):
 
 
 def test_what_depends_on_data_is_named(tmp_path):
-    where = file_of(tmp_path, [node("NonZero", ["images"], "there")], {}, "there", kind=TensorProto.FLOAT)
-    model = onnx.load(where)
-    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
-    onnx.save(model, where)
+    where = file_of(tmp_path, [node("NonZero", ["images"], "there")], {}, "there", TensorProto.INT64)
     assert analyze_onnx(where).depending == ("NonZero (there)",)
 
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, helper, numpy_helper, parser
 
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model
 from swin_quant.backends.onnx_reader.products import inspect_model
@@ -45,14 +45,6 @@ def split(model: ModelProto, outputs: int) -> ModelProto:
     return model
 
 
-def add(model: ModelProto) -> bytes:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3]) for name in "xy")
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["h"]), helper.make_node("Relu", ["h"], ["y"])], "g", [x], [y]
-    )
-    return helper.make_model(graph, opset_imports=model.opset_import).SerializeToString()
-
-
 @pytest.mark.parametrize("outputs", [1, 10**9])
 def test_a_graph_that_ends_the_library_is_refused_in_one_line(model, refusal, outputs):
     said = refusal(split(model, outputs))
@@ -75,7 +67,7 @@ def test_a_graph_that_ends_the_library_can_be_inspected(model, write_onnx):
 
 
 def test_a_forked_process_has_a_worker_of_its_own(model):
-    request = add(model)
+    request = model.SerializeToString()
     answers = {ask(request, "strict")}
     reading, writing = os.pipe()
     if not (child := os.fork()):
@@ -87,26 +79,19 @@ def test_a_forked_process_has_a_worker_of_its_own(model):
     assert ask(request, "strict") in answers
 
 
-def circle() -> ModelProto:
-    """Two functions that call each other."""
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("d", 1)]
-    functions = [
-        helper.make_function("d", one, ["x"], ["y"], [helper.make_node(other, ["x"], ["y"], domain="d")], opsets)
-        for one, other in ("FG", "GF")
-    ]
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("F", ["x"], ["y"], domain="d")], "g", [x], [y])
-    return helper.make_model(graph, functions=functions, opset_imports=opsets)
+CIRCLE = """<ir_version: 10, opset_import: ["" : 20, "d" : 1]> g (float[1] x) => (float[1] y) { y = d.F(x) }
+<domain: "d", opset_import: ["" : 20, "d" : 1]> F (x) => (y) { y = d.G(x) }
+<domain: "d", opset_import: ["" : 20, "d" : 1]> G (x) => (y) { y = d.F(x) }"""
 
 
 def test_functions_in_a_circle_are_refused(refusal, write_onnx):
-    assert refusal(circle()).startswith("its graph makes no sense: Cycle detected")
+    assert refusal(parser.parse_model(CIRCLE)).startswith("its graph makes no sense: Cycle detected")
     with pytest.raises(SwinQuantError, match="its functions cannot be inlined: Cycle detected"):
-        inspect_model(read_model(write_onnx(circle())))
+        inspect_model(read_model(write_onnx(parser.parse_model(CIRCLE))))
 
 
 def test_a_tensor_inside_a_function_is_looked_at_too(refusal):
-    model = circle()
+    model = parser.parse_model(CIRCLE)
     tensor = numpy_helper.from_array(np.zeros(4, np.float32))
     tensor.dims[:] = [2**40]
     model.functions[0].node.append(helper.make_node("Constant", [], ["c"], value=tensor))

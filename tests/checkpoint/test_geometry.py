@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from swin_quant.base.compat import import_timm, import_torchvision
+from swin_quant.checkpoint.geometry import describe
 from swin_quant.checkpoint.names import to_microsoft
-from swin_quant.checkpoint.unsupported import describe
 
 
 @functools.cache
