@@ -118,7 +118,7 @@ def calibrate(
         origin = _find_origin(subject)  # before passes change its weights
         is_known = bool(subject.card.config) or subject.keep_original()
         had = subject.card if is_known and (subject.card.has_own_weights or subject.card.calibration) else None
-        found = observe_batches(subject.module, batches, found_by)
+        found = observe_batches(subject.module, batches, found_by, bool(plan.steps))
         calibration, record = improved(subject.module, found, plan, had, chosen, scratch)
         names = subject.class_names
         if batches.class_names and not names:

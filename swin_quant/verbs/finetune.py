@@ -25,6 +25,7 @@ from swin_quant.policies import Policies, PolicyChoice, one_policy, tell_bits
 from swin_quant.quant.policy import Policy, enabled_nodes, quantize
 from swin_quant.report.verdict import DeployVerdict, training_verdict
 from swin_quant.score.baseline import find_baseline
+from swin_quant.score.engine import get_precision
 from swin_quant.train.amax import settle_granularity
 from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import Recipe, load_recipe
@@ -140,7 +141,6 @@ def finetune(
         request = training.request(folder_for(folder, cfg), file.opened, place, replace_head=file.replace_head, **how)
         with only_writer(request.folder, world):  # until the last result is in the run card
             trained, path, used, is_chosen = _trained(cfg, wanted, request, chosen, world)
-            tell_bits([used])
             has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
             if no_eval or (not is_chosen if has_logits else world.size > 1 or not has_split(cfg, "val")):
                 return Finetuned(path, Evaluation((), trained.card))
@@ -177,6 +177,12 @@ def _trained(
     if not enabled_nodes(module):
         raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
     quantize(module)
+    bits = {"int8": "W8A8"}.get(get_precision(module), get_precision(module))
+    log.info("trained under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
+    tell_bits([policy])
+    if recipe.bits and bits not in (recipe.bits, "mixed"):
+        told = "recipe %s is made for %s, but policy %s has %s: ‹recipe› or ‹policy› chooses another (docs/training.md)"
+        log.warning(told, recipe.name, recipe.bits, policy.name, bits)
     # Snapshots are compared with the model, and have the ranges that training gives it.
     settle_granularity(module, enabled_nodes(module))
     if not request.teacher and recipe.distill.on:  # the float model that was calibrated, if it is found

@@ -30,7 +30,7 @@ from swin_quant.verbs.export import export
 from swin_quant.verbs.export_here import check_tunable
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
 from swin_quant.verbs.quantization import Quantization
-from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, steps
+from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, steps, tell_policy
 from swin_quant.verbs.search import search
 from swin_quant.verbs.search_result import Budget, refuse_useless
 from swin_quant.verbs.verify import verify
@@ -150,6 +150,7 @@ def quantize(
         wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
         job = Quantization(model, cfg, output, target, settled, asked, *wanted, float_type, threads, half)
         refuse_contradictions(job)
+        tell_policy(job.checkpoint.card, job.policy, is_chosen=bool(job.choice.policy))
         if dry_run:
             for step in steps(job, job.exported_file):
                 print(step.command + ("    # done" if step.is_done else ""))
@@ -176,6 +177,7 @@ def quantize(
     ensure_writable_dir(folder)
     own = None if is_searched else one_policy(policy)
     named = own or load_policy(target.exporting.policies_for(subject.card.config)[0])
+    tell_policy(subject.card, named, is_chosen=is_searched or own is not None)
     if tune:
         tuned = ExportTarget.parse(target.name, "int8", {"int4_weights": int4_weights})
         check_tunable(tuned, own, replace(subject.card, policy=named.to_dict()))
