@@ -91,14 +91,14 @@ def quantize(
         method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
-        passes: what recovers accuracy afterwards: a recipe (fast, best, ...) or its file; none (default: channels that
+        passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: channels that
             stand out are evened out)
         budget: Of a search; without a limit of the loss, 0.1 points of top-1.
-        int4_weights: ONNX: store weights of at most 4 bits as INT4 (policies w4a16, w4a8)
+        int4_weights: ONNX: store 4-bit weights as INT4, of a policy that has some (w4a16, w4a8)
         tune: openvino: try policies and operators here, keep the fastest
         float_type: type of float layers (default float32; GPUs float16)
         threads: threads of the engine (default: its own choice)
-        half: half-precision baseline (default: the device's)
+        half: type in which the float model is scored, too; auto: the device's
         dry_run: print the steps, as commands, and do nothing
         config: For a checkpoint whose model no run card or shape tells.
 
