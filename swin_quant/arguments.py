@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from swin_quant.base.errors import UsageError, is_command
+from swin_quant.base.errors import UsageError, is_command, offered
 from swin_quant.base.files import shipped_files
 
 _P = ParamSpec("_P")
@@ -25,6 +25,20 @@ _CLASSES = {  # by name, since some are slow to import
     **dict.fromkeys(("PictureSet", "Tensor", "ndarray", "DataLoader"), "pictures"),
     "Policy": "policy",
 }
+_CALLED = {  # a command's or another function's word for an argument -> its names here
+    "cfg": ("config",),
+    "data_path": ("pictures", "images"),
+    "output": ("folder",),
+    "calibrator": ("method",),
+    "float": ("original",),
+    "batch": ("batch_size",),
+    "set": ("changes",),
+    "lr": ("changes",),
+    "policy": ("policies",),
+    "policies": ("policy",),
+    "engine": ("backend",),
+    "backend": ("engine",),
+}
 
 
 def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -35,6 +49,12 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **options: _P.kwargs) -> _R:
         if is_command():  # its arguments were parsed by their names
             return function(*args, **options)
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+        for word in (word for word in options if word not in signature.parameters):
+            right = next((one for one in _CALLED.get(word, ()) if one in signature.parameters), None)
+            if right or not takes_any:
+                near = f"; did you mean {right}?" if right else offered(word, signature.parameters)
+                raise UsageError(f"{name}: got an unexpected keyword argument '{word}'{near}")
         try:
             given = signature.bind(*args, **options).arguments
         except TypeError as error:

@@ -143,7 +143,7 @@ class SubjectFiles(ModelFile):
 
     Args:
         files: a checkpoint, or artifacts with their run cards
-        checkpoint: what the artifacts were made from (default: looked for)
+        checkpoint: the checkpoint that artifacts were made from (default: looked for beside them)
     """
 
     files: tuple[str, ...] = ()

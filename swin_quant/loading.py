@@ -42,12 +42,12 @@ class ModelFile:
     Args:
         checkpoint: Microsoft's, timm's, Hugging Face's, FasterTransformer's or ours; timm:NAME, hf:NAME
         cfg: YAML, or a shipped name (default: the checkpoint says)
-        weights: which, of a file that holds several sets: ema, raw, a name (default: as timm's loader)
-        img_size: side of the pictures, or HEIGHTxWIDTH, if not the file's (positions are interpolated)
-        window: side of the windows, if not the file's
-        opts: set keys of the config, as KEY VALUE pairs
-        replace_head: leave out a head of another number of classes
-        output_kind: the model's output: logits, embedding (the input of its head) or features (maps of its stages)
+        weights: one of several sets of weights in the file: ema, raw or a name
+        img_size: another input size: S, or HEIGHTxWIDTH
+        window: another window size
+        opts: set keys of the configuration: KEY VALUE ...
+        replace_head: take a new head if the number of classes differs
+        output_kind: embedding: the input of the head; features: maps of the stages
         device: auto: a GPU if there is one
         random_weights: without a checkpoint: untrained weights, to time them
     """

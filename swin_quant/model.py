@@ -17,7 +17,7 @@ from swin_quant.base.distributed import World, gather
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, compute_sha256, ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, versions
+from swin_quant.cards.card import RunCard, made_now
 from swin_quant.cards.lineage import calibrated_again, dependents, refuse_to_replace
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, PassRecord
@@ -144,7 +144,7 @@ class Model:
         self._saved = weights_digest(module) if file else None
         self._original: nn.Module | None = None
         self._stood_for = self._saved  # the weights of which `_original` is the float module
-        self._looked = False  # at what it is called with
+        self._has_warned = False  # of what it was called with
         self.took = ""
         self.calibration: Calibration | None = None
 
@@ -267,11 +267,11 @@ class Model:
     def __call__(self, images: Any) -> Any:
         """Logits [B, classes] of images as an engine takes them: float tensors [B, 3, H, W], preprocessed, or pictures
         (files, folders, PIL's, uint8 [B, H, W, 3] or a list of one of these). UsageError for anything else."""
-        prepared = replace(self.prepared, looked=self._looked)
+        prepared = replace(self.prepared, has_warned=self._has_warned)
         engine = engine_under(self.module, self.device, self.policies)
         with torch.inference_mode(), eval_mode(self.module):
             found = joined([engine(part.to(self.device)) for part in prepared.batches(images)])
-        self._looked, self.took = True, prepared.took
+        self._has_warned, self.took = prepared.has_warned, prepared.took
         return named(found, self.card.wrapped["outputs"]) if self.card.wrapped else found
 
     def nodes(self) -> list[NodeRow]:
@@ -336,7 +336,7 @@ class Model:
     @staticmethod
     def _write_float_card(path: Path, card: RunCard) -> RunCard:
         """Write the card of a float checkpoint; returns it."""
-        card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)}, versions=versions())
+        card = replace(card, checkpoint={"file": path.name, "sha256": compute_sha256(path)}, **made_now())
         card.write(card_path(path))
         return card
 

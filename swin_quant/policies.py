@@ -21,11 +21,11 @@ class PolicyChoice:
     """Policies by name, and changes that each of them gets.
 
     Args:
-        policy: names of `swin-quant show policies`, or YAML files
-        wprec: bits of weights, 2 to 8 (default: the policy's, 8)
-        aprec: bits of activations, 2 to 8 (default: the policy's, 8)
-        quant_per_tensor: one range a weight, whatever the policy says
-        narrow_range: weights to -127..127 instead of -128..127
+        policy: what is quantized: names (see `swin-quant show policies`) or YAML files
+        wprec: bits of weights, 2 to 8 (default: the policy's)
+        aprec: bits of activations, 2 to 8 (default: the policy's)
+        quant_per_tensor: one range for a whole weight, not one for each channel
+        narrow_range: round weights to -127..127, not to -128..127
         saturation_safe: weights of 7 bits: exact products on CPUs without VNNI
         off: nodes that stay float: names with * and ?, or roles
     """

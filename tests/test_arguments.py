@@ -54,15 +54,36 @@ CALLS = {
     ),
     "an unknown option": (
         lambda model: sq.calibrate(model, [X], polcy="qdq"),
-        "calibrate: got an unexpected keyword argument 'polcy': call sq.calibrate(model, pictures)",
+        "calibrate: got an unexpected keyword argument 'polcy'; did you mean policy?",
     ),
+    "an option like no other": (
+        lambda model: sq.package(model, "out", zzz=1),
+        "package: got an unexpected keyword argument 'zzz': there are .*folder.*",
+    ),
+    **{
+        f"a command's word: {verb}({word}=...)": (
+            lambda model, verb=verb, word=word: getattr(sq, verb)(model, **{word: "x"}),
+            f"{verb}: got an unexpected keyword argument '{word}'; did you mean {right}?",
+        )
+        for verb, word, right in (
+            ("load", "cfg", "config"),
+            ("quantize", "cfg", "config"),
+            ("calibrate", "calibrator", "method"),
+            ("evaluate", "policy", "policies"),
+            ("export", "output", "folder"),
+            ("finetune", "lr", "changes"),
+            ("search", "backend", "engine"),
+            ("predict", "data_path", "images"),
+            ("evaluate", "batch", "batch_size"),
+        )
+    },
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_wrong_call_is_answered_with_the_right_one(model, call):
     wrong, line = CALLS[call]
-    for sign in "()[]":
+    for sign in "()[]?":
         line = line.replace(sign, f"\\{sign}")
     with pytest.raises(sq.UsageError, match=f"^{line}$"):
         wrong(model)

@@ -14,7 +14,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
 from swin_quant.base.files import compute_sha256, one_at_a_time, require_file
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
-from swin_quant.cards.card import RunCard, versions
+from swin_quant.cards.card import RunCard, made_now
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import ArtifactRecord
 from swin_quant.config.outputs import LOGITS
@@ -66,7 +66,7 @@ def finish_artifact(
         options=dict(options),
         others=[{"file": other.name, "sha256": compute_sha256(other)} for other in others],
     )
-    card = replace(card, artifact=record, results=[], versions=versions())
+    card = replace(card, artifact=record, results=[], **made_now())
     try:
         old = RunCard.read(card_path(file)) if card_path(file).is_file() else card
     except SwinQuantError:

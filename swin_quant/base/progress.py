@@ -39,9 +39,17 @@ log.addFilter(_in_words)
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints above a live progress bar instead of through it."""
+    """Prints above a live progress bar instead of through it; a warning that was printed before is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            if record.getMessage() in self.warned:
+                return
+            self.warned.add(record.getMessage())
         style = "yellow" if record.levelno >= logging.WARNING else ""
         prefix = "warning: " if record.levelno >= logging.WARNING else ""
         with contextlib.suppress(OSError):  # a message that cannot be written is no reason to end the work

@@ -66,6 +66,11 @@ def versions() -> dict[str, str | None]:
     }
 
 
+def made_now() -> dict[str, Any]:
+    """What a card says of the moment and the place at which its file was made."""
+    return {"versions": versions(), "created": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+
+
 @functools.cache
 def _installed(package: str) -> str | None:
     try:
@@ -103,12 +108,12 @@ class RunCard:
     artifact: ArtifactRecord | None = None
     sensitivity: SensitivityRecord | None = None
     searches: list[TriedPolicies] = field(default_factory=list)
-    versions: dict[str, str | None] = field(default_factory=lambda: versions())
+    versions: dict[str, str | None] = field(default_factory=versions)
     results: list[dict[str, Any]] = field(default_factory=list)
     verification: list[VerificationRecord] = field(default_factory=list)
     class_names: ClassNames = field(default_factory=list)
     wrapped: WrappedRecord | None = None
-    created: Moment = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    created: Moment = field(default_factory=lambda: made_now()["created"])
     newer: dict[str, Any] = field(default_factory=dict, metadata={"json": False})
     checked: InitVar[bool] = False
 
@@ -197,7 +202,7 @@ class RunCard:
     def with_new_weights(self, **parts: Any) -> "RunCard":
         """A card with these parts, and without what was measured with other weights."""
         none: dict[str, Any] = {"results": [], "verification": [], "sensitivity": None, "searches": []}
-        return dataclasses.replace(self, **none, **parts, versions=versions())
+        return dataclasses.replace(self, **none, **parts, **made_now())
 
     def with_verification(self, record: VerificationRecord) -> "RunCard":
         """A card that also holds `record`, instead of an older one for the same engine, precision and reference."""

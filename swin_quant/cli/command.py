@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 import cyclopts
 import docstring_parser
@@ -22,11 +22,15 @@ from rich.console import Console
 from swin_quant.base.arguments import command_arguments
 from swin_quant.base.errors import UsageError, command_lines, did_you_mean, listed, memory_errors_named, speaking
 
+_MAIN, _REST, _OUTPUT = "main", "options", "output"  # groups of flags in `--help`: the first ones, and the last
+_SHARED = ("model", "pictures", "policy")  # titles of flags that many commands have: behind a command's own
+_IN_MAIN = {"policy", "recipe", "path", "backend", "engine", "folder", "epochs", "resume"}  # beside what is needed
+_ALSO = {"bits": "wprec", "config": "cfg", "target": "backend", "data": "path", "num_epochs": "epochs"}
 _LARGEST = 2**31 - 1  # every library can hold whole numbers up to it
 _COMMON = {
-    "json": Annotated[str | None, Parameter(help="write the result as JSON to FILE; -: print it", group="output")],
-    "verbose": Annotated[bool, Parameter(help="more messages, and tracebacks of errors", group="output")],
-    "quiet": Annotated[bool, Parameter(help="only results, warnings and errors", group="output")],
+    "json": Annotated[str | None, Parameter(help="write the result as JSON to FILE; -: print it", group=_OUTPUT)],
+    "verbose": Annotated[bool, Parameter(help="more messages, and tracebacks of errors", group=_OUTPUT)],
+    "quiet": Annotated[bool, Parameter(help="only results, warnings and errors", group=_OUTPUT)],
     "local_rank": Annotated[int | None, Parameter(name=["--local_rank", "--local-rank"], show=False)],
 }
 
@@ -73,13 +77,17 @@ class Command:
     def _flat(self) -> Callable[..., None]:
         """A function with an argument for each flag, for cyclopts to read."""
         parts: dict[str, inspect.Parameter] = {}
+        titles = [_MAIN, _REST]  # in their order
         for one in self.arguments.values():
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if one.is_placed else inspect.Parameter.KEYWORD_ONLY
             _, notes = _read_docstring(one.fields.kind if one.fields else self.function)
-            group = Group(one.fields.title) if one.fields else None
+            named = next((cast("tuple[str]", note.group)[0] for note in one.notes if note.group), None)
+            is_main = one.is_placed or one.default is inspect.Parameter.empty or one.name in _IN_MAIN
+            titles.append(title := _MAIN if is_main else named or (one.fields.title if one.fields else _REST))
+            group = Group(title, sort_key=titles.index(title) + len(self.arguments) * title.startswith(_SHARED))
             parts[one.name] = _part(one.name, one.hint, one.default, notes.get(one.name, ""), kind, group)
         if self.saves:
-            note = Parameter(help=r"folder of the results (default: output/\<NAME>)", group="output")
+            note = Parameter(help=r"folder of the results (default: output/\<NAME>)", group=Group(_MAIN, sort_key=0))
             parts["output"] = _part("output", Annotated[Path | None, note], None, "")
         for name, hint in _COMMON.items():
             parts[name] = _part(name, hint, False if name in ("verbose", "quiet") else None, "")
@@ -113,7 +121,10 @@ class Command:
                 told = self._surplus(error.unused_tokens or [], arguments)
             if isinstance(error, cyclopts.UnknownOptionError):
                 flag = (error.token.keyword or error.token.value).partition("=")[0]
-                told = f"Unknown option: {flag}{did_you_mean(flag, {*self.flags, '--help'})}"
+                field = flag.lstrip("-").replace("-", "_")  # Python's name, or a word of other tools
+                meant = self.words.get(field) or self.words.get(_ALSO.get(field, ""))
+                near = f"; did you mean {meant}?" if meant else did_you_mean(flag, {*self.flags, "--help"})
+                told = f"Unknown option: {flag}{near}"
             if isinstance(error, cyclopts.MissingArgumentError) and (asked := error.argument):
                 given = {word.partition("=")[0] for word in arguments}
                 name = asked.name if asked.index is None else asked.field_info.name.upper()
@@ -223,7 +234,7 @@ def _part(
     kinds, notes = (get_args(hint)[0], get_args(hint)[1:]) if get_origin(hint) is Annotated else (hint, ())
     own = [note for note in notes if isinstance(note, Parameter)]
     said = {"help": help.replace("<", "\\<")} if help and not any(note.help for note in own) else {}
-    placed = {"group": group} if group and not any(note.group for note in own) else {}
+    placed = {"group": group} if group else {}
     numbers = {"converter": _whole} if _is_whole(kinds) else {}
     hidden = {} if default or default == 0 and default is not False else {"show_default": False}
     note = Parameter.combine(*own, Parameter(**said, **placed, **hidden, **numbers))  # type: ignore[arg-type]

@@ -28,7 +28,12 @@ KINDS: dict[str, Any] = {
 def need_logits(kind: str, what: str) -> None:
     """UsageError for a model whose output is of another kind."""
     if kind != LOGITS:
-        raise UsageError(f"{what} is about logits, and this model gives {kind} (MODEL.OUTPUT_KIND): give a classifier")
+        raise UsageError(f"{what} is about logits, and this model gives {say(kind)}: give a classifier")
+
+
+def say(kind: str) -> str:
+    """The kind of output in words: maps of stages, or pictures of a user's own network."""
+    return "output maps" if kind == FEATURES else kind
 
 
 def count_classes(cfg: CfgNode) -> int | None:

@@ -39,16 +39,16 @@ class PictureSet:
     smaller count is drawn by `seed`, the same everywhere; `verify`, `report` and `align` spread theirs evenly.
 
     Args:
-        path: train/ and val/, or their zips; digits, csv:FILE, ... (docs/data.md)
-        split: pictures to take (default: what suits the task)
-        count: how many pictures
+        path: folder with train/ and val/, or digits, csv:FILE, ... (docs/data.md)
+        split: train, val, ... (default: what suits the task)
+        count: how many pictures, drawn by the seed
         seed: seed of the sample (default 0)
-        upright: turn pictures as their EXIF says (default: as the model's preprocessing says)
-        batch: pictures at a time, a rank
-        workers: processes that load pictures, at most (default 8)
-        max_unreadable: end the run when more than this share is unreadable (default 0.01)
-        zip_mode: zips and maps of the folder, though folders lie there
-        cache_mode: zip: bytes to hold in memory from the start: no, this rank's part, or full
+        upright: turn pictures by their EXIF tag (default: the model's way)
+        batch: pictures at a time, in each process
+        workers: most processes that load pictures (default 8)
+        max_unreadable: share that may be unreadable (default 0.01)
+        zip_mode: read train.zip and val.zip, not folders beside them
+        cache_mode: zips: hold nothing, a part or all in memory
         images: instead of a data set: files, folders, 'patterns'
         classes: the model's: labels of an archive are checked against them even where none are needed
     """

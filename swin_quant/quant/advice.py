@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swin_quant.base.errors import listed
-from swin_quant.config.outputs import LOGITS
+from swin_quant.config.outputs import LOGITS, say
 from swin_quant.quant.calibration import Calibration, Method
 from swin_quant.quant.check import RUIN_DB, Check
 from swin_quant.quant.fake_quant import FP8
@@ -108,7 +108,9 @@ def _signal(f: Findings) -> Iterator[Advice]:
 def format_figures(check: Check) -> str:
     """A check's figures in words."""
     agreement = f", top-1 agreement {check.agreement:.0f} %" if check.of == LOGITS else ""
-    return f"SQNR of the {check.of} {check.sqnr_db:.1f} dB{agreement} with float on {check.pictures} of the pictures"
+    return (
+        f"SQNR of the {say(check.of)} {check.sqnr_db:.1f} dB{agreement} with float on {check.pictures} of the pictures"
+    )
 
 
 def clipped_share(statistics: Statistics, amax: float) -> float:

@@ -55,13 +55,13 @@ def _flag_for(engine: str) -> str:
 
 def to_export(policy: Policy | None, checkpoint: Path, folder: Path) -> str:
     """The command that exports a trained checkpoint, for a backend that takes its policy: by preference one whose
-    engine runs its files here."""
+    engine runs its files here, and whose own the policy is."""
     known = list(targets().values())
     named = [one for one in known if policy and policy.name in one.exporting.policies]
-    able = named or [one for one in known if policy is None or one.takes(policy)] or known
+    able = [*named, *(one for one in known if policy is None or one.takes(policy))] or known
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    runs_here = [one for one in able if one.runs_its_export and one.is_installed and one.is_fast_on(device)]
-    target = next((one for one in runs_here if not one.emulates), able[0])
+    runs_here = (one for one in able if one.runs_its_export and one.is_installed and one.is_fast_on(device))
+    target = next(runs_here, able[0])
     return fill(_EXPORT, checkpoint=checkpoint, target=target.name, folder=folder)
 
 

@@ -29,6 +29,14 @@ _CONNECTIONS, _HEAD_BYTES, _GRACE_S = 1000, 2**14, 2
 _FORM = re.compile(r'multipart/form-data\s*;.*?boundary=("?)([^";]{1,70})\1', re.IGNORECASE)
 _IS_FILE = re.compile(rb'form-data\s*;.*?(filename\s*=|\bname\s*=\s*"?file\b)', re.IGNORECASE | re.DOTALL)
 _FIELDS = 8  # of a form
+_NO_PICTURES = {  # first bytes of what people send -> its name
+    b"%pdf": "a PDF",
+    b"{": "JSON, which /v2 takes",
+    b"[": "JSON, which /v2 takes",
+    b"<svg": "an SVG",
+    b"<": "HTML or XML",
+    b"pk\x03\x04": "a ZIP file",
+}
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ def build_app(service: Service) -> Any:
         return Route(path, answer, methods=[method])
 
     async def unknown(request: Request, error: Any) -> Response:
-        why = f"no such place: the model is /v2/models/{model.name}, version {VERSION}"
+        why = f"no such place: POST pictures to /predict, tensors to /v2/models/{model.name}/infer; GET /v2, /metrics"
         if error.status_code == 405:
             why = f"this place takes the method {error.headers['Allow']}"
         return JSONResponse({"error": why}, error.status_code, error.headers)
@@ -204,7 +212,9 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, limits
     except Refused:
         raise
     except Exception as error:  # PIL raises a dozen unrelated types on damaged files
-        advice = "" if body else ": it is empty"
+        start = bytes(body[:64]).lstrip().lower()
+        kind = next((kind for first, kind in _NO_PICTURES.items() if start.startswith(first)), "")
+        advice = f": it is {kind}" if kind else "" if body else ": it is empty"
         if content_type.startswith("application/x-www-form-urlencoded"):  # says curl -d, which drops line ends
             advice = ": send it by curl --data-binary @cat.jpg, or by curl -F file=@cat.jpg"
         raise Refused(400, f"the body: not a picture that can be read{advice}") from error

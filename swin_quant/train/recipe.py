@@ -129,11 +129,13 @@ class Recipe(SelfChecked):
     `epoch_pictures`: pictures of an epoch, different ones each time; None: all. `batch_size` is for one rank and one
     accumulation step. `patience`: epochs without better validation accuracy before the run ends. `select`: the epoch
     whose weights are the result. `save_minutes`, `keep`: interval and number of snapshots. `compile` runs training
-    steps through torch.compile. `freeze_stages`: the number of first stages that are not trained.
+    steps through torch.compile. `freeze_stages`: the number of first stages that are not trained. `bits`: the precision
+    that it was made for, such as W4A8.
     """
 
     name: str = "custom"
     description: str = ""
+    bits: Annotated[str, allow(("", "W8A8", "W4A8", "W4A4"))] = ""
     epochs: Annotated[int, within(least=1, most=100_000)] = 10
     epoch_pictures: Count | None = None
     batch_size: Count | None = None

@@ -30,7 +30,7 @@ from swin_quant.data.sources import has_split
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.policy import Policy, dequantize, quantize
 from swin_quant.quant.watch import eval_mode
-from swin_quant.score.engine import torch_engines
+from swin_quant.score.engine import get_precision, torch_engines
 from swin_quant.score.run_engines import evenly
 from swin_quant.score.scoring import BASELINE, dataset_record, open_labelled, score_pictures
 from swin_quant.train.amax import RangeKeeper
@@ -155,6 +155,13 @@ def run_training(
         sample = partial(batches.sample, recipe.amax.batches)
         keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
         job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
+    if policy:
+        bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
+        log.info("trained under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
+        if recipe.bits and bits not in (recipe.bits, "mixed"):
+            other = f"‹policy› qdq ‹wprec› {recipe.bits[1]} ‹aprec› {recipe.bits[3]}"
+            told = "recipe %s is made for %s, but policy %s has %s: give another ‹recipe›, or %s"
+            log.warning(told, recipe.name, recipe.bits, policy.name, bits, other)
     trained, position = _fitted(job, request.folder)
     if keeper:
         keeper.settle(trained)
@@ -234,6 +241,7 @@ def training_config(cfg: CfgNode, recipe: Recipe) -> CfgNode:
 
 
 _CONSTANT, _OF_CONFIG = "constant", "config"
+NOT_FOR_TRAINING = ("split", "count", "images")  # fields of its pictures
 
 
 @dataclass(frozen=True)
@@ -242,19 +250,19 @@ class Training:
 
     Args:
         recipe: how to train: a shipped recipe or a YAML file
-        set: set keys of the recipe, as KEY=VALUE
-        lr: optimizer.lr
-        schedule: of the learning rate; constant: without warm-up, as FasterTransformer's
-        drop_path: augment.drop_path; config: MODEL.DROP_PATH_RATE
-        freeze_stages: the first N stages and what comes before them stay as they are
-        accumulation_steps: batches a step of the optimizer
-        use_checkpoint: activation checkpointing
+        set: set keys of the recipe: KEY=VALUE ...
+        lr: learning rate (optimizer.lr)
+        schedule: of the learning rate; constant: without warm-up
+        drop_path: drop path rate; config: the configuration's
+        freeze_stages: do not train the first N stages and the embedding
+        accumulation_steps: batches for each step of the optimizer
+        use_checkpoint: activation checkpointing: less memory, more time
         compile: torch.compile: faster after a slow start
         amp_opt_level: precision of training
-        fsdp: shard weights and optimizer over ranks (FSDP2)
+        fsdp: shard weights and optimizer over processes (FSDP2)
         offload: with `fsdp`: keep them on the CPU
-        tensorboard: log to TensorBoard too (extra `logs`)
-        plot: form of the final plot (default png, where matplotlib is)
+        tensorboard: also log to TensorBoard (extra `logs`)
+        plot: format of the plot (default: png)
     """
 
     recipe: str | None = None
@@ -314,10 +322,10 @@ class Qat:
     """How a teacher is learned from.
 
     Args:
-        teacher_cfg: its configuration, if it is another model
-        distill_weight: distill.weight
-        temperature: distill.temperature
-        distill_compat: ft: FasterTransformer's loss, to the letter
+        teacher_cfg: configuration of a teacher that is another model
+        distill_weight: weight of the teacher's loss
+        temperature: softens the logits in that loss
+        distill_compat: ft: FasterTransformer's form of that loss
     """
 
     teacher_cfg: str | None = None

@@ -68,7 +68,7 @@ def calibrate(
         method: how ranges are found: max, percentile, mse or entropy (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
-        passes: what recovers accuracy afterwards: a recipe (fast, best, ...) or its file; none (default: channels that
+        passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: channels that
             stand out are evened out). In Python also a list of names or {"name": ..., option: ...}.
         augment: calibrate on augmented training crops, as FasterTransformer does
         folder: Where long passes keep their finished parts: the same call goes on where one was cut off.
@@ -118,7 +118,7 @@ def calibrate(
         origin = _find_origin(subject)  # before passes change its weights
         is_known = bool(subject.card.config) or subject.keep_original()
         had = subject.card if is_known and (subject.card.has_own_weights or subject.card.calibration) else None
-        found = observe_batches(subject.module, batches, found_by)
+        found = observe_batches(subject.module, batches, found_by, bool(plan.steps))
         calibration, record = improved(subject.module, found, plan, had, chosen, scratch)
         names = subject.class_names
         if batches.class_names and not names:

@@ -13,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import clock, log, span, track
 from swin_quant.cards.records import CalibrationRecord, SearchRecord
 from swin_quant.checkpoint.ranges import bits_record
-from swin_quant.data.loader import DrawnBatches, Numbered, seeded_order
+from swin_quant.data.loader import DrawnBatches, Numbered
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Transform
@@ -70,22 +70,23 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         used = {"pictures_sha256": digest(names), "files": names, "unreadable": unreadable}
         return cast("CalibrationRecord", {**sampled, "augment": augment, "place": Path(found.path).name, **used})
 
-    shown = track(drawn, "calibrating", len(drawn), "batches")
+    shown = track(drawn, "running the model", len(drawn), "batches")
     return CalibrationBatches(shown, drawn.size, record, opened.class_names, len(drawn))
 
 
-def were_drawn(record: CalibrationRecord, pictures: PictureSet) -> bool:
-    """Whether a record is of the pictures that `draw` takes; the data are opened only if nothing else tells."""
+def were_drawn(record: CalibrationRecord, pictures: PictureSet, order: Callable[[], Sequence[str]]) -> bool:
+    """Whether a record is of the pictures that `draw` takes. `order`: all their names as they are drawn, which is
+    asked for only if nothing else tells."""
     asked = (pictures.split, pictures.seed or 0, False, Path(pictures.path).name)
     if (record["split"], record["seed"], record["augment"], record.get("place")) != asked:
         return False
     try:
-        opened = pictures.open()
-        count = min(len(opened), CALIBRATED_ON) if pictures.count is None else pictures.count
-        readable = (name for name in seeded_order(opened, pictures.seed or 0) if name not in record["unreadable"])
+        names = order()
     except SwinQuantError:  # the calibration names the fault
         return False
-    seen = list(islice(readable, count))  # fewer, where the data hold no more
+    count = min(len(names), CALIBRATED_ON) if pictures.count is None else pictures.count
+    # fewer, where the data hold no more
+    seen = list(islice((name for name in names if name not in record["unreadable"]), count))
     return record["pictures"] == len(seen) and record["pictures_sha256"] == digest(seen)
 
 
@@ -94,7 +95,7 @@ def take(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
 
     def numbered() -> Iterator[Numbered]:
         total, first = len(source) if isinstance(source, Sized) else None, 0
-        for batch in track(batches(source, labelled=False, prepared=prepared), "calibrating", total, "batches"):
+        for batch in track(batches(source, labelled=False, prepared=prepared), "running the model", total, "batches"):
             yield first, batch
             first += len(batch.images)
 
@@ -120,8 +121,8 @@ class Observed(NamedTuple):
     images: list[tuple[int, Tensor]]
 
 
-def observe_batches(model: nn.Module, shown: CalibrationBatches, method: Method) -> Observed:
-    """Calibrate `model`: show it each batch, then search the ranges."""
+def observe_batches(model: nn.Module, shown: CalibrationBatches, method: Method, has_passes: bool = False) -> Observed:
+    """Calibrate `model`: show it each batch, then search the ranges. `has_passes`: passes follow, which take longer."""
     device = next(model.parameters()).device
     seen: list[Numbered] = []
     some: list[Shown] = []
@@ -133,7 +134,7 @@ def observe_batches(model: nn.Module, shown: CalibrationBatches, method: Method)
             seen.append((number, replace(batch, images=images)))
             if len(seen) == 2 and shown.count:  # the first one tries how batches can run
                 seconds = (shown.count + _CHECKED / shown.size) * (clock() - start) / 2
-                log.info("calibration takes about %s, without passes that are asked for", span(seconds))
+                log.info("calibration takes about %s%s", span(seconds), ", then come the passes" * has_passes)
             if (wanted := PICTURES - number * shown.size) > 0:
                 some.append((images[:wanted], logits[:wanted]))
     calibration = observation.calibration()

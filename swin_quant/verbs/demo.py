@@ -47,7 +47,7 @@ def demo(
     model: Literal["swin_digits", "swinv2_digits"] = "swin_digits",
     *,
     epochs: int = 6,
-    folder: Annotated[str | Path, Parameter(name="--output", group="output")] = "out/demo",
+    folder: Annotated[str | Path, Parameter(name="--output")] = "out/demo",
 ) -> DemoResult:
     """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in minutes.
 

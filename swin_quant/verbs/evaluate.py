@@ -61,24 +61,23 @@ def evaluate(
 ) -> Evaluation:
     """Score a model, or artifacts on their engines, on labelled pictures: float32, half precision, and quantized.
 
-    Every engine sees the same pictures. Deltas and their paired standard error compare with the float model that the
-    user had: `original`, or what the run card of a QAT checkpoint or of an artifact names, else the model itself with
-    its nodes off. The results go into the model's card in memory, or into the artifact's beside it. A model without
-    logits has SQNR and cosine against float32 instead, of all its outputs and of each by name, and needs no labels.
+    Every engine sees the same pictures, and is compared with the float model before quantization: the one that the run
+    card names, or that you name. Results are kept in the run card. A model that gives maps or an embedding needs no
+    labels: it is scored by SQNR and cosine against float32.
 
     Args:
         model: A model, a checkpoint, an artifact, or several artifacts.
         pictures: A place on disk, of which val is scored, or batches with labels.
         policies: One or several for a checkpoint (default: its run card's).
-        half: half-precision baseline (default: the device's)
-        original: the float checkpoint that QAT is compared with (default: looked for)
-        engine: engines that run an artifact (default: the one it was exported for, else all)
-        threads: threads of an engine (default: its own choice)
-        float_type: type of float layers, where the engine chooses
+        half: type in which the float model is scored, too; auto: the device's
+        original: float checkpoint to compare with (default: the one that the run card names)
+        engine: engines to run an artifact on (default: the one that it was exported for, else all that can)
+        threads: threads of an engine (default: the engine chooses)
+        float_type: type in which an engine that can choose runs float layers
         extension: openvino: libraries with operators of your own (docs/custom_operators.md)
-        fake_quant: score the simulation beside an artifact
-        own_float: score the float form on the engine beside an artifact
-        no_accuracy: time the engines alone, in turns, on batches of seeded noise; no pictures are needed
+        fake_quant: also score the simulation in torch beside an artifact
+        own_float: also score the float model on the engine of an artifact
+        no_accuracy: measure latency alone, on random inputs: no pictures are needed
         batch_size: Pictures at a time (default: 8, on a GPU 32): a latency is that of a batch in deployment.
 
     Returns:

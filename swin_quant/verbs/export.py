@@ -57,44 +57,44 @@ def export(
     labels: str | Path | Sequence[str] | None = None,
     tune: bool = False,
     check: bool = False,
-    build: Annotated[BuildOptions, Fields(BuildOptions, "engine of an exported ONNX file")] = BuildOptions(),
+    build: Annotated[BuildOptions, Fields(BuildOptions, "TensorRT engine, made of an ONNX file")] = BuildOptions(),
     saturation_safe: Annotated[bool, Parameter(parse=False)] = False,
     compared: Annotated[bool, Parameter(parse=False)] = True,
     **options: Annotated[Any, Parameter(parse=False)],
 ) -> Exported:
-    """Export a model for a backend: a file and its run card, which is what was calibrated and scored.
+    """Export a calibrated model for a backend: writes the file to deploy, and its run card.
 
-    The policy is the model's. A backend that does not take it gets its own best, which a warning names: every node has
-    a range. A policy of your own, or of training, always stays. In Python a model that is in no file yet is saved in
-    the folder first: an artifact is verified against its checkpoint. That of a wrapped module is compared with
-    fake-quant on its engine, and removed where an output is more than 3 dB below.
+    The file has the model's policy, or the one that is named. Only a shipped policy that the backend cannot run is
+    replaced by the backend's best, with a warning. The bits are the policy's: calibrate under another for fewer. The
+    file of a wrapped module is run once, and removed where it is more than 3 dB worse than fake-quant.
 
-    An ONNX file that was exported for TensorRT becomes an engine for this GPU, with a table of the types in which its
-    products run; `verify` says whether it computes the same.
+    TensorRT takes two steps: `--for tensorrt` writes an ONNX file of a checkpoint on any machine, and an engine of that
+    ONNX file on the GPU that will run it.
 
     Args:
-        model: A calibrated model or checkpoint, ours or FasterTransformer's; an exported ONNX file.
+        model: A calibrated model, which is saved in the folder first if it is in no file; a calibrated checkpoint, ours
+            or FasterTransformer's; or an ONNX file that was exported for TensorRT.
         backend: backend that will run it: onnx, onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript,
             executorch
-        folder: folder for the artifact and its run card (default: output/<NAME>; of an engine: its ONNX file's)
+        folder: folder of the results (default: output/<NAME>; of an engine: its ONNX file's)
         policy: Default: see above.
-        precision: float: the baseline
-        float_type: type of float layers (default: float32; for GPUs float16; bfloat16: cuda)
-        batch: ONNX, executorch: only batches of N (executorch: default 1); fastertransformer, cuda: up to N
+        precision: float: the float model, to compare with
+        float_type: type of float layers (default: float32; for GPUs float16; bfloat16: cuda alone)
+        batch: ONNX, executorch: fix the batch size (executorch: 1 by default); fastertransformer, cuda: largest batch
         sm: fastertransformer: compute capability (default 80)
-        fix_gelu_bias: fastertransformer: undo its misreading of more than 4096 biases (Swin-L)
-        opset: ONNX: 17 to 20 (default: the oldest that costs nothing; 21 with --int4-weights)
-        int4_weights: ONNX: store weights of at most 4 bits as INT4 (policies w4a16, w4a8)
-        replace: ONNX: equivalent operators for some: roll, gather, ... (docs/analyze.md)
-        plugin: ONNX: operators as nodes of a domain of your own: OP=DOMAIN::NAME (docs/custom_operators.md)
-        plain: openvino: no compiled operators
-        npu: onnx: for NPUs: one picture, no tensor above rank 5 (docs/devices.md)
-        uint8_input: pictures are uint8 [batch, S, S, 3], which the file normalises (ONNX, cuda)
-        softmax: ONNX: give probabilities, too
-        top_k: ONNX: give the N best classes and theirs, too
-        labels: ONNX: file of class names, one a line, to travel in the file
-        tune: openvino: try policies and operators here, keep the fastest (a minute)
-        check: fastertransformer: read the export back and compare it with the model
+        fix_gelu_bias: fastertransformer: store the biases of Swin-L where its kernel looks for them
+        opset: ONNX: 17 to 20 (default: the oldest that runs as fast; 21 with INT4 weights)
+        int4_weights: ONNX: store 4-bit weights as INT4, of a model that has some (policy w4a16 or w4a8)
+        replace: ONNX: write these operators in another form: roll, gather, ... (docs/analyze.md)
+        plugin: ONNX: write an operator as one of your own: OP=DOMAIN::NAME (docs/custom_operators.md)
+        plain: openvino: standard operators alone, none that is compiled
+        npu: onnx: a form for NPUs, of one picture (docs/devices.md)
+        uint8_input: ONNX, cuda: the file takes uint8 pixels [batch, S, S, 3], and normalises them itself
+        softmax: ONNX: probabilities as a further output
+        top_k: ONNX: the N best classes and their probabilities as further outputs
+        labels: ONNX: text file of class names, one a line, to store in the file
+        tune: openvino: time several policies and operators here, and keep the fastest (a minute)
+        check: fastertransformer: read the result back, and compare it with the model
         build: How a TensorRT engine is built.
         saturation_safe: Weights of 7 bits for CPUs without VNNI.
         compared: Compare that of a wrapped module with fake-quant.

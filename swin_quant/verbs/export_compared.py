@@ -18,6 +18,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
+from swin_quant.config.outputs import say
 from swin_quant.exported import choose_engine
 from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
@@ -78,7 +79,7 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
         _remove(artifact)
         raise
     is_half = artifact.record["options"].get("float_type") in HALF_TYPES
-    outputs = module.output_names or (module.output_kind,)
+    outputs = module.output_names or (say(module.output_kind),)
     most = HALF_DB if is_half else EXACT_DB
     worst = min(likenesses(outputs, found, expected, exact, most), key=attrgetter("spare_db"))
     beside = "fake-quant" if references[-1].policy else "float32"

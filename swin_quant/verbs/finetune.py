@@ -29,6 +29,7 @@ from swin_quant.train.amax import settle_granularity
 from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.run import (
+    NOT_FOR_TRAINING,
     Qat,
     Request,
     Training,
@@ -65,8 +66,8 @@ class Finetuned(TrainedFile):
 @checked
 def finetune(
     model: Annotated[Model | str | Path | ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
-    pictures: Annotated[PictureSet | str | Path, Fields(PictureSet, "pictures")],
-    folder: Annotated[str | Path | None, Parameter(name="--output", group="output")] = None,
+    pictures: Annotated[PictureSet | str | Path, Fields(PictureSet, "pictures", without=NOT_FOR_TRAINING)],
+    folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
     recipe: Annotated[str | Training, Fields(Training, "training")] = DEFAULT_RECIPE,
     policy: Annotated[Policies, Fields(PolicyChoice, "policy: which nodes are quantized, and how")] = None,
     *,
@@ -85,28 +86,27 @@ def finetune(
     config: Annotated[str | Path | None, Parameter(parse=False)] = None,
     device: Annotated[str, Parameter(parse=False)] = "cpu",
 ) -> Finetuned:
-    """Fine-tune a calibrated model with its nodes on (QAT): writes <NAME>_qat.pth, and scores it on val.
+    """Train a calibrated model with quantization (QAT): writes <NAME>_qat.pth, and scores it on val.
 
-    The result is calibrated as well, in the same formats, and no weight of it lies outside its range. A model of maps
-    or an embedding needs no labels: it learns to give the float model's outputs. A model that is in no file yet is
-    saved in the folder first. Ranks that a launcher started share each step.
+    The result is a calibrated checkpoint, under the policy that it was trained under. A model that gives maps or an
+    embedding needs no labels: it learns to give the float model's outputs. Processes of a launcher share each step.
 
     Args:
-        model: A calibrated model, or its checkpoint.
+        model: A calibrated model, which is saved in the folder first if it is in no file, or its checkpoint.
         pictures: A place with train and val.
         folder: folder of the results (default: output/<NAME>)
         recipe: A shipped recipe or a YAML file (default: qat_tiny), or also changes of it.
         policy: Default: the model's.
-        epochs: epochs
-        resume: go on with the run of the output folder
-        overwrite: replace the run that the output folder holds
-        distill: learn from a teacher (distill.weight 1 if it is 0)
-        teacher: float checkpoint of the same classes to learn from (default: the original)
-        amax: amax.mode: how ranges are trained
+        epochs: number of epochs (default: the recipe's)
+        resume: go on with the run in the output folder
+        overwrite: replace the run in the output folder
+        distill: learn from a teacher, too, even if the recipe does not
+        teacher: float checkpoint to learn from (default: the original)
+        amax: how ranges are trained (default: the recipe's way)
         qat: How a teacher is learned from.
-        half: half-precision baseline (default: the device's)
-        original: the float checkpoint that QAT is compared with (default: looked for)
-        no_eval: do not score the result on the val split
+        half: type in which the float model is scored, too; auto: the device's
+        original: float checkpoint to compare with (default: looked for)
+        no_eval: do not score the result
         changes: Keys of the recipe, {"optimizer.lr": 1e-4}.
         batch_size: Pictures at a time, a rank.
         config: YAML, or a shipped name (default: the checkpoint says).
@@ -140,7 +140,6 @@ def finetune(
         request = training.request(folder_for(folder, cfg), file.opened, place, replace_head=file.replace_head, **how)
         with only_writer(request.folder, world):  # until the last result is in the run card
             trained, path, used, is_chosen = _trained(cfg, wanted, request, chosen, world)
-            tell_bits([used])
             has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
             if no_eval or (not is_chosen if has_logits else world.size > 1 or not has_split(cfg, "val")):
                 return Finetuned(path, Evaluation((), trained.card))
@@ -177,6 +176,7 @@ def _trained(
     if not enabled_nodes(module):
         raise UsageError(f"policy {policy.name} quantizes nothing: choose another, or `swin-quant train` for float")
     quantize(module)
+    tell_bits([policy])
     # Snapshots are compared with the model, and have the ranges that training gives it.
     settle_granularity(module, enabled_nodes(module))
     if not request.teacher and recipe.distill.on:  # the float model that was calibrated, if it is found

@@ -22,6 +22,7 @@ from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import OpenedCheckpoint, made_before
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import LOGITS
+from swin_quant.data.loader import seeded_order
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sources import TRAIN, place_has
@@ -108,6 +109,16 @@ class Quantization:
         return dataset_record(self.pictures.path, "val", opened)
 
     @property
+    def drawn_from(self) -> PictureSet:
+        """The pictures of which `calibrate` draws a sample."""
+        return replace(self.pictures, split=self.pictures.split or TRAIN)
+
+    @cached_property
+    def drawn_names(self) -> list[str]:
+        """All their names, in the order in which they are drawn. SwinQuantError where they are not to be had."""
+        return seeded_order(replace(self.drawn_from, cache_mode="no").open(), self.pictures.seed or 0)
+
+    @property
     def calibrated(self) -> Path:
         """The calibrated checkpoint, whatever its name; where it will be written, as long as there is none."""
         named = self.folder, self.cfg.MODEL.NAME, self.policy.to_dict()
@@ -172,8 +183,8 @@ def changed(job: Quantization, file: Path | None = None) -> list[str] | None:
         and plan_passes(job.passes).made(record.get("passes", [])[len(earlier) :], record.get("advice", [])),
     }
     different = [what for what, is_same in same.items() if not is_same]
-    given = replace(job.pictures, split=job.pictures.split or TRAIN)  # as `calibrate` takes those of a checkpoint
-    return different if were_drawn(record, given) else [*different, "the pictures"]
+    is_same = were_drawn(record, job.drawn_from, lambda: job.drawn_names)
+    return different if is_same else [*different, "the pictures"]
 
 
 def get_sha256(file: str | Path) -> str:

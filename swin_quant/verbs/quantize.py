@@ -30,7 +30,7 @@ from swin_quant.verbs.export import export
 from swin_quant.verbs.export_here import check_tunable
 from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
 from swin_quant.verbs.quantization import Quantization
-from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, steps
+from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, steps, tell_policy
 from swin_quant.verbs.search import search
 from swin_quant.verbs.search_result import Budget, refuse_useless
 from swin_quant.verbs.verify import verify
@@ -91,14 +91,14 @@ def quantize(
         method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
-        passes: what recovers accuracy afterwards: a recipe (fast, best, ...) or its file; none (default: channels that
+        passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: channels that
             stand out are evened out)
         budget: Of a search; without a limit of the loss, 0.1 points of top-1.
-        int4_weights: ONNX: store weights of at most 4 bits as INT4 (policies w4a16, w4a8)
+        int4_weights: ONNX: store 4-bit weights as INT4, of a policy that has some (w4a16, w4a8)
         tune: openvino: try policies and operators here, keep the fastest
         float_type: type of float layers (default float32; GPUs float16)
         threads: threads of the engine (default: its own choice)
-        half: half-precision baseline (default: the device's)
+        half: type in which the float model is scored, too; auto: the device's
         dry_run: print the steps, as commands, and do nothing
         config: For a checkpoint whose model no run card or shape tells.
 
@@ -150,6 +150,7 @@ def quantize(
         wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
         job = Quantization(model, cfg, output, target, settled, asked, *wanted, float_type, threads, half)
         refuse_contradictions(job)
+        tell_policy(job.checkpoint.card, job.policy, is_chosen=bool(job.choice.policy))
         if dry_run:
             for step in steps(job, job.exported_file):
                 print(step.command + ("    # done" if step.is_done else ""))
@@ -176,6 +177,7 @@ def quantize(
     ensure_writable_dir(folder)
     own = None if is_searched else one_policy(policy)
     named = own or load_policy(target.exporting.policies_for(subject.card.config)[0])
+    tell_policy(subject.card, named, is_chosen=is_searched or own is not None)
     if tune:
         tuned = ExportTarget.parse(target.name, "int8", {"int4_weights": int4_weights})
         check_tunable(tuned, own, replace(subject.card, policy=named.to_dict()))

@@ -22,6 +22,7 @@ from swin_quant.exported import SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.policies import PolicyChoice
 from swin_quant.quant import DEFAULT_PERCENTILE, SEARCHED_ON
+from swin_quant.quant.policy import Policy
 from swin_quant.report.engines import Verification
 from swin_quant.score.engine import HALF_TYPES
 from swin_quant.verbs.calibrate import calibrate
@@ -171,6 +172,14 @@ def finish(job: Quantization) -> Artifact:
     if (found := find_artifact(job)) is None:
         raise SwinQuantError(f"{job.folder}: holds no artifact of {job.calibrated.name} for {job.target.name}")
     return found
+
+
+def tell_policy(card: RunCard | None, policy: Policy, is_chosen: bool) -> None:
+    """Warn where a model that is calibrated gets another policy though none `is_chosen`."""
+    before = card.policy if card and not is_chosen else None
+    if before and before["rules"] != policy.to_dict()["rules"]:
+        told = "%s is calibrated under policy %s: it is calibrated anew under %s, the backend's best; ‹policy› chooses"
+        log.warning(told, card and card.name, before["name"], policy.name)
 
 
 def refuse_contradictions(job: Quantization) -> None:

@@ -79,8 +79,9 @@ def report(
     empty = [str(path) for path, card in read.items() if not card.results]
     if len(empty) == len(read):
         raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
-    if empty:
-        log.warning("left out: %s: %s", listed(empty), _NO_RESULT)
+    scored = {card.weights_sha256 for card in read.values() if card.results} - {None}  # or artifacts of it were
+    if unscored := [path for path in empty if read[Path(path)].weights_sha256 not in scored]:
+        log.warning("left out: %s: %s", listed(unscored), _NO_RESULT)
     if pictures is not None and not html:
         raise UsageError("‹data_path›: is for the page: add ‹html› FILE")
     if html:  # a missing library is named before pictures are classified

@@ -50,25 +50,23 @@ def search(
     threads: int | None = None,
     float_type: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> Search:
-    """Find the layers that must stay float for a budget, at the least latency, and apply the policy.
+    """Find the fastest mixed policy that keeps a limit of the loss: which layers stay float, and which become int8.
 
-    Each layer is measured alone on pictures, and each group of alike layers on the engine. Layers stay float in the
-    order of their error for each millisecond that int8 saves there: as few as keep the budget on a quarter of the
-    pictures. The others confirm the choice; if they refute it, the next may have 0.7 of its divergence. No labels are
-    needed: the drop is estimated from the float model's probabilities where the two disagree, with two standard errors
-    added, and doubled on training pictures, where a network is too sure. The command ends with exit code 1 where the
-    budget cannot be met; the best policy that was found is written all the same.
+    The error of each layer is measured on pictures, and its time on the engine. As few layers as possible stay float,
+    those first whose error is large for the time that int8 saves. No labels are needed: the drop of accuracy is
+    estimated, with a margin, from pictures that float and int8 classify differently. The policy is written as YAML for
+    `export --policy`; exit code 1 says that no policy keeps the limit, and the best one is written all the same.
 
     Args:
         model: A calibrated model or checkpoint. A model that is in no file yet is saved in the folder first.
         pictures: From a place on disk 1,024 are drawn, unless it says how many, with its seed + 1: another draw than
             the one that calibrates.
-        engine: engine whose latency is measured
+        engine: engine that will run the model, on which layers are timed
         folder: folder for the policy, NAME_auto_ENGINE.yaml
         policy: Default: the engine's best.
         budget: Limits; without one of the loss, 0.1 points of top-1.
-        batch: pictures of a batch that is timed
-        threads: threads of the engine (default: its own choice)
+        batch: batch size that is timed
+        threads: threads of the engine (default: the engine chooses)
         float_type: type of float layers (default float32; GPUs float16)
 
     Returns:

@@ -34,10 +34,10 @@ class Budget:
     """Limits of a policy's loss and latency; None: no limit. The drop counts with two standard errors.
 
     Args:
-        max_drop: expected drop of top-1 accuracy, in points (default 0.1)
-        min_agreement: top-1 agreement with float, in percent
-        min_sqnr: SQNR of the logits, in dB
-        max_ms: latency of a batch on the engine, in milliseconds
+        max_drop: largest drop of top-1 accuracy, in points (default 0.1)
+        min_agreement: smallest share of pictures with the same top-1 as float, in percent
+        min_sqnr: smallest SQNR of the logits, in dB
+        max_ms: largest latency of a batch on the engine, in milliseconds
 
     Raises:
         UsageError: A limit that no policy keeps, or that every policy keeps.

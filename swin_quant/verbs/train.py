@@ -22,6 +22,7 @@ from swin_quant.models import build_model
 from swin_quant.train.outdir import only_writer
 from swin_quant.train.recipe import load_recipe, read_recipe
 from swin_quant.train.run import (
+    NOT_FOR_TRAINING,
     Training,
     folder_for,
     place_to_train_on,
@@ -57,8 +58,8 @@ class TrainedFile(Evaluated):
 
 def train(
     model: Annotated[ModelFile, Fields(ModelFile, "model", ("checkpoint",))],
-    pictures: Annotated[PictureSet | str | Path, Fields(PictureSet, "pictures")],
-    folder: Annotated[str | Path | None, Parameter(name="--output", group="output")] = None,
+    pictures: Annotated[PictureSet | str | Path, Fields(PictureSet, "pictures", without=NOT_FOR_TRAINING)],
+    folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
     training: Annotated[Training, Fields(Training, "training")] = Training(),
     *,
     epochs: Annotated[int | None, Parameter(group="training")] = None,
@@ -76,11 +77,11 @@ def train(
         pictures: A place with train and val.
         folder: folder of the results (default: output/<NAME>)
         training: The recipe (default: the config's TRAIN and AUG), and changes of it.
-        epochs: epochs
-        resume: go on with the run of the output folder
-        overwrite: replace the run that the output folder holds
-        half: half-precision baseline (default: the device's)
-        no_eval: do not score the result on the val split
+        epochs: number of epochs (default: the recipe's)
+        resume: go on with the run in the output folder
+        overwrite: replace the run in the output folder
+        half: type in which the float model is scored, too; auto: the device's
+        no_eval: do not score the result
 
     Returns:
         The file, and its results.

@@ -113,7 +113,11 @@ def test_messages(screen, flags, shown):
     progress.log.debug("detail")
     progress.log.info("message")
     progress.log.warning("beware")
+    progress.log.warning("%s", "beware")  # once in a command
     assert text.getvalue().splitlines() == shown
+    progress.set_up(**flags)
+    progress.log.warning("beware")
+    assert text.getvalue().splitlines() == [*shown, "warning: beware"]
 
 
 def test_a_log_that_cannot_be_written_does_not_fill_the_screen(screen, capsys):

@@ -89,6 +89,17 @@ def test_what_hardly_is_prepared_is_warned_of_once(kind, make, reason, caplog):
     assert reason in line and "\n" not in line
 
 
+def test_every_call_is_looked_at(caplog):
+    """A service or a loop may prepare the first batch well, and later ones not."""
+    known, raw = preprocess("imagenet"), pixels().permute(0, 3, 1, 2)
+    looks = Prepared(known)
+    looks(known.normalised(pixels()))
+    looks(raw / 255)
+    assert [record.getMessage().count("pixels / 255") for record in caplog.records] == [1]
+    with pytest.raises(UsageError, match="pixels that are not normalised"):
+        looks(raw.float())
+
+
 @pytest.mark.parametrize("kind", ["imagenet", "inception", "cifar", "none"])
 def test_pixels_are_preprocessed(kind):
     known = preprocess(kind)

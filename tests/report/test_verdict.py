@@ -164,7 +164,7 @@ def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, s
         (load_policy("qdq").bits("*", 4), {"torchscript"}),
         (load_policy("qdq").bits("role:gemm_weight", 4), {"onnxruntime"}),
         (load_policy("w4a16"), {"onnxruntime"}),
-        (load_policy("ft-mode2"), {"fastertransformer", "cuda"}),
+        (load_policy("ft-mode2"), {"onnxruntime", "openvino"}),
         (load_policy("cuda-fp8"), {"onnx", "tensorrt", "cuda", "onnxruntime"}),
     ],
     ids=lambda one: getattr(one, "name", ""),

@@ -84,11 +84,18 @@ def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(
              "groups": [], "profile": {}, "forwards": 1.0}  # fmt: skip
     searched = {"engine": "onnxruntime", "batch": 1, "budget": "", "met": True, "pictures": 8, "tried": []}
     measured = {"sensitivity": costs, "searches": [searched]}
-    Path(start).with_suffix(".json").write_text(json.dumps({**card_of(calibrated), **measured}))
+    then = "2020-01-01T00:00:00+00:00"
+    Path(start).with_suffix(".json").write_text(json.dumps({**card_of(calibrated), **measured, "created": then}))
     flags = [start if word == calibrated else word for word in qat_flags]
-    assert run("finetune", *flags, "--epochs", 1, "--no-eval").code == 0
+    done = run("finetune", *flags, "--epochs", 1, "--no-eval", "--set", "bits=W4A4").ok()
+    assert "trained under policy ft-mode1 (W8A8) by recipe recipe" in done.err.partition("epochs: 1")[0]
+    assert (
+        "made for W4A4, but policy ft-mode1 has W8A8: give another --recipe, or --policy"
+        in done.err.partition("epochs: 1")[0]
+    )
     card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
     assert (card["sensitivity"], card["searches"], card["results"]) == (None, [], [])
+    assert card["created"] > then, "that of the training"
 
 
 @pytest.mark.slow

@@ -75,6 +75,12 @@ def test_after_an_export_for_a_gpu(run, follow, calibrated_32, backend, tmp_path
     assert followed(follow, done.err) == ["verify"]
 
 
+def test_after_training(run, follow, calibrated, scoring_flags, tmp_path):
+    words = [*scoring_flags, "--epochs", 1, "--set", "augment.crop=padded", "--batch", 2, "--output", tmp_path / "out"]
+    done = run("finetune", calibrated, *words).ok()
+    assert followed(follow, done.out)[0] == "export"
+
+
 def test_after_quantize_and_on_its_page(run, follow, micro, pictures, tmp_path, monkeypatch):
     words = [micro / "swin.pth", "--cfg", micro / "swin.yaml", "--data-path", pictures, "--pictures", 8]
     done = run("quantize", *words, "--for", "onnxruntime", "--output", tmp_path / "out", "--device", "cpu").ok()

@@ -11,6 +11,7 @@ from commands import command
 import swin_quant as sq
 from swin_quant.cards.card import RunCard
 from swin_quant.cli.command import Command
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.policies import PolicyChoice
 
 
@@ -110,6 +111,20 @@ def test_a_dry_run_names_the_file_that_the_export_writes(run, calibrated_32, pic
     sq.calibrate(model, [torch.zeros(1, 3, 32, 32)], choice, passes=[])
     made = sq.export(model, backend, tmp_path, choice, int4_weights=options.get("int4_weights", False))
     assert all(str(made.file) in line for line in told if "verify" in line or "evaluate" in line), told
+
+
+def test_a_calibrated_file_is_said_to_get_another_policy(run, calibrated, pictures, tmp_path):
+    words = [calibrated, "--data-path", pictures, "--for", "onnxruntime", "--output", tmp_path / "out", "--dry-run"]
+    told = "is calibrated under policy ft-mode1: it is calibrated anew under onnxruntime, the backend's best; --policy"
+    assert told in run("quantize", *words).ok().err
+    assert "calibrated anew" not in run("quantize", *words, "--policy", "cpu").ok().err
+
+
+def test_pictures_are_opened_once_a_step(run, words, made, heard):
+    """Names are enough to see whether a step is done, however the bytes of pictures are to be held."""
+    opened = heard(PictureSet, "open")
+    run("quantize", *words, "--cache-mode", "full").ok()
+    assert [one["self"].cache_mode for one in opened] == ["no", "no"], "of train and of val"
 
 
 def test_a_dry_run_of_pictures_that_are_turned_and_a_seed_of_zero_says_both(micro, pictures, tmp_path, capsys):

@@ -67,6 +67,14 @@ def test_cards_without_results_are_left_out_and_named(report, refused, tmp_path)
         assert warning.startswith("warning: left out: ") and "empty.json" in warning and "void.json" in warning
 
 
+def test_a_checkpoint_whose_artifact_was_scored_is_left_out_without_a_word(report, tmp_path):
+    """`swin-quant report out/*.json` after `quantize`."""
+    made = {"file": "swin_micro_calib.pth", "sha256": "0" * 64}
+    for file in (write(tmp_path / "swin_micro_calib.json"), write(tmp_path / "swin_micro_int8.json", FLOAT, INT8)):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "checkpoint": made}))
+    assert report(*sorted(tmp_path.glob("*.json"))).err == ""
+
+
 def test_json_of_another_kind_beside_a_card_is_left_out_and_named(report, refused, tmp_path):
     """`swin-quant report out/*.json`, where a search left its journal."""
     card, journal = write(tmp_path / "a.json", FLOAT, INT8), tmp_path / "a.journal.json"

@@ -48,6 +48,13 @@ def test_every_node_with_the_figures_of_its_file(page, own):
 
 
 @pytest.mark.slow
+def test_a_folder_of_pictures_is_spoken_of_where_a_command_needs_one(page, own):
+    text = page(own.with_suffix(".json"))
+    shown = re.findall(r'<td data-title="next"[^>]*>(.*?)</td>', text)
+    assert ("DIR is your folder" in text) == any("DIR" in cell for cell in shown)
+
+
+@pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(page, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"

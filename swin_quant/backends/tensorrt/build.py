@@ -34,12 +34,12 @@ class BuildOptions:
     """Options of an engine that is built from an exported ONNX file.
 
     Args:
-        min_batch: TensorRT: smallest batch (default 1)
-        opt_batch: TensorRT: batch it is tuned for (default 8)
-        max_batch: TensorRT: largest batch (default 32)
-        workspace: TensorRT: limit of scratch memory in MiB (default: none)
-        timing_cache: TensorRT: file of kernel timings to start from, and to keep
-        allow_float32: TensorRT: take an int8 graph whose float part is float32
+        min_batch: smallest batch
+        opt_batch: batch that it is tuned for
+        max_batch: largest batch
+        workspace: limit of scratch memory in MiB (default: none)
+        timing_cache: file that keeps times of kernels for the next build
+        allow_float32: build it also where float layers are float32, which is slow
     """
 
     min_batch: int = 1

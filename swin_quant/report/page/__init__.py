@@ -24,7 +24,7 @@ from swin_quant.report.page.data import (
     training,
 )
 from swin_quant.report.table import Column, ReportTable, html_table
-from swin_quant.report.verdict import DeployVerdict
+from swin_quant.report.verdict import DIR, DeployVerdict
 from swin_quant.score.scoring import Guess
 
 MOST_NODES = 2000  # rows that a browser sorts within a second
@@ -56,7 +56,7 @@ _COLUMNS = (
     ("costs_db", "costs dB", True),
 )
 
-_RUN_THERE = '<p class="dim">Commands run in the folder of this page; DIR is your folder of pictures.</p>'
+_RUN_THERE, _IS_DIR = "Commands run in the folder of this page", f"; {DIR} is your folder of pictures"
 _VERDICT = (
     Column[DeployVerdict]("deploy", "deploy", lambda one: one.deploy),
     Column[DeployVerdict]("result", "result", lambda one: one.summary),
@@ -131,7 +131,8 @@ def _sections(
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     if verdicts := [verdict for checkpoint in checkpoints for verdict in checkpoint.verdicts]:
         table = html_table(ReportTable(_VERDICT, verdicts))
-        yield "deploy", ("Deploy", f'{_RUN_THERE}<div class="cards">{table}</div>')
+        told = _RUN_THERE + _IS_DIR * any(DIR in verdict.next.split() for verdict in verdicts)
+        yield "deploy", ("Deploy", f'<p class="dim">{told}.</p><div class="cards">{table}</div>')
     yield "accuracy", ("Accuracy", f'<div class="wide cards">{AccuracyTable.from_cards(cards).html()}</div>')
     if drawn["latency-chart"]:
         yield "latency", ("Accuracy and latency", '<div class="chart" id="latency-chart"></div>')
