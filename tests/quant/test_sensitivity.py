@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.models.registry import list_blocks, list_stages
@@ -67,7 +68,7 @@ def values(loss):
 
 
 @pytest.mark.kernels
-@KINDS
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_alone_and_left_out_are_what_the_whole_model_gives(kind, measured):
     model, policy, batches, found = measured(kind)
     groups = {(group.kind, group.name): group for group in found.groups}

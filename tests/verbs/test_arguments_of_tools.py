@@ -21,9 +21,11 @@ def verb():
     return lambda name: importlib.import_module(f"swin_quant.verbs.{name}")
 
 
-@pytest.fixture
-def exported(model, train, tmp_path):
-    return sq.export(sq.calibrate(model, train, "qdq", passes=[]), "onnxruntime", tmp_path / "onnx")
+@pytest.fixture(scope="module")
+def exported(micro, pictures, tmp_path_factory):
+    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+    sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
+    return sq.export(model, "onnxruntime", tmp_path_factory.mktemp("onnx"))
 
 
 def assert_all(function, *names):
