@@ -93,8 +93,9 @@ def test_engine_of_an_exported_file(verb, exported, tmp_path, heard):
     assert list(asdict(plans[0]["options"]).values()) == [*asked.values(), True]
 
 
-def test_align(verb, micro, model, exported, val, tmp_path, heard):
-    module, file = verb("align"), model.file
+def test_align(verb, micro, model, train, exported, val, tmp_path, heard):
+    module, file = verb("align"), tmp_path / "calib.pth"
+    sq.calibrate(model, train, "qdq", passes=[]).save(file)
     opened, loaded = heard(module, "open_side"), heard(module, "artifact_side")
     compared, dumped = heard(module, "compare"), heard(module, "write_dump")
     form = ModelFile(cfg=str(micro / "swin.yaml"))
