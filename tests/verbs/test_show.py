@@ -161,6 +161,8 @@ def test_unknown_targets_are_a_line(run, model, words, said):
 
 
 def test_files_that_are_no_onnx(run, tmp_path):
+    for flag, value in (("--for", "qnn"), ("--engine", "onnxruntime")):
+        assert f"{flag}: is for ONNX files" in run("show", "policies", flag, value).error(2)
     bad = tmp_path / "bad.onnx"
     assert "no such file" in run("show", bad).error(1)
     bad.write_bytes(b"\xff\xfe not protobuf")

@@ -14,8 +14,10 @@ from swin_quant.quant.passes.reconstruct import (
     ReconstructOptions,
     Rounding,
     make_rounding,
+    random_mask,
     run,
     undecided,
+    with_mirrored,
 )
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import State, named_nodes
@@ -32,6 +34,16 @@ def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, image
     note = run(context, ReconstructOptions(iterations=30, batch=8))
     assert sqnr(context, images[24:]) > before + 1, note
     assert "units gain" in note and "finite" not in note
+
+
+def test_a_picture_and_its_mirror_image_teach_both_or_judge_both():
+    images = torch.randn(24, 3, 4, 4)
+    batches = with_mirrored(images.split(8))
+    rows = torch.cat(batches)
+    assert [len(batch) for batch in batches] == [8] * 6
+    assert torch.equal(rows[::2], images) and torch.equal(rows[1::2].flip(3), images)
+    teaching, judging = rows[:-12], rows[-12:]
+    assert not any(torch.equal(x.flip(-1), y) for x in teaching for y in judging)
 
 
 @pytest.mark.parametrize("pictures", [2, 6, 10])
@@ -83,6 +95,13 @@ def test_a_unit_whose_loss_is_not_finite_stays_and_is_named(make_context, monkey
     note = run(context, SHORT)
     assert "not finite" in note and next(iter(context.units)) in note
     assert same(context.model.state_dict(), before)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.95])
+def test_random_masks_have_the_given_share(share):
+    generator = torch.Generator().manual_seed(0)
+    mask = random_mask(torch.Size((50, 401)), share, generator)
+    assert mask.shape == (50, 401) and mask.double().mean().item() == pytest.approx(share, abs=0.02)
 
 
 SEEDS, BITS = st.integers(0, 10_000), st.integers(2, 8)

@@ -113,6 +113,13 @@ def test_a_checkpoint_whose_card_is_of_another_size(run, exports, card_of, with_
     assert "its run card resizes pictures to 64, the model takes 32" in line
 
 
+def test_a_model_that_is_no_classifier(run, exports, card_of, with_card, pictures):
+    config = card_of(exports.onnx)["config"]
+    config["MODEL"]["OUTPUT_KIND"] = "features"
+    said = "predict is about logits, and this model gives features"
+    assert said in run("predict", with_card(exports.onnx, config=config), pictures).error(2)
+
+
 def test_names_come_from_a_file_then_from_the_artifact_then_from_imagenet(tmp_path):
     path = tmp_path / "labels.txt"
     path.write_bytes("\ufeffKatze\r\nHündin\r\n\r\n".encode())
