@@ -63,31 +63,6 @@ def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_p
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_calibrated_file_that_is_not_that_of_its_card(refused, scoring_flags, calibrated, tmp_path):
-    path = tmp_path / calibrated.name
-    shutil.copy(calibrated.with_suffix(".json"), path.with_suffix(".json"))
-    state = torch.load(calibrated, weights_only=True)
-    torch.save(state | {next(key for key in state if key.endswith("_amax")): torch.tensor(1.5)}, path)
-    has(refused(1, "evaluate", *scoring_flags, "--checkpoint", path), path, "one of the two was replaced")
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "says"),
-    [
-        ("layers.1.blocks.0.mlp.fc1.weight", float("nan"), "layers.1.blocks.0.mlp.fc1.weight"),
-        ("layers.1.blocks.0.mlp.fc1.weight", float("inf"), "layers.1.blocks.0.mlp.fc1.weight"),
-        ("layers.1.blocks.0.mlp.fc1.weight", 3e38, "module layers.1.blocks.0.mlp.fc1"),
-        ("patch_embed.proj.bias", 3e38, "module patch_embed.norm"),
-    ],
-)
-def test_nan_and_infinity_name_the_first_module(refused, float_flags, micro, tmp_path, key, value, says):
-    state = torch.load(micro / "swin.pth", weights_only=True)
-    state["model"][key].fill_(value)
-    torch.save(state, tmp_path / "overflow.pth")
-    line = refused(1, "calibrate", *float_flags, "--checkpoint", tmp_path / "overflow.pth")
-    has(line, says, "NaN or")
-
-
 def emptied(folder):
     for file in folder.rglob("*.png"):
         file.unlink()

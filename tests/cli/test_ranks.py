@@ -1,19 +1,14 @@
 """Several processes: the same ranges and figures as one, every picture once, and all end when one fails."""
 
-import inspect
 import itertools
 import os
-import resource
-import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-from commands import after_one_batch, meeting
+from commands import after_one_batch
 from nightly import share
 from PIL import Image
 
@@ -173,15 +168,6 @@ def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path
     assert snapshot(tmp_path / "out") == {}
 
 
-@pytest.mark.nightly
-def test_a_bug_of_one_rank_ends_all(forked, float_flags, tmp_path):
-    flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
-    failed, other = forked(2, "calibrate", *flags, before=dies(0, lambda: 1 / 0))
-    assert (failed.code, other.code) == (1, 1)
-    assert "ZeroDivisionError" in failed.err and failed.err.count("\n") == 1
-    assert "rank 0 failed: division by zero" in other.err and other.err.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp_path):
     """The other waits in a collective, where the broken connection shows at once."""
@@ -189,35 +175,6 @@ def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp
     other, killed = forked(2, "calibrate", *flags, before=dies(1, kill))
     assert killed.code == -signal.SIGKILL and "another rank is gone" in other.error(1)
     assert snapshot(tmp_path / "out") == {}
-
-
-KILLED_IN_CALIBRATION = f"""
-import os, signal, sys
-from swin_quant import cli
-{inspect.getsource(after_one_batch)}
-if os.environ["RANK"] == "0":
-    after_one_batch(lambda: os.kill(os.getpid(), signal.SIGKILL))
-sys.exit(cli.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.nightly
-def test_rank_0_that_is_killed_ends_the_other_with_one_line(float_flags, tmp_path):
-    """In separate processes without torchrun: torch's C++ side must not print its stack traces either."""
-    common = meeting(2)
-    words = [*map(str, float_flags), "--output", str(tmp_path / "out"), "--quiet"]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", KILLED_IN_CALIBRATION, "calibrate", *words],
-            env=os.environ | common | {"RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=600)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 1], errors
-    assert errors[1].count("\n") == 1 and "rank 0 is gone" in errors[1]
 
 
 @pytest.mark.nightly
@@ -240,22 +197,6 @@ def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     computing, killed = forked(2, "calibrate", *flags, before=before)
     assert killed.code == -signal.SIGKILL and "rank 1 stopped answering" in computing.error(1)
-
-
-@pytest.mark.nightly
-def test_a_full_disk_on_rank_0_is_told_to_the_others(forked, float_flags, calibrated, snapshot, tmp_path):
-    out = tmp_path / "out"
-    shutil.copytree(calibrated.parent, out)
-    before = snapshot(out)
-
-    def small_disk(rank):
-        if rank == 0:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-
-    ends = forked(2, "calibrate", *float_flags, "--output", out, "--quiet", before=small_disk)
-    assert "cannot be written" in ends[0].error(1)
-    assert "rank 0 failed" in ends[1].error(1) and "cannot be written" in ends[1].err
-    assert snapshot(out) == before
 
 
 @pytest.mark.parametrize(

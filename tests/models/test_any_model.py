@@ -86,7 +86,7 @@ def test_calibrated_folded_saved_and_read(name, images, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", share([name for name in FAMILIES if name != "resnet50"], 2))
+@pytest.mark.parametrize("name", share([name for name in FAMILIES if name != "resnet50"], 3))
 def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = family(name)

@@ -5,7 +5,6 @@ import torch
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
-from swin_quant.models.maps import Cut, neighbours, pad_up, patches
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from swin_quant.quant.quantizer import named_nodes
@@ -59,20 +58,6 @@ def test_maps_are_those_of_timm(beside_timm, size):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_at_the_trained_size_maps_are_those_of_the_classifier(kind, tiny_backbone, tiny_model):
-    backbone = tiny_backbone(kind)
-    classifier = tiny_model(kind, **SHAPE)
-    state = classifier.state_dict()
-    missing = backbone.load_state_dict({k: v for k, v in state.items() if not k.startswith(("head", "norm"))}, False)
-    assert all("relative" in key for key in missing.missing_keys)
-    images = torch.randn(2, 3, 32, 32)
-    with torch.inference_mode():
-        x = classifier.layers[1](classifier.layers[0](classifier.patch_embed(images)))
-        last = backbone(images)[-1]
-    torch.testing.assert_close(last.flatten(2).transpose(1, 2), x, rtol=1e-4, atol=1e-4)
-
-
 def test_some_stages_need_no_later_ones(tiny_backbone):
     first, both = tiny_backbone(STAGES=[0]), tiny_backbone()
     first.load_state_dict({k: v for k, v in both.state_dict().items() if k in first.state_dict()})
@@ -93,45 +78,6 @@ def test_norms_of_outputs(tiny_backbone, norms, names):
         x = x.permute(0, 2, 3, 1)
         expected = x if norm is None else torch.nn.functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias)
         torch.testing.assert_close(y.permute(0, 2, 3, 1), expected)
-
-
-def attended(cut, height, width):
-    """The tokens that each token of a map may attend to, and those in its window, by brute force."""
-    up = lambda size, window: size + -size % window  # noqa: E731
-    (high, wide), (down, right) = cut.window, cut.shift
-    rolled = (up(height, high), up(width, wide)) if cut.pad_first else (height, width)
-    place = {}
-    for row in range(height):
-        for column in range(width):
-            at = (row - down) % rolled[0], (column - right) % rolled[1]
-            place[row, column] = at[0] // high, at[1] // wide
-    return place
-
-
-@pytest.mark.parametrize("pad_first", [False, True])
-@pytest.mark.parametrize("size", [(8, 8), (7, 10), (3, 9), (1, 1)])
-@pytest.mark.parametrize(("window", "shift"), [((4, 4), (2, 2)), ((3, 5), (0, 2))])
-def test_a_cut_puts_tokens_together_as_defined(size, window, shift, pad_first):
-    height, width = size
-    cut = Cut(window, shift, pad_first)
-    x = torch.arange(1.0, height * width + 1).view(1, height, width, 1)
-    windows = cut.partition(x)
-    assert torch.equal(cut.reverse(windows, x), x)
-    found = {}
-    for number, tokens in enumerate(windows[0, :, :, 0].tolist()):
-        for token in tokens:
-            if token:
-                found[divmod(int(token) - 1, width)] = divmod(number, -(-width // window[1]))
-    assert found == attended(cut, height, width)
-    assert cut.mask(x).shape == (windows.shape[1], *windows.shape[2:3] * 2)
-
-
-def test_zeros_are_added_below_and_right():
-    assert pad_up(torch.ones(1, 3, 5, 2), (4, 4)).shape == (1, 4, 8, 2)
-    assert pad_up(torch.ones(1, 3, 5, 1), (4, 4))[0, 3].abs().sum() == 0
-    image = torch.arange(12.0).view(1, 1, 3, 4)
-    assert patches(image, 2)[0, 1, 0].tolist() == [8, 9, 0, 0]
-    assert neighbours(image.permute(0, 2, 3, 1))[0, 0, 0].tolist() == [0, 4, 1, 5]
 
 
 def test_an_embedding_is_what_the_head_reads(tiny_model):

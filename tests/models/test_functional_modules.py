@@ -186,6 +186,7 @@ MODULES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODULES)
 def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_path):
     given, module, fresh = (torch.manual_seed(0) and MODULES[kind]().eval() for _ in range(3))
@@ -205,7 +206,7 @@ def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", share(MODULES, 5))
+@pytest.mark.parametrize("kind", share(MODULES, 9))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     pytest.importorskip("onnxruntime")
     given, module = (torch.manual_seed(0) and MODULES[kind]().eval() for _ in range(2))

@@ -16,9 +16,8 @@ from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import from_dict
 from swin_quant.config.sides import holds_squares
-from swin_quant.models import build_model, maps
+from swin_quant.models import build_model
 from swin_quant.models.geometry import read_geometry
-from swin_quant.models.maps import relative_coords_table
 
 CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
 NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
@@ -73,23 +72,6 @@ def test_weights_of_squares_at_this_size_give_timms_logits(kind, tmp_path):
     images = torch.randn(2, 3, 24, 40)
     with torch.inference_mode():
         torch.testing.assert_close(ours(images), resized(images), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("window", [(3, 5), (4, 2), (1, 3), (4, 4)])
-def test_tables_of_a_window(window):
-    """Each pair of tokens finds the coordinates of its offset, as squares of each side have them."""
-    places = [(y, x) for y in range(window[0]) for x in range(window[1])]
-    index = maps.offset_index(window)
-    assert index.dtype == torch.int64
-    table = maps.offset_coordinates(window, 8)[0].flatten(0, 1)
-    assert len(table) == index.max() + 1 == (2 * window[0] - 1) * (2 * window[1] - 1)
-    for i, one in enumerate(places):
-        for j, other in enumerate(places):
-            for axis, side in enumerate(window):
-                at = relative_coords_table(side, 8)[0, one[axis] - other[axis] + side - 1, 0, 0]
-                assert table[index[i, j], axis] == at
-    if window[0] == window[1]:
-        assert torch.equal(table.view(1, 7, 7, 2), relative_coords_table(4, 8))
 
 
 def windows_of_microsoft(tokens, window, block):

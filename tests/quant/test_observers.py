@@ -16,37 +16,19 @@ def observer(limit=None, histogram=True):
     return ActivationObserver("some.node", torch.device("cpu"), histogram, limit)
 
 
-def observed(x, batches, limit=None, per_picture=1):
-    """Show [pictures * per_picture, ...] in batches of the given numbers of pictures."""
+def observed(x, limit=None):
+    """Show all pictures in one batch."""
     made = observer(limit)
-    start = 0
-    for size in batches:
-        made.count.pictures = size
-        made(x[start : start + size * per_picture])
-        start += size * per_picture
-    assert start == len(x)
+    made.count.pictures = len(x)
+    made(x)
     return made
-
-
-def equal(one, other):
-    one, other = one.statistics(), other.statistics()
-    return one.width == other.width and one.largest == other.largest and np.array_equal(one.counts, other.counts)
-
-
-@pytest.mark.parametrize("limit", [None, 1, 50, 333, 10_000])
-@pytest.mark.parametrize("windows", [1, 4])
-def test_any_split_of_the_pictures_counts_the_same(limit, windows):
-    x = torch.randn(6 * windows, 49, 24) * torch.rand(6 * windows, 1, 1) * 3
-    whole = observed(x, [6], limit, windows)
-    for split in ([1] * 6, [2, 4], [4, 2], [5, 1], [3, 3]):
-        assert equal(observed(x, split, limit, windows), whole)
 
 
 @given(st.integers(0, 2 * 37 * 41 - 1), st.sampled_from([1.0, -1.0]))
 def test_the_maximum_is_exact_wherever_it_hides(place, sign):
     x = torch.randn(2, 37, 41)
     x.view(-1)[place] = sign * 77.7
-    made = observed(x, [2], limit=20)
+    made = observed(x, limit=20)
     assert made.statistics().largest == np.float32(77.7)
     assert search_range("max", made.statistics()) == np.float32(77.7)
 
@@ -59,7 +41,7 @@ def test_a_subset_leaves_out_no_channel_and_no_token(shape):
         if shape[axis] > limit / 2:
             continue
         levels = torch.arange(shape[axis]).view([-1 if a == axis else 1 for a in range(len(shape))]) + 1.0
-        statistics = observed(levels.expand(shape)[None].contiguous(), [1], limit).statistics()
+        statistics = observed(levels.expand(shape)[None].contiguous(), limit).statistics()
         assert np.count_nonzero(statistics.counts) == shape[axis]
         assert limit / 2 < statistics.counts.sum() <= limit
 
@@ -70,14 +52,7 @@ def test_non_finite_values_are_refused_with_the_node(value, limit):
     x = torch.randn(2, 100)
     x[1, 98] = value
     with pytest.raises(NonFiniteError, match="some.node"):
-        observed(x, [2], limit)
-
-
-def test_observing_leaves_the_tensor_alone_and_keeps_no_graph():
-    x = torch.randn(2, 10, requires_grad=True)
-    before = x.detach().clone()
-    made = observed(x, [2], 3)
-    assert torch.equal(x, before) and not any(side.counts.requires_grad for side in made.histograms)
+        observed(x, limit)
 
 
 MAGNITUDES = st.one_of(st.just(0.0), st.floats(0, 0.125, width=32), st.floats(0, 2.0**127, width=32))
@@ -117,15 +92,6 @@ def test_counts_are_those_of_brute_force(values):
     exponent, counts = brute_force(values)
     assert histogram.exponent == exponent and histogram.counts.tolist() == counts.tolist()
     assert histogram.width == 2.0**exponent / BINS and same(histogram, filled(*([value] for value in values)))
-
-
-@given(st.lists(MAGNITUDES, min_size=1, max_size=60), st.data())
-def test_any_order_and_any_batches_give_the_same(values, data):
-    shuffled = data.draw(st.permutations(values))
-    cuts = data.draw(st.lists(st.integers(0, len(values)), max_size=5))
-    edges = [0, *sorted(cuts), len(values)]
-    batches = [shuffled[a:b] for a, b in zip(edges, edges[1:], strict=False) if b > a]
-    assert same(filled(values), filled(*batches))
 
 
 def test_counts_above_float32_are_exact():

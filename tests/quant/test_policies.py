@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from swin_quant.base.errors import UsageError
-from swin_quant.quant import INT8_MODES
 from swin_quant.quant.policy import (
     Policy,
     Rule,
@@ -18,23 +17,6 @@ from swin_quant.quant.policy import (
     policy_from_dict,
     told_apart,
 )
-
-
-def test_the_built_in_policies():
-    assert builtin_policies() == [
-        *"a16 a16-qnn cpu cpu-amx cpu-operators cuda cuda-fp8 executorch float ft-mode1 ft-mode2".split(),
-        "onnxruntime",
-        "qdq",
-        "qdq-unsigned",
-        "tensorrt",
-        "tensorrt-centred",
-        "tensorrt-fp8",
-        "w4a16",
-        "w4a16-blocks",
-        "w4a8",
-    ]
-    assert INT8_MODES == {1: "ft-mode1", 2: "ft-mode2"}
-
 
 DEEP = {"DEPTHS": [1, 1, 1, 2], "NUM_HEADS": [1, 2, 4, 8]}
 MINE = """

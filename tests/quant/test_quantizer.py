@@ -4,12 +4,10 @@ import copy
 
 import pytest
 import torch
-from nightly import share
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.quantizer import Quantizer, Role, Setting, State, named_nodes
-from swin_quant.train.parallel import tell_cpus_apart
 
 
 def node(amax=None, state=State.QUANTIZE, observer=None, **setting):
@@ -85,43 +83,3 @@ def test_loading_a_state_without_the_range_of_a_node_that_has_one_is_refused():
     with pytest.raises(RuntimeError, match="0._amax"):
         nn.Sequential(node(1.0)).load_state_dict({})
     nn.Sequential(node()).load_state_dict({})
-
-
-class Attention(nn.Module):
-    """A node on a strided view, as in attention, whose result is viewed again."""
-
-    def __init__(self):
-        super().__init__()
-        self.node = node(1.0)
-
-    def forward(self, x):
-        q = x.view(-1, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)[0]
-        return self.node(q).mT.reshape(-1, 6, 16) * 2 + self.node(x).mean()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", share(["aot_eager", "inductor"], 2))
-def test_compiles_to_one_graph(backend):
-    torch._dynamo.reset()
-    model, x = Attention(), torch.randn(4, 6, 48, requires_grad=True)
-    try:
-        tell_cpus_apart()
-        result = torch.compile(model, fullgraph=True, backend=backend, dynamic=True)(x)
-    except (torch._inductor.exc.InductorError, torch._inductor.exc.InvalidCxxCompiler) as error:
-        if "InvalidCxxCompiler" in repr(error):
-            pytest.skip("no C++ compiler here")
-        raise
-    expected = model(x)
-    assert torch.allclose(result, expected, rtol=1e-6, atol=1e-6)
-    (gradient,) = torch.autograd.grad(result.sum(), x)
-    assert torch.allclose(gradient, torch.autograd.grad(expected.sum(), x)[0])
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_exports_with_dynamic_batch_as_one_op(strict):
-    made = node(0.7)
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(made, (torch.randn(2, 3),), dynamic_shapes=({0: batch},), strict=strict)
-    assert sum("fake_quant" in str(n.target) for n in program.graph.nodes) == 1
-    x = torch.randn(9, 3)
-    assert torch.equal(program.module()(x), made(x))

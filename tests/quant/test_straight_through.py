@@ -81,18 +81,6 @@ def test_keeps_little_for_the_backward_pass(learns, most):
     assert sum(t.numel() * t.element_size() for t in kept) < most * x.numel()
 
 
-@given(
-    st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=30), st.sampled_from([0.0, 1.0, 40.0]),
-    st.integers(2, 8), st.booleans(),
-)  # fmt: skip
-def test_the_gradient_of_a_range_is_exact_to_half_a_code(values, amax, bits, narrow):
-    x, found = torch.tensor(values), []
-    for op in (simulate, fake_quant):
-        found.append(gradients(op, x, torch.tensor(amax), bits, narrow)[2])
-    qmax = grid(bits)[1]
-    assert torch.allclose(*found, rtol=1e-3, atol=half_a_code(len(values), qmax) + 1e-5 * qmax)
-
-
 @pytest.mark.parametrize("grid", [(-128, 127), (-14, 241)])
 def test_a_storage_can_be_freed_afterwards_as_a_sharded_weight_s_is(grid):
     x = torch.randn(1000).requires_grad_()

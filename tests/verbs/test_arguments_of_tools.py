@@ -21,9 +21,11 @@ def verb():
     return lambda name: importlib.import_module(f"swin_quant.verbs.{name}")
 
 
-@pytest.fixture
-def exported(model, train, tmp_path):
-    return sq.export(sq.calibrate(model, train, "qdq", passes=[]), "onnxruntime", tmp_path / "onnx")
+@pytest.fixture(scope="module")
+def exported(micro, pictures, tmp_path_factory):
+    model = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
+    sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
+    return sq.export(model, "onnxruntime", tmp_path_factory.mktemp("onnx"))
 
 
 def assert_all(function, *names):
@@ -91,8 +93,9 @@ def test_engine_of_an_exported_file(verb, exported, tmp_path, heard):
     assert list(asdict(plans[0]["options"]).values()) == [*asked.values(), True]
 
 
-def test_align(verb, micro, model, exported, val, tmp_path, heard):
-    module, file = verb("align"), model.file
+def test_align(verb, micro, model, train, exported, val, tmp_path, heard):
+    module, file = verb("align"), tmp_path / "calib.pth"
+    sq.calibrate(model, train, "qdq", passes=[]).save(file)
     opened, loaded = heard(module, "open_side"), heard(module, "artifact_side")
     compared, dumped = heard(module, "compare"), heard(module, "write_dump")
     form = ModelFile(cfg=str(micro / "swin.yaml"))

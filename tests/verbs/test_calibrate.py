@@ -1,4 +1,4 @@
-"""`calibrate`: the files it writes, the pictures it takes, what flags change, and the same in memory."""
+"""`calibrate`: the files it writes and where, the pictures it takes, what flags and bits change, and in memory."""
 
 import hashlib
 import re
@@ -11,6 +11,7 @@ from pass_contexts import CutOff, same
 from PIL import Image
 
 import swin_quant as sq
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
@@ -100,18 +101,6 @@ def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that
     assert re.match(r"warning: --calibrator (max|mse|entropy) does better there, \d+\.\d dB \(", second)
 
 
-@pytest.mark.nightly
-def test_the_default_calibrator_follows_the_bits(calibrate):
-    def method(*flags):
-        record = calibrate(*flags)[1]["calibration"]
-        return record["method"], record["percentile"]
-
-    assert method("--policy", "ft-mode1", "--wprec", 4) == ("percentile", 99.99)
-    assert method("--policy", "ft-mode1", "--aprec", 7) == ("mse", None)
-    assert method("--policy", "ft-mode1", "--aprec", 4, "--calibrator", "max") == ("max", None)
-    assert method("--policy", "ft-mode1", "--aprec", 4, "--percentile", 99.9) == ("percentile", 99.9)
-
-
 def test_a_head_can_be_replaced(calibrate, pictures, tmp_path):
     four = tmp_path / "four"
     shutil.copytree(pictures, four)
@@ -188,26 +177,12 @@ def test_a_model_that_was_changed_and_calibrated_is_not_compared_with_the_file_i
     assert sq.calibrate(model, train, "qdq").card.source is None
 
 
-FILE = "swin_micro_calib.pth"
-
-
-def kinds(card):
-    return [one["kind"] for one in card["calibration"]["advice"]]
-
-
-def test_one_picture_and_pictures_that_are_all_alike(run, float_flags, card_of, tmp_path):
+def test_one_picture_is_too_few(run, float_flags, card_of, tmp_path):
     flags = [*float_flags, "--policy", "qdq", "--output", tmp_path]
     done = run("calibrate", *flags, "--pictures", 1)
     assert done.code == 0 and "advice: 1 picture is too few" in done.err and "--pictures" in done.err, done
-    assert "sample" in kinds(card_of(tmp_path / FILE))
-    black = tmp_path / "black"
-    for number in range(4):
-        file = black / "train" / "cat" / f"{number}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (32, 32), (9, 9, 9)).save(file)
-    done = run("calibrate", *flags, "--pictures", 4, "--data-path", black)
-    assert done.code == 0 and "the pictures are all alike" in done.err, done
-    assert "alike" in kinds(card_of(tmp_path / FILE))
+    card = card_of(tmp_path / "swin_micro_calib.pth")
+    assert "sample" in [one["kind"] for one in card["calibration"]["advice"]]
     assert "must be at least 1" in run("calibrate", *flags, "--pictures", 0).error(2)
 
 
@@ -250,3 +225,103 @@ def test_too_many_broken_pictures_are_one_error(run, float_flags, calibrated, ow
     total = {"train": 12, "val": 7}[split]
     assert f"of {total} pictures are unreadable: cat/" in line and "--max-unreadable (now 0.01)" in line
     assert not list((tmp_path / "out").glob("*"))
+
+
+NAME = "swin_micro_calib"
+TRAIN = ["--epochs", 1, "--batch", 4, "--no-eval"]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("epochs: 1\naugment: {crop: padded}\n")
+    return ["--recipe", tmp_path / "recipe.yaml"]
+
+
+@pytest.fixture(scope="module")
+def of_8_bits(float_flags, tmp_path_factory):
+    """The folder of a calibration by least error at 8 bits."""
+    from swin_quant.cli import main
+
+    folder = tmp_path_factory.mktemp("mse8")
+    words = [*float_flags, "--calibrator", "mse", "--policy", "ft-mode1", "--output", folder]
+    assert main(["calibrate", *map(str, words)]) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_other_bits_are_refused_until_they_are_calibrated(run, scoring_flags, of_8_bits, float_flags, tmp_path):
+    four = ["--policy", "ft-mode1", "--aprec", 4]
+    line = run("evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", *four).error(2)
+    assert (
+        "found by mse for 8 bits" in line and "ft-mode1 A4 has 4" in line and "calibrate the float checkpoint" in line
+    )
+    direct = [*float_flags, "--calibrator", "mse", *four, "--output", tmp_path / "direct"]
+    assert run("calibrate", *direct).code == 0
+    file = tmp_path / "direct" / f"{NAME}.pth"
+    assert run("evaluate", *scoring_flags, "--checkpoint", file, *four).code == 0
+    assert "for 4 bits" in run("evaluate", *scoring_flags, "--checkpoint", file, "--policy", "ft-mode1").error(2)
+
+
+@pytest.mark.slow
+def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring_flags, of_8_bits, tmp_path, recipe):
+    four = tmp_path / "four.yaml"
+    four.write_text("name: four\nrules:\n- {enable: ['role:gemm_input', 'role:gemm_weight'], bits: 4}\n")
+    file = of_8_bits / f"{NAME}.pth"
+    where = ["--checkpoint", file, "--for", "onnx", "--output", tmp_path / "out", "--policy", four]
+    assert "found by mse for 8 bits" in run("export", *where).error(2)
+    train = [*scoring_flags, "--checkpoint", file, "--policy", "ft-mode1", "--aprec", 4, *TRAIN, *recipe]
+    assert "found by mse for 8 bits" in run("finetune", *train, "--output", tmp_path / "qat").error(2)
+    anew = ["--set", "amax.initial=reestimated", "amax.batches=1"]
+    assert run("finetune", *train, "--output", tmp_path / "qat", *anew).code == 0
+
+
+FOR = ("--for", "torchscript")
+
+
+@pytest.fixture
+def calibrate_here(run, float_flags, tmp_path):
+    """calibrate_here(flags ...) -> the checkpoint written in the folder, and the messages."""
+
+    def go(*flags):
+        done = run("calibrate", *float_flags, "--output", tmp_path, *flags).ok()
+        line = next(line for line in done.err.splitlines() if line.startswith("calibrated checkpoint: "))
+        return line.removeprefix("calibrated checkpoint: "), done.err
+
+    return go
+
+
+@pytest.mark.slow
+def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, calibrate_here, tmp_path):
+    otherwise = ("--policy", "qdq", "--calibrator", "max")
+    first, _ = calibrate_here("--policy", "qdq")
+    exported = run("export", first, *FOR, "--output", tmp_path)
+    artifact = open_artifact(exported.out.strip())
+    again, said = calibrate_here("--policy", "qdq")
+    assert again == first and "stays" not in said  # the same result
+    second, said = calibrate_here(*otherwise)
+    assert second == str(tmp_path / f"swin_micro_calib_{otherwise[1]}.pth")
+    assert f"{first} stays, because " in said
+    assert f"{artifact.file.name} was made from it: this calibration is written" in said
+    assert compute_sha256(first) == artifact.card.checkpoint["sha256"] != compute_sha256(second)
+    assert calibrate_here(*otherwise)[0] == second  # replaced: nothing was made from it, and it is the same
+    other = run("export", second, *FOR, "--output", tmp_path / "other")
+    third, _ = calibrate_here(*otherwise, "--pictures", 2)
+    assert other.code == 0 and third == str(tmp_path / f"swin_micro_calib_{otherwise[1]}_2.pth")
+    assert calibrate_here(*otherwise)[0] == second
+
+
+@pytest.mark.nightly
+def test_a_file_that_qat_started_from_stays_too(run, calibrate_here, float_flags, scoring_flags, tmp_path):
+    first, _ = calibrate_here("--policy", "qdq")
+    recipe = tmp_path / "one.yaml"
+    recipe.write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\n")
+    told = ("--recipe", recipe, "--no-eval", "--output", tmp_path)
+    assert run("finetune", *scoring_flags, "--checkpoint", first, *told).code == 0
+    second, said = calibrate_here("--policy", "qdq", "--calibrator", "max")
+    assert second == str(tmp_path / "swin_micro_calib_qdq.pth") and "swin_micro_qat.pth was made from it" in said
+    qat = tmp_path / "swin_micro_qat.pth"
+    assert run("export", qat, *FOR, "--output", tmp_path).code == 0
+    refused = run("finetune", *scoring_flags, "--checkpoint", first, *told, "--overwrite").error(2)
+    assert "swin_micro_qat.pth: " in refused and "was made of what lies there" in refused
+    with pytest.raises(sq.UsageError, match="was made of what lies there"):
+        sq.load(float_flags[3], float_flags[1]).save(qat)

@@ -4,14 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 from nightly import share
 
 from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
-from swin_quant.quant.policy import load_policy
 from swin_quant.serving.batcher import ServiceLimits
 from swin_quant.verbs.serve import load_service
 
@@ -92,44 +90,10 @@ def test_policies_and_flags_that_it_does_not_run(run, calibrated_32, tmp_path):
         assert not list(tmp_path.rglob("*.safetensors"))
         return message
 
-    narrow = tmp_path / "narrow.yaml"
-    rule = {"nodes": ["role:activation"], "narrow_range": True}
-    rules = [*load_policy("cuda").to_dict()["rules"], rule]
-    narrow.write_text(yaml.safe_dump({"name": "narrow", "rules": rules}))
-    assert "the CUDA engine's int8 begins at -128: " in refused("--policy", narrow)
     assert "has no zero points" in refused("--policy", "cpu")
-    assert "have 4 bits; give 8" in refused("--policy", "w4a16")
-    assert "--uint8-input: ft-mode1 rounds normalised pictures" in refused("--policy", "ft-mode1", "--uint8-input")
     assert "--float-type bfloat16: ft-mode2 is" in refused("--policy", "ft-mode2", "--float-type", "bfloat16")
     assert "--float-type float32: the CUDA engine has float16 and bfloat16" in refused("--float-type", "float32")
     assert "--batch 5000: must be at least 1, at most 4096" in refused("--batch", 5000)
-
-
-@pytest.mark.parametrize("kind", ["embedding", "features"])
-def test_a_model_that_is_no_classifier(run, calibrated_32, tmp_path, kind):
-    words = ("--for", "cuda", "--policy", "cuda", "--output-kind", kind, "--quiet", "--output", tmp_path)
-    said = "error: the CUDA engine runs Swin V1 and V2 as classifiers only: export to another backend\n"
-    assert run("export", calibrated_32, *words).error(2) == said and not list(tmp_path.iterdir())
-
-
-def test_a_stream_beyond_float16(run, calibrated_32, card_of, with_card, tmp_path):
-    """Float16 is refused by what the calibration recorded in the card; without a type bfloat16 is taken."""
-    node, out = "layers.1.blocks.0.add2_residual_input_quantizer", tmp_path / "out"
-    checkpoint = with_card(calibrated_32, calibration=card_of(calibrated_32)["calibration"] | {"beyond_half": [node]})
-    words = ("export", checkpoint, "--for", "cuda", "--policy", "cuda", "--output", out)
-    said = run(*words, "--float-type", "float16").error(1)
-    assert f"values beyond float16 (65504) in {node}, which" in said and "give --float-type bfloat16" in said
-    assert not list(out.glob("*"))
-    found = run(*words)
-    assert found.code == 0 and f"in {node}: the residual stream is bfloat16" in found.err
-    (made,) = out.glob("*.json")
-    assert card_of(made)["artifact"]["options"]["float_type"] == "bfloat16"
-
-
-def test_a_geometry_that_it_does_not_run(run, calibrated, tmp_path):
-    message = run("export", calibrated, "--for", "cuda", "--policy", "cuda", "--output", tmp_path / "x").error(2)
-    assert "cannot run this model: EMBED_DIM 16: int8 products need a multiple of 32" in message
-    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 @pytest.fixture

@@ -22,20 +22,22 @@ VERBS = {
 VERBS["verify"] = importlib.import_module("swin_quant.verbs.verify")
 
 
-@pytest.fixture
-def file(micro, train, tmp_path):
-    """A calibrated checkpoint whose config has a value of its own for all that a set of pictures can say."""
+@pytest.fixture(scope="module")
+def file(micro, pictures, tmp_path_factory):
+    """A calibrated checkpoint whose config, own.yaml, has a value of its own for all that a set of pictures can say."""
+    folder = tmp_path_factory.mktemp("start")
     reading = {"ZIP_MODE": False, "CACHE_MODE": "part", "BATCH_SIZE": 7, "NUM_WORKERS": 5, "UPRIGHT": False}
     config = yaml.safe_load((micro / "swin.yaml").read_text())
     config["DATA"] |= reading
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config | {"SEED": 9}))
-    model = sq.load(micro / "swin.pth", config=tmp_path / "own.yaml")
-    return sq.calibrate(model, train, "qdq", passes=[]).save(tmp_path / "start" / "swin_micro_calib.pth")
+    (folder / "own.yaml").write_text(yaml.safe_dump(config | {"SEED": 9}))
+    model = sq.load(micro / "swin.pth", config=folder / "own.yaml")
+    calibrated = sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
+    return calibrated.save(folder / "swin_micro_calib.pth")
 
 
-@pytest.fixture
-def exported(file, tmp_path):
-    return sq.export(file, "onnxruntime", tmp_path / "onnx")
+@pytest.fixture(scope="module")
+def exported(file):
+    return sq.export(file, "onnxruntime", file.parent / "onnx")
 
 
 def names_of(verb):
@@ -218,8 +220,8 @@ def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, hear
     calls, devices = heard(VERBS["finetune"], "run_training", ends=True), heard(VERBS["finetune"], "world_on")
     more = {"recipe": "micro_w4a4", "set": ("ema=0.5",), "tensorboard": True, "plot": "svg"}
     recipe = Training(**more, **{name: value for name, (value, _) in RECIPE.items()})
-    qat = Qat(str(tmp_path / "own.yaml"), **{name: value for name, (value, _) in QAT.items()})
-    config = yaml.safe_load((tmp_path / "own.yaml").read_text())
+    qat = Qat(str(file.with_name("own.yaml")), **{name: value for name, (value, _) in QAT.items()})
+    config = yaml.safe_load(file.with_name("own.yaml").read_text())
     config["MODEL"]["NAME"] = "another"
     (tmp_path / "another.yaml").write_text(yaml.safe_dump(config))
     asked = {"epochs": 3, "resume": True, "overwrite": True, "teacher": micro / "swin.pth", "amax": "learned"}

@@ -59,7 +59,7 @@ def followed(follow, printed, least=1):
 
 
 @pytest.mark.parametrize(
-    "backend", share(["openvino", "tensorrt", "onnx", "onnxruntime", "torchscript", "executorch"], 3)
+    "backend", share(["openvino", "tensorrt", "onnx", "onnxruntime", "torchscript", "executorch"], 6)
 )
 def test_after_an_export(run, follow, calibrated, backend, tmp_path):
     if backend == "executorch":

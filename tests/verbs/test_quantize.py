@@ -1,18 +1,29 @@
-"""swin-quant quantize: all steps in one go, none done twice, and none lost when a run is cut off."""
+"""`quantize`: all steps in one go, none done twice, obstacles named before the first, and the same in Python."""
 
+import functools
+import inspect
 import json
 import shlex
 import shutil
+import sys
 
 import pytest
 import torch
 from commands import command
+from nightly import share
+from torch import nn
 
 import swin_quant as sq
+from swin_quant.backends.backend import Exports
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.cli.command import Command
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.policies import PolicyChoice
+from swin_quant.verbs import quantize as verb
+from swin_quant.verbs import quantize_steps
+from swin_quant.verbs.search_costs import Losses
 
 
 def words_for(micro, pictures, folder):
@@ -95,7 +106,7 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
 @pytest.mark.parametrize(
     ("backend", "options"),
     [
-        pytest.param("onnx", {"policy": "qdq"}, marks=pytest.mark.slow),
+        pytest.param("onnx", {"policy": "qdq"}, marks=pytest.mark.nightly),
         pytest.param("onnxruntime", {"policy": "w4a16", "int4_weights": True}, marks=pytest.mark.slow),
         ("torchscript", {"policy": "qdq", "wprec": 7}),
         ("fastertransformer", {"policy": "ft-mode2"}),
@@ -237,3 +248,164 @@ REFUSED = [
 def test_what_cannot_be_made_is_refused_before_any_work(run, words, tmp_path, flags, says):
     assert says in run("quantize", *words, *flags.split()).error(2)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture
+def quantize(run, micro, pictures, tmp_path, monkeypatch):
+    """quantize(flag, ...) -> how it ended; a calibration would be a failure of its own."""
+
+    @functools.wraps(quantize_steps.calibrate)
+    def too_late(*_, **__):
+        raise SwinQuantError("it calibrates already")
+
+    monkeypatch.setattr(quantize_steps, "calibrate", too_late)
+    model = [micro / "swin.pth", "--cfg", micro / "swin.yaml", "--device", "cpu", "--pictures", 8]
+    return lambda *words: run("quantize", *model, "--data-path", pictures, "--output", tmp_path / "out", *words)
+
+
+def test_a_calibration_begins_where_nothing_is_wrong(quantize):
+    assert "it calibrates already" in quantize("--for", "onnxruntime").err
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
+def test_a_package_that_the_export_imports(quantize, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    line = quantize("--for", "onnxruntime").error(2)
+    assert f"{package} cannot be imported" in line and "[onnx]" in line
+
+
+def test_a_missing_plot_library_is_named_before_training(run, calibrated, scoring_flags, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    line = run("finetune", calibrated, *scoring_flags, "--plot", "svg", "--output", tmp_path / "out").error(2)
+    assert "[logs]" in line and not list(tmp_path.glob("out/*"))
+
+
+def test_a_folder_of_pictures_that_is_not_there(quantize, tmp_path, monkeypatch):
+    """The choice of a policy may compile operators, which takes a while."""
+    monkeypatch.setattr(Exports, "policies_for", lambda *_: pytest.fail("it chooses a policy already"))
+    assert "no pictures: give --data-path DIR" in quantize("--for", "openvino", "--data-path", "").error(2)
+    line = quantize("--for", "openvino", "--data-path", tmp_path / "nowhere").error(1)
+    assert f"{tmp_path / 'nowhere'}: no such file or folder" in line and "--data-path" in line
+
+
+@pytest.mark.parametrize("flag", ["--output", "--json"])
+def test_a_place_that_cannot_be_written(quantize, tmp_path, flag):
+    (tmp_path / "file").touch()
+    line = quantize("--for", "onnxruntime", flag, tmp_path / "file" / "x").error(1)
+    assert str(tmp_path / "file" / "x") in line and "cannot be" in line
+
+
+def test_labels_that_do_not_fit(quantize, pictures, tmp_path):
+    """The calibration needs none, the score behind it does."""
+    data = shutil.copytree(pictures, tmp_path / "data")
+    for number in range(3):
+        shutil.copytree(data / "val" / "cat", data / "val" / f"more{number}")
+    line = quantize("--for", "onnxruntime", "--data-path", data).error(1)
+    assert "val" in line and "classes" in line
+
+
+def test_too_few_pictures_for_the_budget(quantize, run, calibrated, pictures, tmp_path, monkeypatch):
+    """Before a calibration, and in a search of its own before the first forward."""
+
+    def too_early(*_):
+        raise SwinQuantError("it computes already")
+
+    done = quantize("--for", "onnxruntime", "--policy", "auto", "--max-drop", 0.05)
+    assert "1024 pictures hardly tell a drop of 0.05 points: give 2000 or more" in done.err, done
+    assert done.err.index("hardly tell") < done.err.index("it calibrates already")
+    monkeypatch.setattr(Losses, "__init__", too_early)
+    copy = shutil.copytree(calibrated.parent, tmp_path / "copy") / calibrated.name
+    words = ["--data-path", pictures, "--engine", "onnxruntime", "--max-drop", 5, "--pictures", 8, "--device", "cpu"]
+    done = run("search", copy, *words, "--output", tmp_path / "found")
+    assert done.err.index("8 pictures hardly tell") < done.err.index("it computes already")
+
+
+def test_int4_weights_of_a_policy_that_has_none(quantize):
+    assert "policy onnxruntime has no weights of 4 bits" in quantize("--for", "onnxruntime", "--int4-weights").error(2)
+    assert "means nothing to --for tensorrt" in quantize("--for", "tensorrt", "--int4-weights").error(2)
+    planned = quantize("--for", "onnxruntime", "--policy", "w4a16", "--int4-weights", "--dry-run").out.splitlines()
+    assert ["--int4-weights" in line for line in planned] == [False, True, False, False]
+
+
+SMALL = {"epochs": 1, "batch_size": 4}
+VAL = 7  # pictures
+
+
+@pytest.fixture
+def file(micro):
+    return micro / "swin.pth", micro / "swin.yaml"
+
+
+def is_said(result):
+    """Whether the verdict ends what is printed, in narrow lines, and stands in the notebook's tables."""
+    lines = str(result).replace("\\\n", "").splitlines()  # a long command is broken
+    at = next(number for number, line in enumerate(lines) if line.startswith("deploy:"))
+    assert lines[-1].startswith("next:") and max(map(len, lines[:at])) <= 100
+    page = result._repr_html_()
+    return "<table>" in page and page.count("deploy") and result.verdict.deploy in str(result)
+
+
+@pytest.mark.slow
+def test_quantize_is_the_command_and_goes_on_where_it_was_cut_off(file, pictures, tmp_path, run):
+    checkpoint, config = file
+    place, out = sq.pictures(pictures, "train", 8), tmp_path / "python"
+    made = sq.quantize(checkpoint, place, "onnxruntime", out, config=config)
+    words = ["--cfg", config, "--data-path", pictures, "--pictures", 8, "--for", "onnxruntime"]
+    assert run("quantize", checkpoint, *words, "--output", tmp_path / "command", "--device", "cpu").code == 0
+    theirs = tmp_path / "command" / made.artifact.file.name
+    assert compute_sha256(made.artifact.file) == compute_sha256(theirs)
+    assert is_said(made) and made.verdict.pictures == VAL and made.evaluation.quantized.delta_acc1_se is not None
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert str(sq.quantize(checkpoint, place, "onnxruntime", out, config=config)) == str(made)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_quantize_in_memory_does_all_that_it_is_asked_for(model, pictures, tmp_path, heard):
+    """Each argument reaches the step that it is for; a new one has to be named here."""
+    calibrate, _, verify, evaluate = (heard(verb, name) for name in ("calibrate", "export", "verify", "evaluate"))
+    asked = {"method": "percentile", "percentile": 99.5, "exact": True, "passes": ["bias_correction"]}
+    timing = {"threads": 1, "float_type": "float32"}
+    place = sq.pictures(pictures, "train", 8, seed=3, upright=False)
+    made = sq.quantize(model, place, "onnxruntime", tmp_path, sq.policy("qdq"), half="none", **asked, **timing)
+    assert asked.items() <= calibrate[0].items() and timing.items() <= verify[0].items()
+    assert (timing | {"half": "none"}).items() <= evaluate[0].items()
+    assert is_said(made) and made.verdict.pictures == VAL
+    record = made.artifact.card.calibration
+    assert (record["percentile"], record["exact"], record["seed"], record["split"]) == (99.5, True, 3, "train")
+    assert {result.precision for result in made.evaluation.results} == {"float32", "int8"}
+    known = {"model", "pictures", "backend", "folder", "policy", "scored_on", "half", *asked, *timing}
+    elsewhere = {"config", "dry_run", "budget", "int4_weights", "tune"}  # above, and test_search.py
+    assert {*inspect.signature(sq.quantize).parameters} == known | elsewhere
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", share([False, True], 2))
+def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
+    sq.calibrate(model, train, "ft-mode1")
+    start = model if in_memory else model.save(tmp_path / "start" / "swin_micro_calib.pth")
+    tuned = sq.finetune(start, pictures, tmp_path / "out", "qat_tiny", changes={"augment.crop": "padded"}, **SMALL)
+    assert is_said(tuned) and tuned.file == tmp_path / "out" / "swin_micro_qat.pth"
+    assert tuned.verdict.delta_ptq_se is not None and "QAT - PTQ" in str(tuned).replace("\n        ", " ")
+    assert tuned.load().card.is_qat and tuned.load().policy.name == "ft-mode1"
+    with pytest.raises(sq.UsageError, match=r"resume goes on with it, overwrite replaces it, or another folder"):
+        sq.finetune(start, pictures, tmp_path / "out", **SMALL)
+
+
+def test_invalid_arguments_are_refused_before_any_work(model, file, train, tensors, tmp_path):
+    checkpoint, config = file
+    own, place, batches = sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), 2), train.path, tensors("train")
+    changed, budget = {"changes": {"optimizer.rl": 1}, "config": config}, sq.Budget(max_drop=0.1)
+    for says, call in (
+        ("a budget needs .*auto", lambda: sq.quantize(model, batches, "onnxruntime", tmp_path, budget=budget)),
+        ("dry_run prints commands", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, dry_run=True)),
+        ("config is for a checkpoint", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, config=config)),
+        ("onnxruntim.*onnxruntime", lambda: sq.quantize(model, train, "onnxruntim", tmp_path)),
+        ("is a float model: calibrate it first", lambda: sq.finetune(model, place, tmp_path)),
+        ("train and val of a place on disk", lambda: sq.finetune(model, train, tmp_path)),
+        ("your own loop", lambda: sq.finetune(own, place, tmp_path)),
+        ("changes: .*optimizer.rl.*optimizer.lr", lambda: sq.finetune(checkpoint, place, tmp_path, **changed)),
+    ):
+        with pytest.raises(sq.UsageError, match=says):
+            call()
+    assert not list(tmp_path.iterdir())

@@ -1,9 +1,8 @@
 """The programs that batches run as, callers in several threads, and lack of memory."""
 
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -107,60 +106,6 @@ def test_logits_are_written_where_the_caller_says(sessions):
         for other in (torch.empty(2, classes), torch.empty(3, classes, dtype=torch.float16)):
             with pytest.raises(UsageError, match=f"out.*: must be float32 3 x {classes} on cpu, not float"):
                 one(images, other)
-
-
-def test_what_is_captured_waits_for_what_replays_in_its_memory(calibrated, monkeypatch):
-    """It is computed once before, on its own stream; the next caller waits for that, on any stream."""
-    told, current = [], []
-
-    class Stream:
-        def __init__(self, name="its own"):
-            self.name = name
-
-        def wait_stream(self, other):
-            told.append(f"{self.name} waits for {other.name}")
-
-        def wait_event(self, done):
-            told.append(f"{self.name} waits")
-
-    @contextmanager
-    def on(stream):
-        current.append(stream)
-        yield
-        current.pop()
-
-    @contextmanager
-    def capture(graph, stream, capture_error_mode):
-        with on(stream):
-            told.append("capture begins")
-            yield
-
-    done = SimpleNamespace(record=lambda at: told.append(f"{at.name} records"), synchronize=lambda: None)
-    replayed = SimpleNamespace(replay=lambda: told.append("replays"))
-    stand_in = {"device": lambda device: nullcontext(), "current_stream": lambda device=None: current[-1], "stream": on,
-                "Stream": Stream, "Event": lambda: done, "CUDAGraph": lambda: replayed, "graph": capture,
-                "is_current_stream_capturing": lambda: False}  # fmt: skip
-    for name, value in stand_in.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(PatchEmbedKernel, "reference", lambda _: told.append(f"runs on {current[-1].name}"))
-    model = calibrated("swin")
-    session = GraphSession(pack(model, spec_for(model)), torch.device("cpu"), 16)
-    with on(Stream("one")):
-        session(pictures(1))
-    with on(Stream("another")):
-        session(pictures(2))
-    captured = ["{0} waits", "its own waits for {0}", "runs on its own", "{0} waits for its own", "{0} records",
-                "capture begins", "runs on its own", "{0} waits", "replays", "{0} records"]  # fmt: skip
-    assert told == [what.format(name) for name in ("one", "another") for what in captured]
-
-
-def test_memory_is_kept_until_what_replays_is_done(sessions):
-    session = sessions.make()
-    session(pictures(1))
-    seen, events = [], sessions.events
-    weakref.finalize(session.captured(1), lambda: seen.append(events[-1]))
-    del session
-    assert seen == ["all is done"]
 
 
 def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions):

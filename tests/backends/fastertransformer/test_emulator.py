@@ -290,6 +290,7 @@ def test_a_picture_s_features_do_not_depend_on_its_batch(exported):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mode", "fused"), [("swin", 1, True), ("swin", 2, False), ("swinv2", 1, True)])
+@pytest.mark.slow
 def test_a_trained_model_on_real_pictures(shared, tmp_path, kind, mode, fused):
     """docs/reference, section 8: mean |logit difference| between INT8 op and fake-quant model below 0.1.
 

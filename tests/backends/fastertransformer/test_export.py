@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from swin_quant.backends.artifact import finish_artifact
@@ -20,6 +21,7 @@ from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated
+from swin_quant.cli import main
 from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.score.options import EngineOptions
 
@@ -266,3 +268,55 @@ def test_engine_options_that_the_kernels_do_not_have(exported):
     artifact, _ = exported("swin", batch=2)
     with pytest.raises(UsageError, match="above its limit of 2 pictures"):
         load(artifact)(torch.zeros(3, 3, 8, 8))
+
+
+ARCHITECTURE = {"PATCH_SIZE": 2, "EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 2}
+MORE = {"swin": {}, "swinv2": {"PRETRAINED_WINDOW_SIZES": [0, 0]}}
+
+
+@pytest.fixture
+def command(tmp_path, calibrated, capsys):
+    """command("--flag ...", kind, wrap) -> exit code and output of an export of a checkpoint as FasterTransformer saves
+    it: bare, or by its QAT."""
+
+    def make(flags, kind="swin", wrap=False, backend="fastertransformer", **keys):
+        known = ARCHITECTURE | MORE[kind] | keys
+        model = {"TYPE": kind, "NAME": f"their_{kind}", "NUM_CLASSES": 5, kind.upper(): known}
+        config, file = tmp_path / f"{kind}.yaml", tmp_path / f"{kind}.pth"
+        config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 8}, "MODEL": model}))
+        state = calibrated(kind, **keys).state_dict()
+        torch.save({"model": state, "epoch": 4} if wrap else state, file)
+        files = f"--cfg {config} --checkpoint {file} --output {tmp_path}/out"
+        return main(f"export --for {backend} {files} {flags}".split()), capsys.readouterr()
+
+    return make
+
+
+@pytest.mark.parametrize(("kind", "wrap"), [("swin", False), ("swin", True), ("swinv2", False)])
+def test_a_checkpoint_of_fastertransformer_s(command, calibrated, kind, wrap):
+    code, done = command("--policy ft-mode1 --check --sm 75", kind, wrap)
+    assert code == 0 and "largest difference" in done.err
+    artifact = open_artifact(done.out.strip())
+    assert artifact.file.name == f"their_{kind}_int8_sm75.safetensors"
+    images = torch.randn(4, 3, 8, 8)
+    with torch.inference_mode():
+        expected = calibrated(kind)(images)
+    assert (load(artifact)(images) - expected).abs().mean() < 0.1 * expected.std()
+
+
+def test_the_command_exports_float(command):
+    code, done = command("--precision float --float-type float16 --check", "swinv2")
+    manifest = open_artifact(done.out.strip()).file.with_name("their_swinv2_float16_sm80_manifest.json")
+    manifest = json.loads(manifest.read_text())
+    assert code == 0 and manifest["target"]["op"] == "SwinTransformer"
+    assert len(manifest["entries"]) == 3 * 15 + 2 * 5 + 6
+
+
+def test_fix_gelu_bias(command):
+    flags = "--policy ft-mode1 --fix-gelu-bias"
+    code, done = command(flags)
+    assert code == 2 and "--fix-gelu-bias: it has 256 hidden channels at most" in done.err
+    code, done = command(flags, MLP_RATIO=68.0)
+    assert code == 0 and open_artifact(done.out.strip()).record["options"]["fix_gelu_bias"] is True
+    code, done = command(flags, backend="onnx")
+    assert code == 2 and "--fix-gelu-bias: means nothing to --for onnx" in done.err

@@ -389,7 +389,7 @@ def exported_to(folder, network, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side, any_size, attentions", share([(16, False, 2), (16, True, 0), (100, False, 0)], 2))
+@pytest.mark.parametrize("side, any_size, attentions", share([(16, False, 2), (16, True, 0), (100, False, 0)], 3))
 def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
     side, any_size, attentions, with_operators, tmp_path, monkeypatch
 ):
@@ -491,7 +491,7 @@ class FirstToken(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 3))
+@pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 4))
 def test_the_branches_of_other_publishers_vits_are_compiled(name, with_operators, tmp_path):
     """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention, rotations, gates
     and position biases."""

@@ -98,6 +98,7 @@ def test_what_cannot_be_is_refused(options, said, assert_refused):
     assert_refused(said, policy="tensorrt-fp8", **options)
 
 
+@pytest.mark.slow
 def test_openvino_is_not_given_such_a_file(exported):
     pytest.importorskip("openvino")
     with pytest.raises(UsageError, match="openvino is not given float8"):

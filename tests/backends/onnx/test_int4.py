@@ -28,11 +28,17 @@ def weights(model):
 
 @pytest.mark.slow
 @ALL
-def test_the_levels_are_fake_quant_s_two_in_a_byte(kind, policy, exported, calibrated):
+def test_the_levels_are_fake_quant_s_two_in_a_byte_as_card_and_graph_say(kind, policy, exported, calibrated):
     model, _ = calibrated(kind, policy)
-    file = exported(kind, policy, int4_weights=True).file
-    assert file.name == f"{kind}_tiny_int4.onnx"
-    tensors = {tensor.name: tensor for tensor in onnx.load(file).graph.initializer}
+    artifact = exported(kind, policy, int4_weights=True)
+    assert artifact.file.name == f"{kind}_tiny_int4.onnx"
+    assert artifact.record["precision"] == ("W4A8" if policy == "w4a8" else "W4A16")
+    assert artifact.record["options"]["int4_weights"] and artifact.record["options"]["opset"] == 21
+    assert open_onnx(artifact.file).opset == 21
+    proto = onnx.load(artifact.file)
+    given = {gemm.inputs for gemm in inspect_model(proto).gemms if gemm.kind == "linear" and "int4" in gemm.inputs}
+    assert given == {("int8", "int4") if policy == "w4a8" else ("float32", "int4")}
+    tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
     for name, node in weights(model).items():
         weight = model.get_submodule(name.rpartition(".")[0]).weight.detach()
         amax = node.range_for(weight)
@@ -62,18 +68,6 @@ def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_q
     backend = engine_named(engine)
     logits = backend.loader(artifact)(images).numpy()
     assert np.abs(logits - fake_quant(kind, images, policy)[0]).mean() < backend.tolerances.quantized
-
-
-@pytest.mark.slow
-@ALL
-def test_the_card_and_inspect_say_what_it_is(kind, policy, exported):
-    artifact = exported(kind, policy, int4_weights=True)
-    assert artifact.record["precision"] == ("W4A8" if policy == "w4a8" else "W4A16")
-    assert artifact.record["options"]["int4_weights"] and artifact.record["options"]["opset"] == 21
-    assert open_onnx(artifact.file).opset == 21
-    linears = [gemm for gemm in inspect_model(onnx.load(artifact.file)).gemms if gemm.kind == "linear"]
-    given = {gemm.inputs for gemm in linears if "int4" in gemm.inputs}
-    assert given == {("int8", "int4") if policy == "w4a8" else ("float32", "int4")}
 
 
 @pytest.mark.kernels
@@ -114,6 +108,7 @@ def test_blocks_are_for_int4_files(flags, says, calibrated, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_onnx_runtime_multiplies_blocks_as_they_lie(exported):
     pytest.importorskip("onnxruntime")
     gemms = engine_named("onnxruntime").loader(exported("swin", BLOCKS, int4_weights=True)).details["gemms"]

@@ -78,6 +78,7 @@ def test_16_bits_are_uint16_pairs_and_nearly_the_model_with_rounded_weights(writ
         assert sqnr(alone(images), expected) > 55
 
 
+@pytest.mark.slow
 def test_qnn_s_policy_rounds_each_result_of_an_int8_weight_and_gives_a_weight_one_range(written):
     graph = onnx.load(written("swin", "a16-qnn", npu=True)[0].file).graph
     maker, dims = {node.output[0]: node for node in graph.node}, {one.name: list(one.dims) for one in graph.initializer}

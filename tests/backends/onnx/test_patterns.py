@@ -1,12 +1,16 @@
 """Patterns in files that OpenVINO refused or computed wrongly: the result is that of fake-quant."""
 
+import numpy as np
 import onnx
 import pytest
 import torch
 import torch.nn.functional as F
+from nightly import share
+from PIL import Image
 from torch import nn
 
 import swin_quant as sq
+from swin_quant.base.compat import import_timm
 from swin_quant.quant.quantizer import Role, named_nodes
 
 pytestmark = pytest.mark.slow
@@ -162,7 +166,7 @@ def calibrated(network, policy):
     return sq.calibrate(sq.wrap(NETWORKS[network](), 16, name="network"), [x], policy, passes=[]), x
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", share(NETWORKS, 2))
 def test_openvino_computes_what_fake_quant_does(network, tmp_path):
     pytest.importorskip("openvino")
     model, x = calibrated(network, "qdq")
@@ -227,3 +231,82 @@ def test_transposed_convolutions_are_right_however_often_openvino_compiles_them(
         network.reshape([8, 3, 16, 16])
         found = core.compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([x.numpy()])[0]
         assert 20 * torch.log10(wanted.norm() / (torch.from_numpy(found).reshape(wanted.shape) - wanted).norm()) > 40
+
+
+class Joined(nn.Module):
+    """A convolution without a bias whose output is read twice, by an addition too."""
+
+    def __init__(self, join, groups=1):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.norm = nn.Conv2d(3, 18, 3, padding=1, bias=False, groups=groups), nn.GroupNorm(2, 18)
+        self.join, self.head = join, nn.Linear(18, 10)
+
+    def forward(self, x):
+        return self.head(self.join(self.stem(x), self.norm).mean((-1, -2)))
+
+
+def poolformer():
+    import_timm()  # allows torchvision beside a CPU-only torch
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    found = transformers.PoolFormerForImageClassification(transformers.PoolFormerConfig(num_labels=10, depths=[1] * 4))
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = found
+
+        def forward(self, x):
+            return self.network(x).logits
+
+    return Logits(), 128
+
+
+OPEN = {
+    "itself": lambda: (Joined(lambda x, norm: x + torch.tanh(x)), 16),
+    "a norm": lambda: (Joined(lambda x, norm: x - norm(x)), 16),
+    "its mean": lambda: (Joined(lambda x, norm: x + x.mean((-1, -2), keepdim=True)), 16),
+    "groups": lambda: (Joined(lambda x, norm: x - norm(x), groups=3), 16),
+    "PoolFormer": poolformer,
+}
+
+
+SLOW = {"PoolFormer": pytest.mark.slow}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in OPEN])
+def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
+    module, side = OPEN[name]()
+    images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = module.eval()(images)
+    model = sq.wrap(module, side)
+    sq.calibrate(model, [images], passes=[])
+    file = sq.export(model, "openvino", tmp_path).file
+    core = pytest.importorskip("openvino").Core()
+    found = torch.from_numpy(core.compile_model(core.read_model(file), "CPU")(images.numpy())[0])
+    error = (found - expected).square().sum() / expected.square().sum()
+    assert -10 * error.log10() > 25
+
+
+@pytest.mark.nightly
+def test_verify_warns_of_a_file_that_open_shapes_change(tmp_path, caplog):
+    """OpenVINO 2026.4 does so to timm's MViTv2, whose biases are added to a part of the logits in place."""
+    import_timm()
+    from timm.models import mvitv2
+
+    torch.manual_seed(0)
+    sizes = {"depths": (1, 1), "embed_dim": (32, 64), "num_heads": (1, 2), "stride_q": ((1, 1), (2, 2))}
+    module = mvitv2.MultiScaleVit(mvitv2.MultiScaleVitCfg(**sizes), img_size=64, num_classes=10).eval()
+    nn.init.normal_(module.head.fc.weight, std=0.3)
+    random = np.random.default_rng(0)
+    for split in ("train", "val"):
+        (tmp_path / split / "some").mkdir(parents=True)
+        for number in range(16):
+            pixels = random.integers(0, 256, (64, 64, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / split / "some" / f"{number}.png")
+    preprocess = sq.Preprocess(64, True, "bicubic", mean=(0, 0, 0), std=(1, 1, 1), crop_ratio=1.0)
+    model = sq.calibrate(sq.wrap(module, 64, preprocess=preprocess), str(tmp_path), passes=[])
+    assert sq.verify(sq.export(model, "openvino", tmp_path / "out"), str(tmp_path))
+    assert "computes something else (mean |Δlogit| " in caplog.text and "where shapes are left open" in caplog.text

@@ -1,14 +1,12 @@
 """Every rewrite computes what was trained, in torch and in ONNX Runtime, with fewer operators."""
 
-import numpy as np
 import pytest
 import torch
 from nightly import share
 
 from swin_quant.backends.onnx.network import network
 from swin_quant.backends.onnx.options import OnnxOptions
-from swin_quant.backends.onnx.swin import REWRITES, blocks
-from swin_quant.models.maps import window_partition
+from swin_quant.backends.onnx.swin import REWRITES
 from swin_quant.quant.policy import enabled_nodes
 from tests.helpers.settings import change
 
@@ -69,18 +67,3 @@ def test_onnx_runtime_transposes_keys_inside_their_product(kind, exported, count
         for target in ("portable", "onnxruntime")
     )
     assert own == 1 + 3 * 2 < portable  # patches; in a block, q, k and v together, and the result
-
-
-@pytest.mark.parametrize(("side", "window", "shift"), [(8, 4, 0), (8, 4, 2), (14, 7, 3), (6, 6, 0)])
-def test_orders_are_those_of_windows(side, window, shift):
-    values = torch.randn(1, side, side, 2)
-    rolled = torch.roll(values, (-shift, -shift), dims=(1, 2))
-    order = blocks.windows(side, window, shift)
-    expected = window_partition(rolled, window).view(-1, 2)
-    assert torch.equal(values.view(-1, 2)[order], expected)
-    back = blocks.reorder(order, blocks.rows(side))(expected[None])
-    assert torch.equal(back, values.view(1, -1, 2))
-
-
-def test_neighbours_are_merged_in_the_model_s_sequence():
-    np.testing.assert_array_equal(blocks.neighbours(4, torch.tensor([3, 0])), [10, 14, 11, 15, 0, 4, 1, 5])

@@ -123,9 +123,10 @@ def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, option
 
 
 SMALL = {"IMG_SIZE": 28, "WINDOW_SIZE": 7, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
-COMPILED = [("swin", "cpu-operators", "timm"), pytest.param("swinv2", "qdq", "detection", marks=pytest.mark.slow)]
+COMPILED = [("swin", "cpu-operators", "timm"), ("swinv2", "qdq", "detection")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, policy, windows", COMPILED, ids=["swin", "swinv2"])
 def test_openvino_runs_a_backbone_of_any_size_whose_operators_are_compiled(
     kind, policy, windows, calibrated, with_operators, tmp_path

@@ -38,7 +38,8 @@ FORMATS = pytest.mark.parametrize("policy", share(["tensorrt", "tensorrt-fp8"], 
 
 @pytest.mark.slow
 @KINDS
-def test_all_inputs_of_products_are_quantized_and_no_output(kind, trt):
+def test_all_inputs_of_products_are_quantized_no_output_and_no_residual_addition(kind, trt):
+    """Weights have a scale for each row, activations one."""
     found = trt(kind)
     outside = ("patch_embed.proj", "head")  # never quantized: docs/reference, section 1.4
     for product in found.of("MatMul"):
@@ -46,27 +47,13 @@ def test_all_inputs_of_products_are_quantized_and_no_output(kind, trt):
         expected = name not in outside
         assert [found.maker(tensor) == "DequantizeLinear" for tensor in product.input] == [expected] * 2, product.name
         assert not {"QuantizeLinear", "DequantizeLinear"} & {node.op_type for node in found.readers(product)}
-
-
-@pytest.mark.kernels
-@KINDS
-def test_weights_have_one_scale_a_row_and_activations_one(kind, trt):
-    found = trt(kind)
     for node in found.of("DequantizeLinear"):
         is_weight = node.name.endswith("_weight_quantizer.DequantizeLinear")
         shape = found.tensors[node.input[1]].shape
         assert shape == ((found.tensors[node.input[0]].shape[1],) if is_weight else ()), node.name
         assert is_weight == (node.input[0] in found.tensors)
-
-
-@pytest.mark.slow
-@KINDS
-def test_residual_additions_are_float(kind, trt):
-    found = trt(kind)
     sums = [node for node in found.of("Add") if node.name.rpartition(".")[0].rpartition(".")[0].endswith("blocks")]
-    assert len(sums) == 6
-    for add in sums:
-        assert "DequantizeLinear" not in {found.maker(name) for name in add.input}
+    assert len(sums) == 6 and not any(found.maker(name) == "DequantizeLinear" for add in sums for name in add.input)
 
 
 @pytest.mark.slow
@@ -97,25 +84,13 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
             "MatMul",
         ]
         assert found.maker(second.input[1]) == "DequantizeLinear"
-    if kind == "swin":
-        assert not found.of("Mul") and not found.of("Div")
-
-
-@pytest.mark.slow
-@KINDS
-@FORMATS
-def test_behind_the_second_product_there_is_a_pair_reached_by_transposing_and_reshaping_alone(kind, policy, trt):
-    """TRT#4167: otherwise TensorRT generates no fused int8 attention."""
-    found = trt(kind, policy)
-    for softmax in found.of("Softmax"):
-        node = softmax
-        while node.op_type != "MatMul":
-            (node,) = found.readers(node)
-        steps = []
+        steps, node = [], second  # TRT#4167: without a pair behind it TensorRT generates no fused int8 attention
         while not steps or steps[-1] in ("Transpose", "Reshape"):
             (node,) = found.readers(node)
             steps.append(node.op_type)
         assert steps[-1] == "QuantizeLinear" and node.name.rpartition(".")[0].endswith("attn.proj._input_quantizer")
+    if kind == "swin":
+        assert not found.of("Mul") and not found.of("Div")
 
 
 @pytest.mark.slow

@@ -110,13 +110,6 @@ def test_a_file_for_tensorrt_is_symmetric_and_computes_what_zero_points_do(
     assert_quantized_alike(run(file, images)["logits"], kind, CENTRED)
 
 
-@pytest.mark.nightly
-@pytest.mark.kernels
-def test_a_float16_body_subtracts_in_float16(exported, run, images, assert_quantized_alike):
-    artifact = exported("swin", CENTRED, target="tensorrt")
-    assert_quantized_alike(run(artifact.file, images)["logits"].astype(np.float32), "swin", CENTRED)
-
-
 def test_only_what_lies_behind_gelu_has_another_grid(tiny_model, use_policy):
     nodes = {}
     for policy in ("tensorrt", CENTRED):

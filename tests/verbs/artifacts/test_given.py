@@ -143,13 +143,6 @@ def test_labels_that_do_not_fit_are_one_line(exports):
             sq.evaluate(model, [(PREPARED, labels)], half="none")
 
 
-def test_a_policy_before_calibration_names_calibrate(exports, pictures):
-    model = sq.load(exports.config.with_suffix(".pth"), exports.config)
-    for call in (lambda: sq.evaluate(model, pictures, "qdq"), lambda: sq.sensitivity(model, pictures, "qdq")):
-        with pytest.raises(sq.SwinQuantError, match=r"have no range.*sq\.calibrate"):
-            call()
-
-
 def test_predictions_are_of_pictures_of_any_kind(exports, pictures):
     model = sq.load(exports.checkpoint)
     one = Image.open(next((pictures / "val").rglob("*.png")))

@@ -17,6 +17,7 @@ import openvino
 import pytest
 import yaml
 from google.protobuf import text_format
+from nightly import share
 from onnx import TensorProto, helper
 from PIL import Image
 
@@ -104,7 +105,7 @@ def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "other"), [("openvino", "onnxruntime"), ("onnxruntime", "openvino")])
+@pytest.mark.parametrize(("target", "other"), share([("openvino", "onnxruntime"), ("onnxruntime", "openvino")], 2))
 def test_infer_runs_the_engine_that_the_file_was_exported_for(run, remade, pictures, tmp_path, target, other):
     """The other engine is there, too, and of no use."""
     run("package", remade(options={"target": target}).file, "--output", tmp_path / "package").ok()

@@ -14,7 +14,6 @@ from kernel_runs import (
     FLOAT8,
     LARGEST_WEIGHT,
     NEAR,
-    WINDOWS,
     Draw,
     both,
     few,
@@ -201,14 +200,6 @@ def test_int8_with_a_bfloat16_stream(run, seed, m, v2):
     near(run, "gemm_norm", ["out", "out_quantized"], rows, 0.1)
     near(run, "attention_norm", ["out"], with_bfloat16(whole_attention(draw, int8, m, 2, 96, post=v2)), 0.1)
     near(run, "mlp", ["out"], with_bfloat16(whole_mlp(draw, int8, m[0], 2, 96, v2)), 0.1)
-
-
-@pytest.mark.parametrize("m", WINDOWS)
-def test_every_window(run, m):
-    draw = Draw(m[0])
-    near(run, "norm_gemm", ["out"], prologue(draw, torch.int8, m, 1, 32, 32, "quantize", v2=True), NEAR)
-    near(run, "gemm_norm", ["out", "out_quantized"], epilogue(draw, torch.int8, m, 1, 32, 32, post=False), 0.05)
-    assert_as_apart(run, whole_attention(draw, torch.int8, m, 1, 32, post=False, heads=1))
 
 
 def assert_equal(run, got, other):

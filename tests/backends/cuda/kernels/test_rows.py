@@ -4,9 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_runs import WINDOWS, Draw, assert_same, few, halves, linear, maps, poisoned, seeds
+from kernel_runs import Draw, assert_same, few, halves, maps, poisoned, seeds
 
-from swin_quant.backends.cuda.kernels.gemm import Epilogue
 from swin_quant.backends.cuda.kernels.windows import Windows
 
 
@@ -23,19 +22,6 @@ def test_norm_quantize(run, seed, m, batch, channels, half, v2):
     assert_same(run, "norm_quantize", ["out"], int8, exact=v2)
     float_ = arguments | {"levels": None, "out": poisoned(half, rows, channels)}
     assert_same(run, "norm_quantize", ["out"], float_, exact=v2)
-
-
-@pytest.mark.parametrize("m", WINDOWS)
-def test_every_window_is_gathered_and_scattered(run, m):
-    draw, rows, windows = Draw(m[0]), m[0] ** 2, Windows(*m)
-    x = draw.real(1, m[0], m[0], 32, dtype=torch.float16)
-    norm = {"weight": None, "bias": None, "eps": 1e-5, "levels": 30.0, "windows": windows}
-    assert_same(run, "norm_quantize", ["out"], norm | {"x": x, "out": poisoned(torch.int8, rows, 32)}, exact=True)
-    stream = {"windows": windows, "residual": x, "out": poisoned(x.dtype, *x.shape)}
-    arguments = linear(draw, torch.int8, rows, 32, 32) | stream | {"epilogue": Epilogue("residual")}
-    assert_same(run, "gemm", ["out"], arguments, exact=True)
-    norm = {"y": draw.real(rows, 32, dtype=torch.float16), "weight": draw.real(32), "bias": draw.real(32), "eps": 1e-6}
-    assert_same(run, "norm_residual", ["out"], norm | stream)
 
 
 @few
