@@ -159,7 +159,8 @@ def build_app(service: Service) -> Any:
         return Route(path, answer, methods=[method])
 
     async def unknown(request: Request, error: Any) -> Response:
-        why = f"no such place: POST pictures to /predict, tensors to /v2/models/{model.name}/infer; GET /v2, /metrics"
+        place = f"/v2/models/{model.name}/infer (version {VERSION})"
+        why = f"no such place: POST pictures to /predict, tensors to {place}; GET /v2, /metrics"
         if error.status_code == 405:
             why = f"this place takes the method {error.headers['Allow']}"
         return JSONResponse({"error": why}, error.status_code, error.headers)
