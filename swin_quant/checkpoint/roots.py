@@ -219,10 +219,12 @@ def choose_set(
     sizes = {name: sum(map(math.prod, each.values())) for name, each in shapes.items()}
     least = _LEAST * max(sizes.values())
     large = [name for name, size in sizes.items() if size >= least or (name and rank(name) != len(_RAW))]
-    chosen = [name for name in states if name == asked] or [name for name in large if asked and satisfies(name, asked)]
-    if asked and last and not chosen:
-        raise UsageError(f"{file}: ‹weights› {asked}: there is no such set of weights; it holds {_shown(large)}")
-    left = chosen if asked and chosen else large
+    chosen: list[str] = []
+    if asked:
+        chosen = [name for name in states if name == asked] or [name for name in large if satisfies(name, asked)]
+        if last and not chosen:
+            raise UsageError(f"{file}: ‹weights› {asked}: there is no such set of weights; it holds {_shown(large)}")
+    left = chosen or large
     best = min(map(rank, left))
     first = [name for name in left if rank(name) == best]
     if (teacher := re.sub(r"\bstudent\b", "teacher", first[0])) in {*left} - {*first}:
@@ -232,7 +234,7 @@ def choose_set(
     if others := [name for name in large if name != first[0]]:
         choice = f"{_shown(first)} is taken, not {_shown(others)} (‹weights› chooses)"
         log.warning("%s: holds several sets of weights: %s", file, choice)
-    return first[0], bool(asked and chosen)
+    return first[0], bool(chosen)
 
 
 def satisfies(name: str, asked: str) -> bool:
