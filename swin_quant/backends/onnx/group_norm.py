@@ -26,9 +26,11 @@ def group_norm(
     def constant(value: Any, kind: Any = np.int64) -> Any:
         return op.Constant(value=from_array(np.asarray(value, kind)))
 
-    is_map = len(x.shape) == 4 and x.dtype == ir.DataType.FLOAT
-    if weight is None or bias is None or (groups > 1 and not is_map):
+    if groups > 1 and (len(x.shape) != 4 or x.dtype != ir.DataType.FLOAT):
         return aten_native_group_norm(x, weight, bias, group=groups, eps=eps)[0]
+    kind = x.dtype.numpy()
+    weight = constant(np.ones(x.shape[1]), kind) if weight is None else weight
+    bias = constant(np.zeros(x.shape[1]), kind) if bias is None else bias
     if groups == 1:
         scale, shift = (op.Unsqueeze(one, constant([*range(1, len(x.shape) - 1)])) for one in (weight, bias))
         return op.LayerNormalization(x, scale, shift, axis=1, epsilon=eps)[0]
@@ -43,7 +45,7 @@ def group_norm(
     away = op.Sub(means, middle)
     variance = op.ReduceMean(op.Add(variances, op.Mul(away, away)), last)
     weight, bias = (op.Reshape(one, constant([1, groups, -1])) for one in (weight, bias))
-    factor = op.Div(weight, op.Sqrt(op.Add(variance, constant(eps, np.float32))))
+    factor = op.Div(weight, op.Sqrt(op.Add(variance, constant(eps, kind))))
     offset = op.Sub(bias, op.Mul(middle, factor))
     factor, offset = (op.Reshape(one, constant([0, x.shape[1], 1, 1])) for one in (factor, offset))
     return op.Add(op.Mul(x, factor), offset)
