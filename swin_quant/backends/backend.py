@@ -207,7 +207,7 @@ class OnnxTarget:
     `fuses_attention`: it fuses attention of rank 4 into one operator.
     `unsigned`: Q/DQ pairs that a convolution and other operators read are uint8.
     `reshaped`: users of the engine give a file other shapes, which must then fail.
-    `whole_norms`: it takes a group norm of one group as a layer norm of channels and places, and then reshapes nothing.
+    `channels_last`: it keeps channels last between convolutions, also in group norms of the form for that.
     `ends`: it takes uint8 pictures and files with more outputs than logits.
     `npu`: it may have the form for NPUs.
     `compiled`: plugins for its files by default, which are compiled at first use; `are_compiled`: names a function that
@@ -224,7 +224,7 @@ class OnnxTarget:
     unsigned: bool = False
     fuses_attention: bool = True
     reshaped: bool = False
-    whole_norms: bool = False
+    channels_last: bool = False
     ends: bool = True
     npu: bool = False
     compiled: tuple[str, ...] = ()

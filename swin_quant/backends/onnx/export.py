@@ -268,7 +268,7 @@ def to_onnx(
                 dynamic_shapes=(open_sizes,) * len(images) if open_sizes else None,
                 input_names=list(images),
                 output_names=list(outputs),
-                custom_translation_table=translations(options.version, options.wants.whole_norms) | dict(own),
+                custom_translation_table=translations(options.version, options.wants.channels_last) | dict(own),
             )
         except torch.onnx.OnnxExporterError as error:
             cause: BaseException = error

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from swin_quant.backends.onnx.group_norm import group_norm
 from swin_quant.quant.fake_quant import E4M3, FP8, round_to_grid_
 
 GELU_OPSET = 20  # the first with Gelu
@@ -68,10 +69,10 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
     return x[:, places]
 
 
-def translations(opset: int, whole_norms: bool = False) -> dict[Any, Callable[..., Any]]:
+def translations(opset: int, channels_last: bool = False) -> dict[Any, Callable[..., Any]]:
     """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear, DequantizeLinear; GELU before opset 20;
     convolutions of volumes, whose absent bias onnxscript 0.7.2 writes as [channels, 2]; searches and running extremes,
-    which it lacks. `whole_norms`: group norms of one group, too.
+    which it lacks. `channels_last`: group norms, too.
 
     Opset 20 has an operator for GELU, which releases of 2023 lack. ONNX Runtime and OpenVINO make one of x first times
     1 + erf(x / sqrt 2), then times a half; of the exporter's own order ONNX Runtime makes none.
@@ -80,7 +81,6 @@ def translations(opset: int, whole_norms: bool = False) -> dict[Any, Callable[..
     import onnx_ir as ir
     from onnx.numpy_helper import from_array
     from onnxscript import opset18
-    from onnxscript.function_libs.torch_lib.ops.core import aten_native_group_norm
 
     op: Any = opset18  # its stubs know no symbolic value
 
@@ -124,13 +124,6 @@ def translations(opset: int, whole_norms: bool = False) -> dict[Any, Callable[..
         parts = (x, weight) if bias is None else (x, weight, bias)
         return op.Conv(*parts, strides=strides, pads=[*pads, *pads], dilations=dilations, group=groups)
 
-    def group_norm(x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, _: bool = True) -> Any:
-        if groups > 1 or weight is None or bias is None:
-            return aten_native_group_norm(x, weight, bias, group=groups, eps=eps)[0]
-        others = constant([*range(1, len(x.shape) - 1)], np.int64)
-        scale, shift = (op.Unsqueeze(one, others) for one in (weight, bias))  # [C, 1, ...]
-        return op.LayerNormalization(x, scale, shift, axis=1, epsilon=eps)[0]
-
     def places(ordered: Any, values: Any, out_int32: bool = False, right: bool = False, side: str | None = None) -> Any:
         below = op.LessOrEqual if right or side == "right" else op.Less
         axes = [constant([axis]) for axis in (-2, -1)]
@@ -153,7 +146,7 @@ def translations(opset: int, whole_norms: bool = False) -> dict[Any, Callable[..
 
     ops = torch.ops.swin_quant
     own = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
-    own |= {torch.ops.aten.group_norm.default: group_norm} if whole_norms else {}
+    own |= {torch.ops.aten.group_norm.default: group_norm} if channels_last else {}
     return own | {
         ops.qdq.default: pair,
         ops.dequantize.default: stored,

@@ -20,8 +20,10 @@ def sum_unstacked(graph: "ir.Graph") -> None:
 
     for stack in list(graph):
         parts, axis = _get_stacked(stack)
+        if not parts or stack.outputs[0].is_graph_output():
+            continue
         sums = [_get_sum(reader, stack.outputs[0], axis, len(parts)) for reader, _ in stack.outputs[0].uses()]
-        if not parts or stack.outputs[0].is_graph_output() or None in sums:
+        if None in sums:
             continue
         for total, weights in filter(None, sums):
             made: list[ir.Node] = []
@@ -62,7 +64,7 @@ def _get_sum(node: "ir.Node", stack: "ir.Value", axis: int, count: int) -> "tupl
         return None
     sizes, rank = weights[0].shape, len(stack.shape or ())
     found = _get_sum(readers[0], node.outputs[0], axis, count)
-    fits = sizes is not None and len(sizes) == rank and sizes[axis] == count
+    fits = sizes is not None and len(sizes) == rank > axis and sizes[axis] == count
     return (found[0], weights[0]) if fits and found and found[1] is None else None
 
 

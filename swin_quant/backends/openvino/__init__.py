@@ -21,7 +21,7 @@ BACKEND = Backend(
             "openvino",
             int4=True,
             reshaped=True,
-            whole_norms=True,
+            channels_last=True,
             compiled=tuple(f"{operator}={DOMAIN}::{node}" for operator, node in COMPILED.items()),
             are_compiled="swin_quant.backends.openvino.operators:are_faster_here",
             tuned=(
