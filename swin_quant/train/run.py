@@ -306,7 +306,7 @@ class Training:
         given = {key: value for key, value in keys.items() if value is not None}
         if self.drop_path:
             given["augment.drop_path"] = None if self.drop_path == _OF_CONFIG else self.drop_path
-        return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "command line")
+        return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "options")
 
     def request(self, folder: Path, start: Checkpoint | None, pictures: PictureSet, **more: Any) -> Request:
         """The run that is asked for, beside config and recipe. UsageError for a plot that nothing here can draw."""
