@@ -34,6 +34,7 @@ _CALLED = {  # a command's or another function's word for an argument -> its nam
     "batch": ("batch_size",),
     "set": ("changes",),
     "lr": ("changes",),
+    **dict.fromkeys(("bits", "wprec", "aprec"), ("policy", "policies")),
     "policy": ("policies",),
     "policies": ("policy",),
     "engine": ("backend",),

@@ -71,6 +71,7 @@ CALLS = {
             ("calibrate", "calibrator", "method"),
             ("evaluate", "policy", "policies"),
             ("export", "output", "folder"),
+            ("export", "bits", "policy"),
             ("finetune", "lr", "changes"),
             ("search", "backend", "engine"),
             ("predict", "data_path", "images"),

@@ -82,7 +82,8 @@ class Command:
             kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if one.is_placed else inspect.Parameter.KEYWORD_ONLY
             _, notes = _read_docstring(one.fields.kind if one.fields else self.function)
             named = next((cast("tuple[str]", note.group)[0] for note in one.notes if note.group), None)
-            is_main = one.is_placed or one.default is inspect.Parameter.empty or one.name in _IN_MAIN
+            is_usual = one.name in _IN_MAIN and (one.name != "path" or (one.fields and one.fields.title == "pictures"))
+            is_main = one.is_placed or one.default is inspect.Parameter.empty or is_usual
             titles.append(title := _MAIN if is_main else named or (one.fields.title if one.fields else _REST))
             group = Group(title, sort_key=titles.index(title) + len(self.arguments) * title.startswith(_SHARED))
             parts[one.name] = _part(one.name, one.hint, one.default, notes.get(one.name, ""), kind, group)

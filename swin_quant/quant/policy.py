@@ -8,6 +8,7 @@ other role). This generalises FasterTransformer's int8-mode, a fixed list of pat
 section 1.5).
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 from torch import nn
 
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, is_command, listed
 from swin_quant.base.files import compute_data_sha256, shipped_files
 from swin_quant.base.schema import Must, allow, checked, plain, within
 from swin_quant.base.yaml_file import read_yaml, shipped_or_file
@@ -313,11 +314,21 @@ def builtin_policies() -> list[str]:
     return [path.stem for path in shipped_files("policies")]
 
 
+def policy_with_bits(weights: int, activations: int) -> str:
+    """How one asks for a policy with these bits."""
+    if is_command():
+        return f"‹policy› qdq ‹wprec› {weights} ‹aprec› {activations}"
+    return f'sq.policy("qdq").bits("role:gemm_weight", {weights}).bits("role:activation", {activations})'
+
+
 def load_policy(name_or_path: str | Policy) -> Policy:
     """A built-in policy by name, a policy from a YAML file, or the policy itself. UsageError names the file and what is
     wrong in it."""
     if isinstance(name_or_path, Policy):
         return name_or_path
+    bits = re.fullmatch("w([2-8])a([2-8])", name_or_path, re.IGNORECASE)
+    if bits and name_or_path not in builtin_policies():
+        raise UsageError(f"no policy {name_or_path!r}: give {policy_with_bits(int(bits[1]), int(bits[2]))}")
     path = shipped_or_file(name_or_path, shipped_files("policies"), "policy")
     return policy_from_dict(read_yaml(path, "policy"), str(path))
 

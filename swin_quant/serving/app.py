@@ -159,8 +159,9 @@ def build_app(service: Service) -> Any:
         return Route(path, answer, methods=[method])
 
     async def unknown(request: Request, error: Any) -> Response:
-        place = f"/v2/models/{model.name}/infer (version {VERSION})"
-        why = f"no such place: POST pictures to /predict, tensors to {place}; GET /v2, /metrics"
+        place = f"/v2/models/{model.name}"
+        said = f"pictures go to /predict, tensors to {place}/infer; the model is {place}, version {VERSION}"
+        why = f"no such place: {said}"
         if error.status_code == 405:
             why = f"this place takes the method {error.headers['Allow']}"
         return JSONResponse({"error": why}, error.status_code, error.headers)
@@ -216,7 +217,7 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, limits
         start = bytes(body[:64]).lstrip().lower()
         kind = next((kind for first, kind in _NO_PICTURES.items() if start.startswith(first)), "")
         advice = f": it is {kind}" if kind else "" if body else ": it is empty"
-        if content_type.startswith("application/x-www-form-urlencoded"):  # says curl -d, which drops line ends
+        if not advice and content_type.startswith("application/x-www-form-urlencoded"):  # curl -d, drops line ends
             advice = ": send it by curl --data-binary @cat.jpg, or by curl -F file=@cat.jpg"
         raise Refused(400, f"the body: not a picture that can be read{advice}") from error
 

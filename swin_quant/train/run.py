@@ -28,7 +28,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.policy import Policy, dequantize, quantize
+from swin_quant.quant.policy import Policy, dequantize, policy_with_bits, quantize
 from swin_quant.quant.watch import eval_mode
 from swin_quant.score.engine import get_precision, torch_engines
 from swin_quant.score.run_engines import evenly
@@ -159,8 +159,8 @@ def run_training(
         bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
         log.info("trained under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
         if recipe.bits and bits not in (recipe.bits, "mixed"):
-            other = f"‹policy› qdq ‹wprec› {recipe.bits[1]} ‹aprec› {recipe.bits[3]}"
             told = "recipe %s is made for %s, but policy %s has %s: give another ‹recipe›, or %s"
+            other = policy_with_bits(int(recipe.bits[1]), int(recipe.bits[3]))
             log.warning(told, recipe.name, recipe.bits, policy.name, bits, other)
     trained, position = _fitted(job, request.folder)
     if keeper:
@@ -306,7 +306,7 @@ class Training:
         given = {key: value for key, value in keys.items() if value is not None}
         if self.drop_path:
             given["augment.drop_path"] = None if self.drop_path == _OF_CONFIG else self.drop_path
-        return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "command line")
+        return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "options")
 
     def request(self, folder: Path, start: Checkpoint | None, pictures: PictureSet, **more: Any) -> Request:
         """The run that is asked for, beside config and recipe. UsageError for a plot that nothing here can draw."""

@@ -18,7 +18,7 @@ from swin_quant.base.files import compute_sha256
 from swin_quant.base.progress import log
 from swin_quant.cards.lineage import find_original
 from swin_quant.cards.records import Result
-from swin_quant.config.outputs import count_classes, need_logits
+from swin_quant.config.outputs import LOGITS, count_classes, say
 from swin_quant.config.sides import sides
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.exported import (
@@ -88,9 +88,10 @@ def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Fou
     engines = [list_engine_names(artifact, scoring.engines) for artifact in artifacts]
     for artifact, names in zip(artifacts, engines, strict=True):
         cfg = read_config(artifact, {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False})  # no folder of this machine
-        if scoring.timed is None:
-            need_logits(cfg.MODEL.OUTPUT_KIND, "accuracy")
-        elif artifact.card.wrapped and "inputs" in artifact.card.wrapped:
+        if scoring.timed is None and cfg.MODEL.OUTPUT_KIND != LOGITS:
+            given = say(cfg.MODEL.OUTPUT_KIND)
+            raise UsageError(f"{artifact.file}: gives {given}, no logits: use `verify`, or ‹no_accuracy› to time it")
+        if scoring.timed is not None and artifact.card.wrapped and "inputs" in artifact.card.wrapped:
             raise UsageError(f"{artifact.file}: takes several inputs: time `sq.artifact(FILE).load()` in your own loop")
         checkpoint = find_checkpoint(artifact, scoring.checkpoint)
         folders = [*list_search_folders(artifact), *([checkpoint.parent] if checkpoint else [])]

@@ -69,7 +69,7 @@ def calibrate(
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
         passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: channels that
-            stand out are evened out). In Python also a list of names or {"name": ..., option: ...}.
+            stand out are evened out)
         augment: calibrate on augmented training crops, as FasterTransformer does
         folder: Where long passes keep their finished parts: the same call goes on where one was cut off.
 

@@ -132,9 +132,11 @@ def observe_batches(model: nn.Module, shown: CalibrationBatches, method: Method,
             images = batch.images.to(device)
             logits = observation.show(images)
             seen.append((number, replace(batch, images=images)))
-            if len(seen) == 2 and shown.count:  # the first one tries how batches can run
-                seconds = (shown.count + _CHECKED / shown.size) * (clock() - start) / 2
-                log.info("calibration takes about %s%s", span(seconds), ", then come the passes" * has_passes)
+            if len(seen) == 1:  # which tries how batches can run
+                start = clock()
+            elif len(seen) == 2 and shown.count:
+                seconds = (shown.count + _CHECKED / shown.size) * (clock() - start)
+                log.info("calibration takes about %s in all%s", span(seconds), ", then come the passes" * has_passes)
             if (wanted := PICTURES - number * shown.size) > 0:
                 some.append((images[:wanted], logits[:wanted]))
     calibration = observation.calibration()

@@ -86,6 +86,7 @@ class ExportTarget:
         if self.saturation_safe and (self.precision == "float" or not at_risk(self.backend)):
             raise UsageError(f"‹saturation_safe›: means nothing to ‹backend› {name} with precision {self.precision}")
         policy = policy or policy_for(name, card, checkpoint, self.plain or self.saturation_safe)
+        check_policy(self.backend, policy)
         return without_saturation(policy) if self.saturation_safe else policy
 
     def write(self, module: nn.Module, card: RunCard, file: Path, folder: str | Path, used: Policy) -> Artifact:
@@ -160,7 +161,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     is_narrow = any((rule.bits or 8) < 8 for rule in own.rules) and backend.takes(own)  # chosen for its weights
     fits = fits or is_narrow
     if card.training and not fits:
-        told = "policy %s stays, since the model was trained under it: %s runs %s best, see ‹policy›"
+        told = "policy %s stays, since the model was trained under it: %s runs policy %s best, see ‹policy›"
         log.warning(told, own.name, target, fitting[0])
     elif not fits and (measured := [policy for policy in offered if policy.sha256 in scored]):
         log.info("policy %s is exported: it was scored, and %s runs it", measured[0].name, target)
@@ -176,7 +177,7 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
         told = "policy %s of the run card is exported, though %s was scored: ‹policy› chooses"
         log.warning(told, own.name, listed(map(str, scored.values()), 3))
     elif own.name != fitting[0] and backend.load and not is_narrow:  # a file for any engine has no best
-        told = "policy %s is exported, as calibrated. %s runs %s best: score that one, then give ‹policy› %s"
+        told = "policy %s is exported, as calibrated. %s runs policy %s best: score that one, then give ‹policy› %s"
         log.info(told, own.name, target, fitting[0], fitting[0])
     return own
 

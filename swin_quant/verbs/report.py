@@ -16,6 +16,7 @@ from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.report import SUFFIXES
 from swin_quant.report.accuracy import AccuracyTable
 from swin_quant.report.table import print_text
+from swin_quant.report.verdict import has_classes
 from swin_quant.verbs.report_page import write_page
 
 EXAMPLES = """swin-quant report out/swin_tiny_patch4_window7_224_calib.json
@@ -78,7 +79,8 @@ def report(
     read = read_cards(map(Path, [cards] if isinstance(cards, str | Path) else cards))
     empty = [str(path) for path, card in read.items() if not card.results]
     if len(empty) == len(read):
-        raise SwinQuantError(f"{listed(empty)}: {_NO_RESULT}")
+        why = _NO_RESULT if any(map(has_classes, read.values())) else "no classes, whose accuracy could be reported"
+        raise SwinQuantError(f"{listed(empty)}: {why}")
     scored = {card.weights_sha256 for card in read.values() if card.results} - {None}  # or artifacts of it were
     if unscored := [path for path in empty if read[Path(path)].weights_sha256 not in scored]:
         log.warning("left out: %s: %s", listed(unscored), _NO_RESULT)

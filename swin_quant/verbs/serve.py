@@ -26,7 +26,7 @@ from swin_quant.base.files import reason
 from swin_quant.base.progress import log
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.exported import choose_engine, labels_in, load_engines, read_config
+from swin_quant.exported import Exported, choose_engine, labels_in, load_engines, read_config
 from swin_quant.quant.outputs import list_tensors
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.scoring import class_names
@@ -111,7 +111,7 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def app(
-    file: str | Path,
+    file: Exported | str | Path,
     engine: str | None = None,
     *,
     name: str | None = None,
@@ -123,7 +123,7 @@ def app(
     """The ASGI application that `swin-quant serve` runs, for servers and clusters of your own (docs/shipping.md).
 
     Args:
-        file: An exported file, with its run card beside it.
+        file: An artifact, or its file with the run card beside it.
         engine: The engine (default: the one it was exported for, else any).
         name: Name of the model in URLs (default: its run card's).
         labels: File of class names, one a line (default: the model's, ImageNet's).
@@ -134,8 +134,9 @@ def app(
     Returns:
         The application.
     """
-    options = EngineOptions(threads, device=device)
-    return build_app(load_service(open_artifact(file), engine, options, ServiceLimits(**limits), name, labels))
+    artifact = file.artifact if isinstance(file, Exported) else open_artifact(file)
+    limited, options = ServiceLimits(**limits), EngineOptions(threads, device=device)
+    return build_app(load_service(artifact, engine, options, limited, name, labels))
 
 
 def load_service(

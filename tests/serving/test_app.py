@@ -171,6 +171,12 @@ def test_requests_that_are_wrong_get_one_line_and_others_go_on():
         np.testing.assert_array_equal(good.json()["outputs"][0]["data"], [0, 0, 0])
 
 
+def test_a_pdf_that_curl_calls_a_form_is_a_pdf():
+    form = {"headers": {"content-type": "application/x-www-form-urlencoded"}}
+    bad, drops = posted(service(), *[("/predict", {"content": body, **form}) for body in (b"%PDF-1.7", b"\x89PNG")])
+    assert bad.json()["error"].endswith("it is a PDF") and "curl --data-binary" in drops.json()["error"]
+
+
 def test_an_engine_that_overflows_is_an_error_that_is_json(images):
     overflows = service(lambda images: torch.full((len(images), 3), torch.inf))
     for answer in posted(overflows, (INFER, {"json": body_of(images)}), ("/predict", {"content": png()})):

@@ -121,7 +121,7 @@ def test_the_rest_of_what_the_client_asks(client):
     right.set_data_from_numpy(images)
     wrong.set_data_from_numpy(images[:, :, :5])
     words = [client.InferRequestedOutput("logits", class_count=2)]
-    here = "tensors to /v2/models/micro/infer (version 1)"
+    here = "the model is /v2/models/micro, version 1"
     with connected(client, service_of(MODEL)) as server:
         assert server.is_server_live() and server.is_server_ready() and server.is_model_ready("micro", "1")
         assert not server.is_model_ready("other")

@@ -27,6 +27,7 @@ def test_a_checkpoint_and_a_card(run, float_flags, card_of, micro, pictures, tmp
     written = ["swin_micro_calib.json", "swin_micro_calib.pth", "swin_micro_calib.stats.npz"]
     assert sorted(file.name for file in tmp_path.iterdir()) == written
     assert done.out == f"{tmp_path / 'swin_micro_calib.pth'}\n" and "swin_micro_calib.json" in done.err
+    assert re.findall("calibration takes about [0-9]+ s in all$", done.err, re.MULTILINE)
     card = card_of(tmp_path / "swin_micro_calib.pth")
     assert card["source"]["file"] == "swin.pth" and card["policy"]["name"] == "ft-mode1"
     check = card["calibration"].pop("check")
@@ -41,6 +42,11 @@ def test_a_checkpoint_and_a_card(run, float_flags, card_of, micro, pictures, tmp
     }
     assert card["results"] == []
     assert str(micro) not in str(card) and str(tmp_path) not in str(card)  # cards travel between machines
+
+
+def test_passes_that_are_asked_for_are_not_in_the_estimate(run, float_flags, tmp_path):
+    done = run("calibrate", *float_flags, "--passes", "fast", "--output", tmp_path).ok()
+    assert " s in all, then come the passes\n" in done.err
 
 
 def test_the_file_is_a_bare_state_dict_in_fastertransformer_s_layout(calibrate, micro):

@@ -167,7 +167,7 @@ SCORED = {"engine": "fake-quant", "precision": "int8", "dataset": {"name": "x", 
           "device": "cpu"}  # fmt: skip
 
 
-BETTER, STAYS = "{target} runs cpu best", "{own} stays"
+BETTER, STAYS = "{target} runs policy cpu best", "{own} stays"
 NOT_FOR = "policy {own} of the run card is not for {target}"
 CHOSEN = [  # the card's policy, what was scored, the target, the file's policy, what is said
     *[("qdq", "qdq", name, "qdq", "") for name in ("onnx", "onnxruntime", "tensorrt", "cuda", "torchscript")],

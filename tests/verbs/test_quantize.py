@@ -239,6 +239,7 @@ REFUSED = [
     ("--policy qdq cpu", "--policy qdq cpu: give one"),
     ("--policy auto --wprec 4", "--policy auto: --wprec is for a policy with a name"),
     ("--for fastertransformer --policy cpu", "--policy cpu: fastertransformer runs ft-mode1 and ft-mode2 alone"),
+    ("--policy w4a4", "no policy 'w4a4': give --policy qdq --wprec 4 --aprec 4"),
     ("--policy qdq --aprec 4", "have 4 bits, those in files for onnxruntime 8 or 16; --for torchscript takes"),
     ("--for cuda --float-type float32", "--float-type float32: the CUDA engine has float16 and bfloat16"),
 ]

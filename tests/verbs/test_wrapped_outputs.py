@@ -133,7 +133,7 @@ def test_outputs_without_classes_are_compared_with_float_together_and_each_by_it
         assert score.sqnr_db == pytest.approx(float(sqnr), abs=1e-3) and score.cosine == pytest.approx(float(cosine))
     with pytest.raises(sq.UsageError, match="there is no batch to compare with"):
         sq.evaluate(model, [])
-    with pytest.raises(sq.UsageError, match="sensitivity is about logits, and this model gives features"):
+    with pytest.raises(sq.UsageError, match="sensitivity is about logits, and this model gives output maps"):
         sq.sensitivity(model, [images])
 
 
