@@ -47,7 +47,7 @@ def test_what_is_wrong_with_a_kernel_is_found():
     for found, change in wrong.items():
         assert list(kernel_faults(product, replace(good, **change))) == [found]
     assert list(kernel_faults(product, replace(good, warps=2, mma={"IMMA": 4}))) == []  # no group of four warps
-    half = replace(product, types=(("qkv", "*bf16"),))
+    half = product._replace(types=(("qkv", "*bf16"),))
     assert list(kernel_faults(half, replace(good, mma={}))) == ["no tensor-core instructions"]
 
 
