@@ -13,7 +13,7 @@ from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError, is_offered, listed
 from swin_quant.base.extras import library
-from swin_quant.base.files import ensure_writable_dir, resolve_path
+from swin_quant.base.files import ensure_writable_dir, resolve_path, shipped_files
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
 from swin_quant.cards.paths import card_path
@@ -40,7 +40,7 @@ from swin_quant.train.loop import Job, fit
 from swin_quant.train.optim import freeze_stages
 from swin_quant.train.outdir import check_free, draw, list_settings, open_folder
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
-from swin_quant.train.recipe import Recipe
+from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.snapshot import Position, Snapshots, check_snapshot
 
 _SCORED_BEFORE = 256  # pictures scored before training
@@ -159,9 +159,10 @@ def run_training(
         bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
         log.info("trained under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
         if recipe.bits and bits not in (recipe.bits, "mixed"):
-            told = "recipe %s is made for %s, but policy %s has %s: give another ‹recipe›, or %s"
+            fitting = [path.stem for path in shipped_files("recipes") if load_recipe(path.stem).bits == bits]
+            told = "recipe %s is made for %s, but policy %s has %s: give another ‹recipe› (%s), or %s"
             other = policy_with_bits(int(recipe.bits[1]), int(recipe.bits[3]))
-            log.warning(told, recipe.name, recipe.bits, policy.name, bits, other)
+            log.warning(told, recipe.name, recipe.bits, policy.name, bits, listed(fitting) or "of your own", other)
     trained, position = _fitted(job, request.folder)
     if keeper:
         keeper.settle(trained)

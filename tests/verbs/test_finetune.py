@@ -90,7 +90,7 @@ def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(
     done = run("finetune", *flags, "--epochs", 1, "--no-eval", "--set", "bits=W4A4").ok()
     assert "trained under policy ft-mode1 (W8A8) by recipe recipe" in done.err.partition("epochs: 1")[0]
     assert (
-        "made for W4A4, but policy ft-mode1 has W8A8: give another --recipe, or --policy"
+        "made for W4A4, but policy ft-mode1 has W8A8: give another --recipe (micro_w8a8, qat_base, "
         in done.err.partition("epochs: 1")[0]
     )
     card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
