@@ -13,6 +13,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,20 @@ def compute_sha256(path: str | os.PathLike[str]) -> str:
         except OSError as error:
             raise SwinQuantError(f"{part}: cannot be read: {reason(error)}") from error
     return digest.hexdigest()
+
+
+def get_sha256(file: str | Path) -> str:
+    """As `compute_sha256`; a file that every step of a run asks for is read once, and anew if it was written since."""
+    path = Path(file)
+    if not path.is_file() or list_parts(path):
+        return compute_sha256(file)
+    now = path.stat()
+    return _hash_once(path.resolve(), now.st_mtime_ns, now.st_size)
+
+
+@lru_cache(maxsize=16)
+def _hash_once(path: Path, written: int, size: int) -> str:
+    return compute_sha256(path)
 
 
 def resolve_path(path: str | os.PathLike[str]) -> Path:

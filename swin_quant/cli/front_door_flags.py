@@ -64,7 +64,7 @@ FLAGS: dict[str, tuple[Any, ...]] = {
     "--teacher": (str, "float checkpoint of the same classes to learn from (default: the original)"),
     "--amax": (("frozen", "learned", "reestimated"), "amax.mode: how ranges are trained"),
     "--no-eval": (bool, "do not score the result on the val split"),
-    "--float": (str, "the float checkpoint that QAT is compared with (default: looked for)"),
+    "--float": (str, "the float checkpoint that QAT is compared with (default: searched for)"),
     "--output": (str, "results go to DIR/<NAME>/<TAG> (default: output)"),
     "--tag": (str, "default: default"),
     "--device": (("auto", "cpu", "cuda"), "default: a GPU if there is one", "auto"),

@@ -151,6 +151,11 @@ class PictureSet:
         opened.upright = self.upright
         return opened
 
+    def has(self, count: int) -> bool:
+        """Whether there are as many pictures, in val if no split is named."""
+        there = len(replace(self.with_default_split("val"), cache_mode="no").open())
+        return min(there, self.count or there) >= count
+
     def indices(self, pictures: Pictures) -> list[int]:
         """The indices of this set in the opened pictures."""
         return list(range(len(pictures))) if self.count is None else sample(len(pictures), self.count, self.seed or 0)

@@ -177,11 +177,11 @@ def _outliers(f: Findings) -> Iterator[Advice]:
         # A residual stream has dozens.
         few = " and ".join(first.cure) if len(first.cure) <= 3 else listed(first.cure, 2)
         where = f"between {few}" if len(first.cure) > 1 else f"inside {first.cure[0]}"
-        cure = f"the pass equalize, which did not run, could even them out {where}: ‹passes› equalize"
+        cure = f"the pass equalize, which did not run, could reduce them {where}: ‹passes› equalize"
         if first.tried:
-            cure = f"the pass equalize tried {where}, and nothing was better for it: {keep_float}"
-        most = f"in {first.place} by {first.times:.0f} times"
-        text = f"channels stand out in {_counted(curable, 'place')}, {most}: {cure}"
+            cure = f"the pass equalize was tried {where} and gained nothing: {keep_float}"
+        most = f"the largest in {first.place} ({first.times:.0f} times the median)"
+        text = f"outlier channels in {_counted(curable, 'place')}, {most}: {cure}"
         yield Advice("outliers", text, tuple(one.place for one in curable))
     # No exchange can rescale these; first those that cost the rest of their tensor most.
     rest = sorted((one for one in f.outlier_channels if not one.cure), key=lambda one: (one.rest_db, -one.times))
@@ -200,8 +200,8 @@ def _outliers(f: Findings) -> Iterator[Advice]:
         less = "; ft-mode2 rounds fewer results" if f.policy == "ft-mode1" and Role.GEMM_OUTPUT in roles else ""
         remedy = f"{finer}{less}; `swin-quant search` finds what to keep float"
     text = (
-        f"channels stand out in {_counted(rest, 'tensor')} that equalization does not reach or help, most "
-        f"{which} of {first.place} by {first.times:.0f} times{kept}{more}: {remedy}"
+        f"outlier channels in {_counted(rest, 'tensor')} that equalize cannot reduce, the largest {which} of "
+        f"{first.place} ({first.times:.0f} times most others){kept}{more}: {remedy}"
     )
     yield Advice("outliers-uncured", text, tuple(one.place for one in rest), warns=bool(lost))
 

@@ -184,7 +184,7 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     classes = known or 0
     if delta is not None and classes > 1 and is_guessing(right, result.pictures, classes):
         right_about = f"float32 is right about {right} of {result.pictures:,}"
-        loss = f"no loss can be told: {right_about}, and guessing among {classes:,} classes does as well"
+        loss = f"the loss cannot be measured: {right_about}, and guessing among {classes:,} classes does as well"
     summary = f"{loss}; {speed_in_words(**times)}"
     figures = (result.pictures, delta, error)
     return DeployVerdict(FLOAT if is_slow else str(file), summary, then, *figures, **times)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
+from swin_quant import exported
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import function
 from swin_quant.backends.registry import engine_named
@@ -21,18 +22,6 @@ from swin_quant.cards.records import Result
 from swin_quant.config.outputs import LOGITS, count_classes, say
 from swin_quant.config.sides import sides
 from swin_quant.data.picture_set import PictureSet
-from swin_quant.exported import (
-    NEEDS_MODULE,
-    find_checkpoint,
-    list_engine_names,
-    list_search_folders,
-    load_engines,
-    load_origin,
-    no_checkpoint,
-    on_its_device,
-    prepared_by,
-    read_config,
-)
 from swin_quant.loading import giving, load_for_scoring, open_baseline
 from swin_quant.model import Model
 from swin_quant.quant.policy import Policy, load_policy
@@ -85,21 +74,23 @@ def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Fou
     scored in one pass with one float baseline; without its checkpoint one has no delta, and a warning says so. What can
     be refused is refused before a picture is read."""
     groups: dict[tuple[Any, ...], list[PreparedArtifact]] = {}
-    engines = [list_engine_names(artifact, scoring.engines) for artifact in artifacts]
+    engines = [exported.list_engine_names(artifact, scoring.engines) for artifact in artifacts]
     for artifact, names in zip(artifacts, engines, strict=True):
-        cfg = read_config(artifact, {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False})  # no folder of this machine
+        cfg = exported.read_config(
+            artifact, {"DATA.DATA_PATH": "", "DATA.ZIP_MODE": False}
+        )  # no folder of this machine
         if scoring.timed is None and cfg.MODEL.OUTPUT_KIND != LOGITS:
             given = say(cfg.MODEL.OUTPUT_KIND)
             raise UsageError(f"{artifact.file}: gives {given}, no logits: use `verify`, or ‹no_accuracy› to time it")
         if scoring.timed is not None and artifact.card.wrapped and "inputs" in artifact.card.wrapped:
             raise UsageError(f"{artifact.file}: takes several inputs: time `sq.artifact(FILE).load()` in your own loop")
-        checkpoint = find_checkpoint(artifact, scoring.checkpoint)
-        folders = [*list_search_folders(artifact), *([checkpoint.parent] if checkpoint else [])]
+        checkpoint = exported.find_checkpoint(artifact, scoring.checkpoint)
+        folders = [*exported.list_search_folders(artifact), *([checkpoint.parent] if checkpoint else [])]
         if scoring.original:
             find_original(artifact.card, folders, scoring.original)  # refuse before anything is scored
         weights = compute_sha256(checkpoint) if checkpoint else artifact.file
         prepared = PreparedArtifact(artifact, names, cfg, checkpoint, folders)
-        groups.setdefault((weights, prepared_by(artifact).preprocess), []).append(prepared)
+        groups.setdefault((weights, exported.prepared_by(artifact).preprocess), []).append(prepared)
     scored: dict[Path, Found] = {}
     for group in groups.values():
         scored |= _score_group(group, scoring, this_world())
@@ -108,15 +99,14 @@ def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Fou
 
 def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: World) -> dict[Path, Found]:
     first, cfg = group[0], group[0].cfg
-    loaded = {one.artifact.file: load_engines(one.artifact, one.engines, scoring.options) for one in group}
+    loaded = {one.artifact.file: exported.load_engines(one.artifact, one.engines, scoring.options) for one in group}
     pictures, fixed = scoring.pictures, scoring.timed
     if isinstance(pictures, PictureSet):
         pictures = pictures.settled(cfg)
         limits = [engine.max_batch for engines in loaded.values() for engine in engines.values() if engine.max_batch]
         batch = min([pictures.batch or BATCH, *limits])
-        if fixed is None and scoring.own_float:  # fewer pictures, filled up, would count as slower
-            there = len(replace(pictures.with_default_split("val"), cache_mode="no").open())
-            fixed = batch if min(there, pictures.count or there) // world.size >= batch else None
+        if fixed is None and scoring.own_float and pictures.has(batch * world.size):  # or it would be filled up
+            fixed = batch
     with TemporaryDirectory(prefix="swin-quant-float-") as folder:
         own = _load_own_floats(group, scoring, world, Path(folder), fixed)
         half = half_type("none" if own and scoring.half == "auto" else scoring.half, world.device)
@@ -129,14 +119,14 @@ def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wor
             shape = tuple(wrapped["shape"]) if wrapped else (3, *sides(cfg.DATA.IMG_SIZE))
             latencies = compare_latency(engines, scoring.timed, shape)
             return {one.artifact.file: latencies if one is first else () for one in group}
-        by = ModelInputs(prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names)
+        by = ModelInputs(exported.prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names)
         results = score_engines(engines, pictures, by, world)
     scored: dict[Path, Found] = {}
     for one in group:
         card, file = one.artifact.card, one.artifact.file
         measured, weights = [results[key] for key in baseline], baselines.whose_weights(card)
         for name, key in zip(one.engines, loaded[file], strict=True):
-            device = on_its_device(name, scoring.options).device
+            device = exported.on_its_device(name, scoring.options).device
             keys = (*floats.get(name, ()), key) if card.policy else (key,)
             measured += [replace(results[each], device=device, weights=weights) for each in keys]
         scored[file] = tuple(measured)
@@ -148,13 +138,15 @@ def _load_baseline(
 ) -> dict[str, Engine]:
     """float32 first, then half, then the simulation if that is asked for; nothing where no baseline is found."""
     first, card = group[0], group[0].artifact.card
-    model, policies, why = None, list[Policy](), NEEDS_MODULE
+    model, policies, why = None, list[Policy](), exported.NEEDS_MODULE
     baseline: baselines.Baseline | None = None
     if card.wrapped is None or scoring.origin is not None:
-        why = no_checkpoint(first.artifact)
+        why = exported.no_checkpoint(first.artifact)
         if first.checkpoint is not None or scoring.origin:
             quantized = next((one for one in group if one.artifact.card.policy), first)
-            model, policies = load_origin(quantized.artifact, first.cfg, first.checkpoint, world, scoring.origin)
+            model, policies = exported.load_origin(
+                quantized.artifact, first.cfg, first.checkpoint, world, scoring.origin
+            )
         policies = policies if scoring.fake_quant else []
         if scoring.origin and card.wrapped:
             baseline = open_baseline(scoring.origin, policies, world)
@@ -201,7 +193,7 @@ def _load_own_floats(
             half = [kind for kind in HALF_TYPES if kind in offered and kind == half_type("auto", world.device)]
             is_slow = half and not options.float_type and scoring.timed is None  # float32, to score
             for kind in dict.fromkeys([*([] if is_slow else [options.float_type]), *half]):
-                loaded = load_engines(artifact, [name], replace(options, float_type=kind))
+                loaded = exported.load_engines(artifact, [name], replace(options, float_type=kind))
                 found[name] = [*found.get(name, []), *loaded.values()]
         except (SwinQuantError, RuntimeError) as error:  # by exporters and engines
             log.warning("%s: its own float is not scored: %s", name, one_line(str(error)))

@@ -68,8 +68,8 @@ def calibrate(
         method: how ranges are found: max, percentile, mse or entropy (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
-        passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: channels that
-            stand out are evened out)
+        passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: equalize,
+            where there are outlier channels)
         augment: calibrate on augmented training crops, as FasterTransformer does
         folder: Where long passes keep their finished parts: the same call goes on where one was cut off.
 

@@ -53,9 +53,7 @@ def improve(
     if not steps and context.units:  # the passes that run where none is asked for
         if found := outliers(context, LOOKED_AT):
             worst = max(found, key=found.__getitem__)
-            told = (
-                "channels stand out in %d place%s, in %s by %.0f times: they are evened out; ‹passes› none leaves them"
-            )
+            told = "outlier channels in %d place%s (%s: %.0f times the median): equalize runs; ‹passes› none skips it"
             log.info(told, len(found), "s" if len(found) > 1 else "", worst, found[worst])
             steps += EVENED
         is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
@@ -90,7 +88,7 @@ def improve(
 
 
 def outliers_left(context: PassContext, passes: Sequence[PassRecord]) -> list[OutlierChannels]:
-    """Channels that stand out in the first pictures, and remedies beside these passes."""
+    """Outlier channels in the first pictures, and remedies beside these passes."""
     if not _is_known(context.model) or not enabled_nodes(context.model):
         return []
     ran = [one for one in passes if one["name"] == "equalize"]

@@ -105,7 +105,7 @@ def finetune(
         amax: how ranges are trained (default: the recipe's way)
         qat: How a teacher is learned from.
         half: type in which the float model is scored, too; auto: the device's
-        original: float checkpoint to compare with (default: looked for)
+        original: float checkpoint to compare with (default: searched for)
         no_eval: do not score the result
         changes: Keys of the recipe, {"optimizer.lr": 1e-4}.
         batch_size: Pictures at a time, a rank.

@@ -4,7 +4,7 @@ The run cards in the folder tell what their files were made from: a run that was
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from yacs.config import CfgNode
@@ -13,7 +13,7 @@ from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import engine_named
 from swin_quant.backends.saturation import without_saturation
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.base.files import compute_sha256, list_parts, plain
+from swin_quant.base.files import get_sha256, plain
 from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.lineage import calibrated_again
 from swin_quant.cards.paths import card_path
@@ -185,20 +185,6 @@ def changed(job: Quantization, file: Path | None = None) -> list[str] | None:
     different = [what for what, is_same in same.items() if not is_same]
     is_same = were_drawn(record, job.drawn_from, lambda: job.drawn_names)
     return different if is_same else [*different, "the pictures"]
-
-
-def get_sha256(file: str | Path) -> str:
-    """As `compute_sha256`; a file that every step of a run asks for is read once, and anew if it was written since."""
-    path = Path(file)
-    if not path.is_file() or list_parts(path):
-        return compute_sha256(file)
-    now = path.stat()
-    return _hash_once(path.resolve(), now.st_mtime_ns, now.st_size)
-
-
-@lru_cache(maxsize=16)
-def _hash_once(path: Path, written: int, size: int) -> str:
-    return compute_sha256(path)
 
 
 def _card(file: Path) -> RunCard | None:

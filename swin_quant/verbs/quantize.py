@@ -77,7 +77,7 @@ def quantize(
 ) -> Quantized | None:
     """Calibrate, export for a backend, verify and score: from a float checkpoint to a file to deploy, and a verdict.
 
-    A step whose result lies in the output folder is not done again, so a run that was cut off goes on. A model in
+    Steps whose results are in the output folder are skipped, so an interrupted run continues. A model in
     memory is done anew, and is then calibrated.
 
     Args:
@@ -91,8 +91,8 @@ def quantize(
         method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
-        passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: channels that
-            stand out are evened out)
+        passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: equalize,
+            where there are outlier channels)
         budget: Of a search; without a limit of the loss, 0.1 points of top-1.
         int4_weights: ONNX: store 4-bit weights as INT4, of a policy that has some (w4a16, w4a8)
         tune: openvino: try policies and operators here, keep the fastest

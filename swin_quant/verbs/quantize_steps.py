@@ -14,7 +14,7 @@ from swin_quant.base.arguments import as_command
 from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.files import ensure_writable_dir
+from swin_quant.base.files import ensure_writable_dir, get_sha256
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.data.sources import TRAIN
@@ -30,7 +30,7 @@ from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.export import export
 from swin_quant.verbs.export_here import check_tunable
 from swin_quant.verbs.export_target import ExportTarget, check_policy, exporter_options
-from swin_quant.verbs.quantization import Quantization, changed, get_sha256
+from swin_quant.verbs.quantization import Quantization, changed
 from swin_quant.verbs.search import search
 from swin_quant.verbs.search_result import refuse_useless
 from swin_quant.verbs.timing import timed_backend

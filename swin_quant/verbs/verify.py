@@ -64,7 +64,7 @@ def verify(
         artifact: an exported file; its run card lies beside it
         pictures: A place on disk, of which 16 are taken, evenly spread, or batches.
         engine: engines that run it (default: the one it was exported for, else all)
-        checkpoint: the checkpoint that was exported (default: looked for)
+        checkpoint: the checkpoint that was exported (default: searched for)
         threads: threads of an engine (default: its own choice)
         float_type: type of float layers, where the engine chooses
         extension: openvino: libraries with operators of your own (docs/custom_operators.md)

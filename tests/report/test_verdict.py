@@ -56,7 +56,7 @@ def test_a_float_model_that_guesses_shows_no_loss():
     card = card_of(*chance, dataclasses.replace(INT8, acc1=0.1, delta_acc1=0.0, delta_acc1_se=0.0))
     card = dataclasses.replace(card, config={"MODEL": {"NUM_CLASSES": 1000}})
     summary = artifact_verdict(card, FILE, CHECKPOINT, "data").summary
-    assert "no loss can be told: float32 is right about 5 of 5,000, and guessing among 1,000" in summary
+    assert "the loss cannot be measured: float32 is right about 5 of 5,000, and guessing among 1,000" in summary
 
 
 def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():

@@ -119,14 +119,14 @@ def told_in(card):
 def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flags, planted, card_of, tmp_path):
     flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1", "--output"]
     done = run("calibrate", *flags, tmp_path / "on")
-    assert done.code == 0 and "channels stand out" in done.err and "--passes none" in done.err, done
+    assert done.code == 0 and "outlier channels" in done.err and "--passes none" in done.err, done
     (one,) = card_of(tmp_path / "on" / "swin_micro_calib.pth")["calibration"]["passes"]
     assert one["name"] == "equalize" and one["kept"] and one["sqnr_db"][1] > one["sqnr_db"][0] + 5
     assert "outliers" not in told_in(card_of(tmp_path / "on" / "swin_micro_calib.pth"))
     off = run("calibrate", *flags, tmp_path / "off", "--passes", "none")
     card = card_of(tmp_path / "off" / "swin_micro_calib.pth")
     assert off.code == 0 and "passes" not in card["calibration"]
-    (line,) = [line for line in off.err.splitlines() if "channels stand out" in line and "equalize" in line]
+    (line,) = [line for line in off.err.splitlines() if "outlier channels" in line and "equalize" in line]
     advice = told_in(card)["outliers"]
     assert advice["nodes"] and "‹" not in advice["text"] and line.startswith("advice: ")
     assert advice["text"] in line

@@ -145,7 +145,7 @@ def translations(opset: int, channels_last: bool = False) -> dict[Any, Callable[
         return tuple(op.Transpose(one, perm=np.argsort(last).tolist()) for one in found)
 
     ops = torch.ops.swin_quant
-    own: dict[Any, Any] = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
+    own: dict[Any, Callable[..., Any]] = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
     own |= {torch.ops.aten.group_norm.default: group_norm} if channels_last else {}
     return own | {
         ops.qdq.default: pair,
