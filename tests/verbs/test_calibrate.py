@@ -273,7 +273,7 @@ def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring
     four = tmp_path / "four.yaml"
     four.write_text("name: four\nrules:\n- {enable: ['role:gemm_input', 'role:gemm_weight'], bits: 4}\n")
     file = of_8_bits / f"{NAME}.pth"
-    where = ["--checkpoint", file, "--for", "onnx", "--output", tmp_path / "out", "--policy", four]
+    where = ["--checkpoint", file, "--for", "torchscript", "--output", tmp_path / "out", "--policy", four]
     assert "found by mse for 8 bits" in run("export", *where).error(2)
     train = [*scoring_flags, "--checkpoint", file, "--policy", "ft-mode1", "--aprec", 4, *TRAIN, *recipe]
     assert "found by mse for 8 bits" in run("finetune", *train, "--output", tmp_path / "qat").error(2)

@@ -116,7 +116,7 @@ def test_a_checkpoint_whose_card_is_of_another_size(run, exports, card_of, with_
 def test_a_model_that_is_no_classifier(run, exports, card_of, with_card, pictures):
     config = card_of(exports.onnx)["config"]
     config["MODEL"]["OUTPUT_KIND"] = "features"
-    said = "predict is about logits, and this model gives features"
+    said = "predict is about logits, and this model gives output maps"
     assert said in run("predict", with_card(exports.onnx, config=config), pictures).error(2)
 
 
