@@ -39,7 +39,6 @@ from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.errors import first_line
 from swin_quant.base.files import atomic_write_bytes
-from swin_quant.score.engine import milliseconds
 
 CALIBRATION, JUDGED = 8, 8  # pictures
 ENGINES = ("openvino", "onnxruntime")
@@ -309,10 +308,16 @@ def _beside_nncf(
 
 
 def _times(ours: Callable, theirs: Callable, images: Tensor) -> float:
-    """The median ratio of two latencies, call after call in turn: other programs then slow down both alike."""
-    ratios, start = [], time.monotonic()
-    while len(ratios) < ROUNDS or time.monotonic() - start < 1 and len(ratios) < 20 * ROUNDS:
-        ratios.append(milliseconds(ours, images) / milliseconds(theirs, images))
+    """The median ratio of the CPU time of two files, call after call in turn: other programs hardly change it."""
+
+    def seconds(run: Callable) -> float:
+        start = time.process_time()
+        run(images)
+        return time.process_time() - start
+
+    ratios, start = [], time.process_time()
+    while len(ratios) < ROUNDS or time.process_time() - start < 1 and len(ratios) < 20 * ROUNDS:
+        ratios.append(seconds(ours) / seconds(theirs))
     return statistics.median(ratios[len(ratios) // 4 :])  # without the warm-up
 
 
