@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,9 +106,20 @@ def open_onnx(path: str | Path) -> OnnxFile:
     opset 17 to 21, or its own functions; every Q/DQ node needs a constant positive scale.
     """
     path = Path(path)
+    now = path.stat() if path.is_file() else None  # the reader says that it is missing
+    found = _read_once(path, now and now.st_mtime_ns, now and now.st_size)
+    return _read(path) if found.parts else found  # external data may have changed since
+
+
+def _read(path: Path) -> OnnxFile:
     model = read_model(path)
     with naming(path):
         return _describe(path, model)
+
+
+@lru_cache(maxsize=8)  # the steps of a run open one file again and again
+def _read_once(path: Path, written: int | None, size: int | None) -> OnnxFile:
+    return _read(path)
 
 
 @reads("ONNX file")
