@@ -7,8 +7,7 @@ models: every test model and family of timm, and 25 models each of torchvision a
 on 8 pictures. Without --data-path, a folder of JPEGs, pictures are noise. FILE.py:NAME is a function that returns a
 module and the side of its pictures.
 networks: those of networks.py, a Swin in each of SWINS, with inputs of their own; policy qdq without a pass.
-Weights are random and seeded. Each model runs in a process of its own with a time limit. Its row is a JSON file in
---work, and is not made again.
+Weights are random and seeded. Each model runs in a process of its own; its row, a JSON file in --work, stays.
 """
 
 import importlib.util
@@ -309,15 +308,13 @@ def _beside_nncf(
 
 def _times(ours: Callable, theirs: Callable, images: Tensor) -> float:
     """The median ratio of the CPU time of two files, call after call in turn: other programs hardly change it."""
-
-    def seconds(run: Callable) -> float:
-        start = time.process_time()
-        run(images)
-        return time.process_time() - start
-
     ratios, start = [], time.process_time()
     while len(ratios) < ROUNDS or time.process_time() - start < 1 and len(ratios) < 20 * ROUNDS:
-        ratios.append(seconds(ours) / seconds(theirs))
+        before = time.process_time()
+        ours(images)
+        middle = time.process_time()
+        theirs(images)
+        ratios.append((middle - before) / (time.process_time() - middle))
     return statistics.median(ratios[len(ratios) // 4 :])  # without the warm-up
 
 
