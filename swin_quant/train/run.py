@@ -157,7 +157,7 @@ def run_training(
         job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
     if policy:
         bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
-        log.info("trained under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
+        log.info("training under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
         if recipe.bits and bits not in (recipe.bits, "mixed"):
             fitting = [path.stem for path in shipped_files("recipes") if load_recipe(path.stem).bits == bits]
             told = "recipe %s is made for %s, but policy %s has %s: give another ‹recipe› (%s), or %s"

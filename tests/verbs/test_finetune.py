@@ -88,7 +88,7 @@ def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(
     Path(start).with_suffix(".json").write_text(json.dumps({**card_of(calibrated), **measured, "created": then}))
     flags = [start if word == calibrated else word for word in qat_flags]
     done = run("finetune", *flags, "--epochs", 1, "--no-eval", "--set", "bits=W4A4").ok()
-    assert "trained under policy ft-mode1 (W8A8) by recipe recipe" in done.err.partition("epochs: 1")[0]
+    assert "training under policy ft-mode1 (W8A8) by recipe recipe" in done.err.partition("epochs: 1")[0]
     assert (
         "made for W4A4, but policy ft-mode1 has W8A8: give another --recipe (micro_w8a8, qat_base, "
         in done.err.partition("epochs: 1")[0]

@@ -37,10 +37,8 @@ def group_norm(
     places, last, grouped = constant([2, 3]), constant([2]), constant([0, groups, -1])
     mean = op.ReduceMean(x, places)
     apart = op.Sub(x, mean)
-    variances = op.Reshape(
-        op.ReduceMean(op.Mul(apart, apart), places), grouped
-    )  # [N, groups, C / groups], as all below
-    means = op.Reshape(mean, grouped)
+    # [N, groups, C / groups], as all below
+    means, variances = op.Reshape(mean, grouped), op.Reshape(op.ReduceMean(op.Mul(apart, apart), places), grouped)
     middle = op.ReduceMean(means, last)
     away = op.Sub(means, middle)
     variance = op.ReduceMean(op.Add(variances, op.Mul(away, away)), last)
