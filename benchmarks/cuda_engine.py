@@ -20,7 +20,6 @@ import gc
 import importlib.util
 import os
 import re
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from cuda_timing import REPLAYS, milliseconds
 from pages import ROOT, join_cells, script_parser, versions_here
 from torch import Tensor, nn
 
@@ -68,7 +68,7 @@ TORCH = ("max-autotune fp16", "compile fp16", "trace fp16", "eager fp16")
 USUAL, LONGEST = 60.0, 150.0  # seconds of a quick and of a costly job
 COMPILING = 0.3  # the largest share of the time
 LEAST = 5.0  # seconds; a job with less is not started
-INPUTS, REPLAYS, WARM_UP, WARM_S = 4, 40, 5, 0.1
+INPUTS = 4  # batches that take turns
 CHECKED, MARGIN_DB = 2, 6.0  # pictures whose logits are compared, and the margin: see `Expected`
 
 Run = Callable[[Tensor], object]
@@ -226,51 +226,6 @@ def measure(place: Place, job: Job) -> tuple[float, str]:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
-
-
-@torch.inference_mode()
-def milliseconds(run: Run, images: Tensor) -> tuple[float, str]:
-    """images [INPUTS, B, ...] take turns. Returns the median over replays of a CUDA graph, without the copy into it.
-
-    If a graph cannot be captured, the median of plain calls, and a note. Replays are queued back to back, so that time
-    in which the GPU waits for the next launch does not count.
-    """
-    if not images.is_cuda:
-        start = time.perf_counter()
-        run(images[0])
-        return 1000 * (time.perf_counter() - start), ""
-    static, note = images[0].clone(), ""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            run(static)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    replay: Callable[[], object]
-    try:
-        graph = torch.cuda.CUDAGraph()
-        # Puts the stream back if it fails
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-            run(static)
-        replay = graph.replay
-    except RuntimeError as error:  # it synchronizes, or allocates memory
-        torch.cuda.synchronize()
-        replay, note = partial(run, static), f"no CUDA graph, plain calls: {' '.join(str(error).split())[:120]}"
-    start = time.perf_counter()
-    while time.perf_counter() - start < WARM_S:  # the clock rises under load
-        replay()
-        torch.cuda.synchronize()
-    events = []
-    for number in range(REPLAYS):
-        static.copy_(images[number % len(images)])
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        first.record()
-        replay()
-        last.record()
-        events.append((first, last))
-    torch.cuda.synchronize()
-    return statistics.median(first.elapsed_time(last) for first, last in events), note
 
 
 def engine(name: str, batch: int, place: Place, precision: str) -> Run:
