@@ -42,7 +42,7 @@ class Job:
 
     `snapshot`: the snapshot to go on from. `settings` are stored in every snapshot and compared when the run goes on.
     `after_step()` and `after_epoch(epochs done)` adapt ranges to the new weights; the figures that `after_epoch`
-    returns are recorded with the epoch, and TensorBoard shows `histograms()`.
+    returns are recorded with the epoch.
     """
 
     model: Classifier
@@ -55,10 +55,8 @@ class Job:
     folder: Path | None = None
     snapshot: dict[str, Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    tensorboard: bool = False
     after_step: Callable[[], None] = lambda: None
     after_epoch: Callable[[int], dict[str, float]] = lambda epoch: {}
-    histograms: Callable[[], dict[str, list[float]]] = lambda: {}
 
 
 Show = Callable[[Position, float, float, float], None]  # position, loss, LR, images/s
@@ -154,7 +152,7 @@ class _Run:
         self.snapshots = Snapshots(job.folder / "snapshots", recipe.keep) if job.folder else None
         self.record = None
         if job.folder and world.is_main:
-            self.record = Record(job.folder, position.total, position.epoch, job.tensorboard)
+            self.record = Record(job.folder, position.total, position.epoch)
         self.saved = self.started = time.monotonic()
 
     def step(self, micros: Sequence[MicroBatch], show: Show) -> None:
@@ -192,7 +190,7 @@ class _Run:
         show(position, loss, rates["lr"] or 0.0, speed)
         if self.record:
             place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
-            self.record.step(place | {"loss": loss, **rates, "grad_norm": norm, "images_per_second": speed})
+            self.record.steps.add(place | {"loss": loss, **rates, "grad_norm": norm, "images_per_second": speed})
         if stops:
             raise StopRequested
         # Save before the first results: a run with results and no snapshot could not go on.
@@ -257,7 +255,7 @@ class _Run:
         position.epochs.append(row)
         position.step, position.loss_sum, position.seconds = 0, 0.0, 0.0
         if self.record:
-            self.record.epoch(row, job.histograms())
+            self.record.epochs.add(row)
         if result.get("acc1", -1.0) > position.best_acc1:
             position.best_acc1, position.best_epoch = result["acc1"], position.epoch
             if self.snapshots:
@@ -302,10 +300,8 @@ class _Run:
         self.saved = time.monotonic()
 
     def finish(self) -> dict[str, Tensor]:
-        """Close the record and return the weights that the recipe selects, loaded into the model unless sharded."""
+        """Return the weights that the recipe selects, loaded into the model unless sharded."""
         job, state, position = self.job, self.state, self.state.position
-        if self.record:
-            self.record.close()
         best, number = None, position.best_epoch
         wanted = self.snapshots is not None and job.recipe.select == "best" and number is not None
         if self.snapshots and job.world.is_main and wanted and number is not None:

@@ -35,7 +35,6 @@ from swin_quant.train.run import (
     Training,
     folder_for,
     place_to_train_on,
-    plot,
     refuse_to_replace,
     run_training,
     training_config,
@@ -149,7 +148,6 @@ def finetune(
             scored = score_model(trained, val, [used], world, half, baseline)
             if has_logits and world.is_main:
                 trained.card.write(path.with_suffix(".json"))
-                plot(request, cfg.MODEL.NAME, scored.results)
         return Finetuned(path, replace(scored, verdict=training_verdict(trained.card, path)) if has_logits else scored)
 
 
