@@ -25,7 +25,6 @@ from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import LOOKED_AT, NO_GAIN, outliers
 from swin_quant.quant.passes.run import CORRECTED, EVENED, PassPlan, run_passes
-from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 from swin_quant.quant.watch import eval_mode
@@ -100,23 +99,18 @@ def _is_known(model: nn.Module) -> bool:
     return isinstance(model, Classifier) and (model.architecture is not None or bool(model.own_units))
 
 
-def make_context(
-    model: nn.Module, images: Sequence[tuple[int, Tensor]], method: Method, scratch: Scratch = Scratch()
-) -> PassContext:
-    """The context of passes on a model: the pictures of numbered batches in their order, in batches of _CHUNK.
-
-    `scratch`: where long passes keep finished parts.
-    """
+def make_context(model: nn.Module, images: Sequence[tuple[int, Tensor]], method: Method) -> PassContext:
+    """The context of passes on a model: the pictures of numbered batches in their order, in batches of _CHUNK."""
     batches = [batch for _, batch in sorted(images, key=itemgetter(0)) if len(batch)]
     pictures = list(torch.cat(batches).split(_CHUNK)) if batches else []
     if not _is_known(model):
         return PassContext(model, pictures, method, changes=False)
-    parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
+    parts = list_units(model), list_exchanges(model), list_padded_modules(model), norms_without_weights(model)
     return PassContext(model, pictures, method, *parts)
 
 
 def improved(
-    model: nn.Module, found: Observed, plan: PassPlan, before: RunCard | None, policy: Policy, scratch: Scratch
+    model: nn.Module, found: Observed, plan: PassPlan, before: RunCard | None, policy: Policy
 ) -> tuple[Calibration, CalibrationRecord]:
     """Run the passes of `plan` behind an observation, then check the ranges under `policy`, which is applied.
 
@@ -133,7 +127,7 @@ def improved(
         record = {**record, "passes": passes} if passes else record
     else:
         with eval_mode(model):
-            context = make_context(model, found.images, method, scratch)
+            context = make_context(model, found.images, method)
             calibration, done = improve(context, calibration, found.images, plan)
             if passes := [*passes, *done]:
                 again = search_record(method, model, calibration)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from swin_quant.quant import PASSES
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange
-from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.units import UnitRun, walk
 
 
@@ -23,7 +22,7 @@ class PassContext:
     places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
     modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
     network and measures against `original`, a copy from before; without `changes` the network is only measured, and no
-    copy is made. `scratch`: where a long pass stores finished parts.
+    copy is made.
     """
 
     model: nn.Module
@@ -31,7 +30,6 @@ class PassContext:
     method: Method = Method()
     units: Mapping[str, nn.Module] = field(default_factory=dict)
     exchanges: Sequence[Exchange] = ()
-    scratch: Scratch = Scratch()
     padded: Sequence[str] = ()
     fixed: Sequence[str] = ()
     changes: bool = True

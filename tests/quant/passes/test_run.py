@@ -1,14 +1,12 @@
 """Passes: a harmful one is taken back, unless it measured the logits itself; and what all that learn have in common."""
 
-from functools import partial
-
 import pytest
 import torch
-from pass_contexts import Step, assert_goes_on, same, sqnr
+from pass_contexts import Step, same, sqnr
 
 from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import calibrate
-from swin_quant.quant.passes import Pass, PassContext, range_search, reconstruct
+from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.recipe import parse_steps
 from swin_quant.quant.passes.run import run_passes
 
@@ -73,23 +71,3 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(name, iterations, pic
         step.kind.run(context, step.options)
         states.append(context.model.state_dict())
     assert same(states[0], states[1]) and not same(states[0], states[2])
-
-
-@pytest.mark.parametrize(
-    ("kind", "step", "options", "policy", "activations"),
-    [
-        (reconstruct, "train_unit", reconstruct.ReconstructOptions(iterations=6, batch=8), "qdq", 8),
-        pytest.param(
-            *(range_search, "search_ranges", range_search.RangeSearchOptions(pictures=32, rounds=1), "cpu", 4),
-            marks=pytest.mark.slow,
-        ),
-    ],
-    ids=["reconstruct", "range_search"],
-)
-def test_an_interrupted_pass_resumes_at_its_unit_to_the_same_bits(
-    kind, step, options, policy, activations, make_context, tmp_path, monkeypatch, caplog
-):
-    caplog.set_level("INFO")
-    contexts = partial(make_context, policy=policy, activations=activations)
-    assert_goes_on(kind, step, contexts, options, tmp_path, monkeypatch)
-    assert "2 of " in caplog.text
