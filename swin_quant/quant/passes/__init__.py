@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from swin_quant.quant import PASSES
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange
+from swin_quant.quant.passes.trial import enabled_in, quantized
 from swin_quant.quant.passes.units import UnitRun, walk
 
 
@@ -50,6 +51,23 @@ class PassContext:
     def walk(self, pictures: int, work: str = "units") -> Iterator[UnitRun]:
         """Each unit in order, with the original's inputs and outputs for the first pictures; it may be changed."""
         return walk(self.model, self.units, self.first(pictures), self.original, work)
+
+    def improve_units(
+        self, name: str, images: Sequence[Tensor], by: Callable[[UnitRun, list[Tensor], int], float]
+    ) -> dict[str, float]:
+        """Change each unit that has enabled nodes `by` a function of the unit, its inputs and its number.
+
+        The inputs are the outputs of the quantized units before it. Returns the gains in dB, which the function gives,
+        by unit; `name`: the pass.
+        """
+        gains: dict[str, float] = {}
+        inputs: list[Tensor] = []
+        for number, step in enumerate(walk(self.model, self.units, images, self.original, name)):
+            inputs = inputs or step.inputs
+            if enabled_in(step.unit):
+                gains[step.name] = by(step, inputs, number)
+            inputs = quantized(step.unit, inputs)
+        return gains
 
 
 @dataclass(frozen=True)

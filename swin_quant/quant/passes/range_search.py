@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import describe_gains, gain_db, improve_units
 from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
-from swin_quant.quant.passes.trial import copy_state, enabled_in, give_state
+from swin_quant.quant.passes.trial import copy_state, describe_gains, enabled_in, gain_db, give_state
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.range_methods import mse
 
@@ -76,7 +75,7 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
             give_state(step.unit, before)
         return gain_db(error, after)
 
-    gains = improve_units("range_search", context, images, improve)
+    gains = context.improve_units("range_search", images, improve)
     return describe_gains(gains, len(context.units))
 
 

@@ -23,9 +23,8 @@ from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import describe_gains, gain_db, improve_units
 from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
-from swin_quant.quant.passes.trial import copy_state, enabled_in, give_state, quantized_layers
+from swin_quant.quant.passes.trial import copy_state, describe_gains, enabled_in, gain_db, give_state, quantized_layers
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State
 from swin_quant.quant.range_methods import mse
@@ -73,7 +72,7 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
         give_state(unit, before)
         return math.nan if error and after == math.inf else 0.0
 
-    gains = improve_units("reconstruct", context, images, improve)
+    gains = context.improve_units("reconstruct", images, improve)
     return describe_gains(gains, len(gains))
 
 
