@@ -28,7 +28,7 @@ from swin_quant.data.sampling import seed_all
 from swin_quant.models.classifier import Classifier
 from swin_quant.score.scoring import evaluate
 from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches
-from swin_quant.train.distill import distillation_loss, stage_outputs
+from swin_quant.train.distill import kl_divergence
 from swin_quant.train.optim import make_optimizer, make_schedule
 from swin_quant.train.outdir import Record
 from swin_quant.train.parallel import Precision, average_buffers, gathering, is_sharded, parallel, whole
@@ -101,13 +101,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     is not finite; earlier snapshots stay.
     """
     recipe, batches = job.recipe, job.batches
-    features = recipe.distill.features > 0
-    with (
-        interruption() as request,
-        stage_outputs(job.model, features) as ours,
-        stage_outputs(job.teacher or job.model, features and job.teacher is not None) as theirs,
-    ):
-        run = _Run(job, request, ours, theirs)
+    with interruption() as request:
+        run = _Run(job, request)
         position = run.state.position
         try:
             with bar(recipe.epochs * batches.steps, position.total) as show:
@@ -127,14 +122,11 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
 
 
 class _Run:
-    """A training under way: the network as it is trained, its state, and where snapshots and records go.
+    """A training under way: the network as it is trained, its state, and where snapshots and records go."""
 
-    `ours` and `theirs` get the stages' outputs of model and teacher.
-    """
-
-    def __init__(self, job: Job, request: threading.Event, ours: list[Tensor], theirs: list[Tensor]) -> None:
+    def __init__(self, job: Job, request: threading.Event) -> None:
         recipe, world = job.recipe, job.world
-        self.job, self.request, self.ours, self.theirs = job, request, ours, theirs
+        self.job, self.request = job, request
         self.precision = Precision.choose(recipe.precision, recipe.half, world.device)
         self.network = parallel(self.precision.network(job.model), job.model, recipe, world)
         optimizer = make_optimizer(job.model, recipe.optimizer, job.batches.step_pictures)
@@ -180,8 +172,7 @@ class _Run:
         state.schedule.step()
         job.after_step()
         if state.average:
-            with self.precision.between_steps(job.model):
-                state.average.update(job.model, step=position.total + 1)
+            state.average.update(job.model, step=position.total + 1)
 
         took, self.started = time.monotonic() - self.started, time.monotonic()
         position.step, position.total = position.step + 1, position.total + 1
@@ -220,7 +211,6 @@ class _Run:
         """
         job, recipe, device = self.job, self.job.recipe, self.job.world.device
         images, targets = (tensor.to(device, non_blocking=True) for tensor in (micro.images, micro.targets))
-        self.ours.clear()
         if job.model.output_kind != LOGITS:
             if job.teacher is None:
                 raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
@@ -238,17 +228,16 @@ class _Run:
         loss = recipe.distill.labels * F.cross_entropy(logits, targets, label_smoothing=smoothing)
         if job.teacher is None:
             return loss
-        self.theirs.clear()
         with torch.no_grad(), self.precision.autocast():
             wanted = job.teacher(images).float()
-        return loss + distillation_loss(recipe.distill, logits, wanted, self.ours, self.theirs)
+        distill = recipe.distill
+        return loss + distill.weight * kl_divergence(logits, wanted, distill.temperature, distill.compat)
 
     def end_epoch(self) -> None:
         """Validate, record the epoch, and save the weights if they are the best so far, then a snapshot."""
         job, state, position = self.job, self.state, self.state.position
         average_buffers(dict.fromkeys((job.model, state.scored)), job.world)
-        with self.precision.between_steps(job.model):
-            extras = job.after_epoch(position.epoch + 1)
+        extras = job.after_epoch(position.epoch + 1)
         result = {"train_loss": position.loss_sum / job.batches.steps, **self._validate(), **extras}
         position.epoch += 1
         row = {"epoch": position.epoch, "total": position.total, **result, "seconds": position.seconds}
@@ -280,7 +269,7 @@ class _Run:
                 self.stop_if_requested()
                 yield batch
 
-        network = self.precision.view(self.state.scored).eval()  # the next epoch switches back
+        network = self.precision.network(self.state.scored).eval()  # the next epoch switches back
         engines = {"model": lambda images: self.precision.logits(network, images)}
         score = evaluate(engines, batches(), job.world.device, collective=is_sharded(job.model))
         return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
