@@ -117,8 +117,8 @@ def _outliers(f: Findings) -> Iterator[Advice]:
 def _sample(f: Findings) -> Iterator[Advice]:
     pictures = f.calibration.pictures
     if pictures < FEW:
-        few = f"{pictures} picture{'s are' if pictures > 1 else ' is'}"
-        yield Advice("sample", f"{few} too few: ranges would differ with others: give {ENOUGH} or more (‹pictures›)")
+        few = f"{pictures} picture{'s are' if pictures > 1 else ' is'} too few to tell how far ranges would differ with"
+        yield Advice("sample", f"{few} others: give {ENOUGH} or more (‹pictures›)")
 
 
 def _few_bits(f: Findings) -> Iterator[Advice]:

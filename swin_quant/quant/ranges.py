@@ -89,10 +89,10 @@ def least_learned(node: Quantizer) -> Tensor:
     return _LEAST * (held.max() if node.setting.symmetric else held.sum())
 
 
-def search(method: str, statistics: Statistics, node: Quantizer, percentile: float, bounded: bool = True) -> Range:
-    """The range that `method` gives a node, with ends if `bounded` and the statistics have signs."""
+def search(method: str, statistics: Statistics, node: Quantizer, percentile: float) -> Range:
+    """The range that `method` gives a node, with ends if the statistics have signs."""
     bits = node.setting.bits
-    bounds = search_bounds(method, statistics, 2**bits - 1, percentile) if bounded and statistics.sides else None
+    bounds = search_bounds(method, statistics, 2**bits - 1, percentile) if statistics.sides else None
     return Range(search_range(method, statistics, bits, percentile, node.setting.format), bounds)
 
 

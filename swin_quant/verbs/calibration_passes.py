@@ -16,7 +16,7 @@ from swin_quant.cards.records import AdviceRecord, CalibrationRecord, CheckRecor
 from swin_quant.model import passes_in_weights
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.placement import coverage
-from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units, norms_without_weights
+from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units
 from swin_quant.quant.advice import Findings, advise, format_figures
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import RUIN_DB, check_ranges
@@ -90,8 +90,7 @@ def make_context(model: nn.Module, images: Sequence[tuple[int, Tensor]], method:
     pictures = list(torch.cat(batches).split(_CHUNK)) if batches else []
     if not _is_known(model):
         return PassContext(model, pictures, method, changes=False)
-    parts = list_units(model), list_exchanges(model), list_padded_modules(model), norms_without_weights(model)
-    return PassContext(model, pictures, method, *parts)
+    return PassContext(model, pictures, method, list_units(model), list_exchanges(model), list_padded_modules(model))
 
 
 def improved(

@@ -20,10 +20,9 @@ class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
     `units`: the modules that a forward pass runs one after another, each on the previous one's output. `exchanges`:
-    places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
-    modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
-    network and measures against `original`, a copy from before; without `changes` the network is only measured, and no
-    copy is made.
+    places where factors and offsets are free. `padded`: modules that get zeros beside their tokens [windows, tokens,
+    channels] for maps of other sizes. A pass changes the network and measures against `original`, a copy from before;
+    without `changes` the network is only measured, and no copy is made.
     """
 
     model: nn.Module
@@ -32,7 +31,6 @@ class PassContext:
     units: Mapping[str, nn.Module] = field(default_factory=dict)
     exchanges: Sequence[Exchange] = ()
     padded: Sequence[str] = ()
-    fixed: Sequence[str] = ()
     changes: bool = True
     original: nn.Module = field(init=False)
 

@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.errors import listed
 from swin_quant.base.schema import SelfChecked, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes import Pass, PassContext
@@ -153,11 +152,7 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
     notes = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
     if any(gains.values()):
         notes += [describe_gains(gains, len(context.units))]
-    notes = notes or [NO_GAIN]
-    if context.fixed and not options.only_outliers:
-        some = "1 norm has" if len(context.fixed) == 1 else f"{len(context.fixed)} norms have"
-        notes += [f"{some} no weights to take factors: {listed(context.fixed, 1)}"]
-    return "; ".join(notes)
+    return "; ".join(notes or [NO_GAIN])
 
 
 def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[str, float]) -> None:

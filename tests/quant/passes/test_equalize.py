@@ -8,7 +8,7 @@ from nightly import share
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.models.registry import list_exchanges, list_units, norms_without_weights
+from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.layer import made_factors
 from swin_quant.quant.passes import PassContext
@@ -38,8 +38,7 @@ def images():
 @pytest.fixture
 def make_context():
     def make(model, images):
-        places = {"exchanges": list_exchanges(model), "fixed": norms_without_weights(model)}
-        return PassContext(model, images.split(8), units=list_units(model), **places)
+        return PassContext(model, images.split(8), units=list_units(model), exchanges=list_exchanges(model))
 
     return make
 
