@@ -20,16 +20,13 @@ from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.config.outputs import count_classes
 from swin_quant.data.class_names import stated
 from swin_quant.data.picture_set import PictureSet
-from swin_quant.data.pictures import SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.policy import Policy, dequantize, policy_with_bits, quantize
-from swin_quant.quant.watch import eval_mode
-from swin_quant.score.engine import get_precision, torch_engines
-from swin_quant.score.run_engines import evenly
-from swin_quant.score.scoring import BASELINE, dataset_record, open_labelled, score_pictures
+from swin_quant.quant.policy import Policy, policy_with_bits
+from swin_quant.score.engine import get_precision
+from swin_quant.score.scoring import open_labelled
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
@@ -39,8 +36,6 @@ from swin_quant.train.outdir import check_free, list_settings, open_folder
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.snapshot import Position, Snapshots, check_snapshot
-
-_SCORED_BEFORE = 256  # pictures scored before training
 
 
 @dataclass(frozen=True)
@@ -127,17 +122,6 @@ def run_training(
     elif has_labels:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     model.to(world.device)
-    if request.start and has_labels and snapshot is None and not request.replace_head:
-        # Some pictures are scored in float, for a warning before hours of training if the model only guesses.
-        labelled = validation.pictures if validation else pictures
-        some = SomePictures(labelled, evenly(len(labelled), _SCORED_BEFORE))
-        engines = {BASELINE: torch_engines(model, world.device, None)[BASELINE]}
-        dataset = dataset_record(cfg.DATA.DATA_PATH, "", some)
-        dequantize(model)
-        with eval_mode(model):
-            score_pictures(engines, some, preprocess, dataset, cfg.DATA.BATCH_SIZE, 0, world, max_unreadable=1)
-        if policy:
-            quantize(model)
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if recipe.memory.checkpointing and not able:
         raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
