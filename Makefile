@@ -71,7 +71,7 @@ lint: $(STAMP)  ## ruff: style and format; mypy: types
 	$(BIN)/mypy
 
 HASHED := --universal --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet \
-	$(addprefix --extra ,demo onnx openvino executorch cuda logs data serve) --constraint constraints.txt
+	$(addprefix --extra ,demo onnx openvino executorch cuda data serve) --constraint constraints.txt
 pins:  ## requirements.txt, the pins with hashes, from constraints.txt; needs uv
 	echo hatchling | uv pip compile pyproject.toml - $(HASHED) > .requirements.tmp
 	{ sed -n 's/^# requirements.txt: /# /p' Makefile; cat .requirements.tmp; } > requirements.txt

@@ -34,7 +34,6 @@ from swin_quant.quant.passes import choosing_ranges
 from swin_quant.quant.passes.places import take_back
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.quant.ranges import MOST
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.nodes import NodeRow, list_nodes
@@ -92,8 +91,7 @@ def save_calibrated(
     atomic_write_bytes(path, content)
     kept, counted = path.with_suffix(SUFFIX), None
     if calibration:
-        peaks = calibration.peaks if calibration.pictures <= MOST else {}
-        counted = statistics_bytes(calibration.statistics, peaks) if calibration.statistics else None
+        counted = statistics_bytes(calibration.statistics) if calibration.statistics else None
         if card.calibration:
             record = CheckpointRecord(file=kept.name, sha256=hashlib.sha256(counted).hexdigest()) if counted else None
             card = replace(card, calibration={**card.calibration, "statistics": record})

@@ -1,7 +1,7 @@
 """Wrap a network of your own as a model: captured, with nodes at products and additions."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 
 import torch
@@ -18,7 +18,6 @@ from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.data.inputs import Inputs
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model, weights_digest
-from swin_quant.models.capture import find_selection
 from swin_quant.models.captured import captured
 from swin_quant.models.classifier import Classifier
 from swin_quant.quant.fold import is_fold_exact
@@ -89,7 +88,7 @@ def wrap(
                 torch.export.register_dataclass(kind)
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
-        _check_outputs(wanted, tensors, name, lambda: find_selection(original, lambda: run(images.clone())))
+        _check_outputs(wanted, tensors, name)
         _check_repeats(wanted, _named(again), name)
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))
@@ -240,19 +239,16 @@ def _check_parts(name: str, module: nn.Module) -> None:
             raise SwinQuantError(f"{name}: {key} holds complex numbers, which no checkpoint does: {remedy}")
 
 
-def _check_outputs(
-    wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str, remedy: Callable[[], str]
-) -> None:
-    """SwinQuantError where an output is not finite or has not one part for each example; `remedy` says more."""
+def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str) -> None:
+    """SwinQuantError where an output is not finite or has not one part for each example."""
     for key, tensor in wanted.items():
         if not tensor.isfinite().all():
             raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
         if tensor.dim() < 1 or len(tensor) != _EXAMPLES:
             fit = [key for key, one in tensors.items() if one is not None and one.dim() and len(one) == _EXAMPLES]
-            others = listed(fit, 8)
-            mended = remedy() or (f"choose others by ‹output›: {others}" if others else "")
+            remedy = f"choose others by ‹output›: {listed(fit, 8)}" if fit else "wrap the part before it"
             what = f"gives {key} {list(tensor.shape)} for {_EXAMPLES} inputs, not one each"
-            raise SwinQuantError(f"{name}: {what}{f': {mended}' if mended else ''}")
+            raise SwinQuantError(f"{name}: {what}: {remedy}")
 
 
 def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | None], name: str) -> None:

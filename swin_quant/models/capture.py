@@ -10,7 +10,7 @@ that depend on no parameter become buffers. A node's `meta["val"]` is its value 
 import operator
 import re
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from swin_quant.base.errors import SwinQuantError, first_line, listed
 from swin_quant.base.progress import silence
@@ -348,29 +346,3 @@ def _reason(error: BaseException) -> str:
     if "fake tensor in the exported program" in str(error):
         return "it sets or reads `.data` of a parameter, or keeps a tensor for its next call: use the parameter itself"
     return first_line(error)
-
-
-class _Selections(TorchDispatchMode):
-    """Notes the operations that give as many parts as the values of their inputs say, such as NMS."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        tensors = [one for one in _pytree.tree_leaves(args[1:]) if isinstance(one, Tensor)]
-        by_place = name == "aten::index" and not any(one.dtype in (torch.bool, torch.uint8) for one in tensors)
-        if name.endswith("nms") or (torch.Tag.dynamic_output_shape in func.tags and not by_place):
-            self.found.append(name.replace("::", "."))
-        return func(*args, **(kwargs or {}))
-
-
-def find_selection(module: nn.Module, call: Callable[[], object]) -> str:
-    """The remedy where `call`, which runs `module`, gives as many parts as its values say: the first operation that
-    does, and the largest part of the module, which may stand before it; "" if there is no such operation."""
-    with _Selections() as noted:
-        call()
-    sizes = {name: sum(one.numel() for one in part.parameters()) for name, part in module.named_children()}
-    part = f", such as `.{max(sizes, key=lambda name: sizes[name])}`" if sizes else ""
-    return f"{noted.found[0]} gives as many as its values say: wrap the part before it{part}" if noted.found else ""

@@ -325,7 +325,7 @@ def exchanges(graph: fx.Graph, root: nn.Module, norms: Mapping[str, str]) -> Ite
         if isinstance(module, QuantizedLayer):
             readers = _readers(node, root, HOMOGENEOUS, norms, len(module.weight))
             found = Exchange(Part(name), tuple(Part(f"{name}.{kind}") for kind in ("weight", "bias")))
-        elif isinstance(module, nn.LayerNorm):  # a norm without weights is no place, but can be named
+        elif isinstance(module, nn.LayerNorm):
             readers = _readers(node, root, STILL, {}, module.normalized_shape[0])
             found = make_norm_exchange(name, tuple(readers))
             if not all(isinstance(root.get_submodule(reader), nn.Linear) for reader in readers):

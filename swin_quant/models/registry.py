@@ -16,7 +16,7 @@ from swin_quant.base.extras import announced
 from swin_quant.config.defaults import ENTRY_POINTS, register_family
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.models.classifier import Architecture, Classifier
-from swin_quant.quant.passes.places import Exchange, found, make_norm_exchange, matched, without_weights
+from swin_quant.quant.passes.places import Exchange, found, make_norm_exchange, matched
 from swin_quant.quant.passes.units import inside
 from swin_quant.quant.quantizer import named_nodes
 
@@ -72,11 +72,6 @@ def list_exchanges(model: nn.Module) -> list[Exchange]:
         return any(inside(layer, part) for part in outside for layer in one.into)
 
     return [replace(one, offset=None, into=()) if crosses(one) else one for one in every]
-
-
-def norms_without_weights(model: nn.Module) -> list[str]:
-    """The norms of a model where factors could move if the norms had weights."""
-    return without_weights(_exchanges(model), model)
 
 
 def list_padded_modules(model: nn.Module) -> list[str]:

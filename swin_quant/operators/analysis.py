@@ -17,7 +17,7 @@ from swin_quant.base.schema import checked
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.models.classifier import Architecture
 from swin_quant.operators.replacements import REPLACEMENTS, Replacing, chosen, compare
-from swin_quant.operators.trace import Call, Shape, Variation, trace, training_only, variations
+from swin_quant.operators.trace import Call, Shape, Variation, trace, variations
 from swin_quant.quant.watch import eval_mode
 
 SUPPORTED, REPLACED, UNSUPPORTED, NOT_KNOWN = "supported", "replaced", "unsupported", "not known"
@@ -163,7 +163,6 @@ class Analysis:
     sources: Mapping[str, Mapping[str, str]]
     statuses: Mapping[str, Mapping[str, Status]]
     variations: Sequence[Variation] = ()
-    training_only: Mapping[str, Sequence[str]] = field(default_factory=dict)
     checked: Sequence[Checked] = ()
     replaced: Sequence[str] = ()
     depending: Sequence[str] = ()
@@ -209,7 +208,6 @@ class Analysis:
             },
             "shapes": [asdict(one) for one in self.variations],
             "depending": list(self.depending),
-            "training_only": {kind: list(names) for kind, names in self.training_only.items()},
             "replacements": [asdict(one) for one in self.checked],
         }
 
@@ -267,7 +265,6 @@ def analyze_module(
         {key: table.sources for key, table in tables.items()},
         {call.name: {key: get_status(table, call.name, network) for key, table in tables.items()} for call in calls},
         variations(model, images, trace(model, images) if replace else calls),
-        training_only(model),
         checked,
         list(replace),
     )

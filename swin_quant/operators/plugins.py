@@ -24,7 +24,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from swin_quant.base.errors import SwinQuantError, UsageError, offered, one_line
 from swin_quant.base.files import compute_sha256, one_at_a_time, read_json, reason, write_json
@@ -99,7 +98,6 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "patch_merging": _patch_merging,
     "patch_embedding": _patch_embedding,
 }
-PLUGINS = (*CALLS, "window_partition")
 # What OpenVINO's compiled attention is fast for (plugins/openvino/attention_fast.hpp)
 FAST_DEPTH = 32  # channels of a head
 FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
@@ -124,8 +122,8 @@ def parse_plugins(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[st
         if not match:
             raise UsageError(f"‹plugin› {spec!r:.80}: must be OPERATOR=DOMAIN::NAME, as roll=my.domain::Roll")
         plugin = Plugin(*match.groups())
-        if plugin.operator not in PLUGINS:
-            raise UsageError(f"‹plugin› {plugin.operator!r:.60}{offered(plugin.operator, PLUGINS)}")
+        if plugin.operator not in CALLS:
+            raise UsageError(f"‹plugin› {plugin.operator!r:.60}{offered(plugin.operator, CALLS)}")
         if plugin.operator in found:
             raise UsageError(f"‹plugin› {plugin.operator}: is named twice")
         if plugin.operator in replaced:
@@ -163,52 +161,21 @@ class Plugging(TorchFunctionMode):
         self.plugins, self.make = plugins, make
         self.done: Counter[str] = Counter()
         self.nodes: list[tuple[Plugin, Node]] = []
-        self.windows: Any = WeakIdKeyDictionary()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         op = operator_name(func, args)
-        if op in self.plugins and op in CALLS and (node := CALLS[op](*args, **kwargs)):
-            made, name = self._made(op, node), getattr(func, "__name__", "")
+        if op in self.plugins and (node := CALLS[op](*args, **kwargs)):
+            self.done[op] += 1
+            self.nodes.append((self.plugins[op], node))
+            made, name = self.make(self.plugins[op], node), getattr(func, "__name__", "")
             # `relu_`, or `relu(x, inplace=True)`, changes x itself.
             in_place = name.endswith("_") and not name.startswith("_")
             in_place = in_place or kwargs.get("inplace", name == "relu" and any(args[1:2]))
             return args[0].copy_(made) if in_place else made
-        partitions = "window_partition" in self.plugins
-        if partitions and op == "reshape" and args[0] in self.windows and self.windows[args[0]][2]:
-            x, window, _ = self.windows[args[0]]
-            *_, channels = x.shape
-            if _sizes(args)[-1] == channels:
-                shape = (x.shape[0] * (x.shape[1] // window) * (x.shape[2] // window), window * window, channels)
-                made = self._made("window_partition", Node((x,), {"window": window}, shape))
-                return func(made, *args[1:], **kwargs)
-        out = func(*args, **kwargs)
-        # Window partition is [B, H, W, C] as [B, H / w, w, W / w, w, C], then the two middle dimensions exchanged.
-        if partitions and op == "reshape" and args[0].dim() == 4 and isinstance(out, Tensor) and out.dim() == 6:
-            (_, height, width, _), (_, rows, window, columns, across, _) = args[0].shape, out.shape
-            if window == across and rows * window == height and columns * window == width:
-                self.windows[out] = (args[0], int(window), False)
-        elif partitions and op in ("transpose", "permute") and args[0] in self.windows:
-            dims = _sizes(args)
-            if dims in ([2, 3], [3, 2]) if op == "transpose" else dims == [0, 1, 3, 2, 4, 5]:
-                x, window, _ = self.windows[args[0]]
-                self.windows[out] = (x, window, True)
-        elif partitions and getattr(func, "__name__", "") == "contiguous" and args[0] in self.windows:
-            self.windows[out] = self.windows[args[0]]
-        return out
-
-    def _made(self, op: str, node: Node) -> Tensor:
-        self.done[op] += 1
-        self.nodes.append((self.plugins[op], node))
-        return self.make(self.plugins[op], node)
-
-
-def _sizes(args: Sequence[Any]) -> list[Any]:
-    """The arguments after the tensor, as numbers or as one list."""
-    rest = args[1:]
-    return list(rest[0]) if len(rest) == 1 and isinstance(rest[0], (list, tuple, torch.Size)) else list(rest)
+        return func(*args, **kwargs)
 
 
 def compiled(sources: Path, what: str, built_for: Mapping[str, str]) -> Path:

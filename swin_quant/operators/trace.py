@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from swin_quant.base.errors import SwinQuantError, listed
+from swin_quant.base.errors import SwinQuantError
 
 _OTHERS = {  # names of the same operator
     "div": "truediv true_divide divide",
@@ -219,16 +219,6 @@ def variations(model: nn.Module, images: Sequence[int], calls: Sequence[Call]) -
     return variations
 
 
-def training_only(model: nn.Module) -> dict[str, list[str]]:
-    """Names of modules without effect in evaluation, by kind: dropout and drop path."""
-    found: dict[str, list[str]] = {}
-    for name, module in model.named_modules():
-        kind = type(module).__name__
-        if isinstance(module, nn.modules.dropout._DropoutNd) or kind.lower().endswith(("droppath", "stochasticdepth")):
-            found.setdefault(kind, []).append(name)
-    return found
-
-
 def sentence(variation: Variation) -> str:
     """The variation in words."""
     if not variation.free:
@@ -236,8 +226,3 @@ def sentence(variation: Variation) -> str:
     return f"{variation.dimension}: may vary; shapes of {variation.calls} calls follow it" + (
         f"; {variation.why}" if variation.why else ""
     )
-
-
-def training_sentence(found: dict[str, list[str]]) -> str:
-    """The modules that only training needs, in words."""
-    return "; ".join(f"{len(names)} {kind} ({listed(names, 2)})" for kind, names in found.items()) or "none"

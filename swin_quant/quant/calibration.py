@@ -61,8 +61,7 @@ class Method:
 class Calibration:
     """The observations of a model's nodes. `dead`: nodes that saw only zeros.
 
-    `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends if signs were not kept. `peaks`:
-    sorted largest magnitudes of the pictures, for every activation node that each picture passes once.
+    `largest` magnitude and `ends`, low <= 0 <= high, of every activation node; no ends if signs were not kept.
     """
 
     pictures: int
@@ -70,7 +69,6 @@ class Calibration:
     largest: dict[str, float]
     dead: list[str] = field(default_factory=list)
     ends: dict[str, tuple[float, float]] = field(default_factory=dict)
-    peaks: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def beyond_half(self) -> list[str]:
@@ -138,7 +136,6 @@ class Observation:
             statistics={name: one.statistics() for name, one in seen if one.histograms},
             largest={name: one.largest for name, one in seen},
             ends={name: (one.lowest, one.highest) for name, one in seen},
-            peaks={name: sorted(one.peaks) for name, one in seen if len(one.peaks) == self.pictures},
         )
 
 

@@ -96,7 +96,6 @@ class ActivationObserver:
     ) -> None:
         self.name, self.count, self._lock = name, count or PictureCount(), threading.Lock()
         self.lowest = self.highest = 0.0
-        self.peaks: list[float] = []  # the largest magnitude in each picture
         self.histograms = [Histogram.empty(device) for _ in range(2)] if histogram else []  # below zero, and others
         self.values_per_picture = values_per_picture
 
@@ -116,7 +115,6 @@ class ActivationObserver:
         ):  # coprime to n, and so to all its factors: no channel, head or token is left out
             spacing += 1
         with self._lock:
-            self.peaks += map(max, (-end for end in least), most)
             self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
             if self.histograms:
                 below, above = self.histograms

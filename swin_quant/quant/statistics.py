@@ -68,6 +68,17 @@ def sqnr_db(statistics: Statistics, amax: float, qmin: int, qmax: int) -> float:
     return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
 
 
+def clipped_share(statistics: Statistics, amax: float) -> float:
+    """The share of values with a magnitude above `amax`; values are taken as spread evenly inside their bin."""
+    position = amax / statistics.width
+    inside = int(position)
+    counts = statistics.counts
+    if inside >= len(counts) or amax >= statistics.largest:
+        return 0.0
+    beyond = counts[inside:].sum() - counts[inside] * (position - inside)
+    return float(beyond / max(counts.sum(), 1))
+
+
 def slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Weights for a function's values at the edges of bins; the weighted sum is that of counts times its
     differences."""

@@ -1,9 +1,8 @@
 """A calibration's statistics in a small file, for the report, and for ranges at other bits without pictures.
 
 A compressed .npz: `names` of the nodes (JSON as uint8), `counts` int64 [nodes, 2, BINS], `width` and `largest` float64
-[nodes, 2], for values below zero and all others; `peaks` float32 [nodes, pictures], the sorted largest magnitudes of
-the pictures, -1 if unknown. The file is not trusted: what it unpacks is bounded, and shape and type of every part are
-checked.
+[nodes, 2], for values below zero and all others. The file is not trusted: what it unpacks is bounded, and shape and
+type of every part are checked.
 """
 
 import io
@@ -33,15 +32,12 @@ _PARTS: dict[str, tuple[str, tuple[int, ...]]] = {  # the type, and the shape fo
 _LARGEST_COUNT = 2**62  # of a node's values: sums of counts stay within int64
 
 
-def statistics_bytes(statistics: Mapping[str, Statistics], peaks: Mapping[str, Sequence[float]] | None = None) -> bytes:
-    """The file's content: the same bytes for the same statistics. `peaks` by node, equally many pictures each."""
+def statistics_bytes(statistics: Mapping[str, Statistics]) -> bytes:
+    """The file's content: the same bytes for the same statistics."""
     sides = [each.both_sides() for each in statistics.values()]
     parts: dict[str, Any] = {"names": np.frombuffer(json.dumps(list(statistics)).encode(), np.uint8)}
     for key in ("counts", "width", "largest"):
         parts[key] = np.array([[getattr(side, key) for side in both] for both in sides])
-    if peaks:
-        unknown = [-1.0] * len(next(iter(peaks.values())))
-        parts["peaks"] = np.array([peaks.get(name, unknown) for name in statistics], np.float32)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **parts)
     return buffer.getvalue()

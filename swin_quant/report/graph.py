@@ -24,7 +24,7 @@ from swin_quant.operators.analysis import (
     Operator,
     unknown_everywhere,
 )
-from swin_quant.operators.trace import sentence, training_sentence
+from swin_quant.operators.trace import sentence
 from swin_quant.report.table import Column, ReportTable, bullets, field, figure, folded, print_fitted, styled, terminal
 
 INT8 = "int8"
@@ -182,9 +182,7 @@ def sections(analysis: Analysis) -> Iterator[tuple[str, ReportTable[Any] | None,
         depends = f"control flow or shapes depend on data: {listed(analysis.depending)}"
     else:
         depends = "nothing asks for a value: control flow does not depend on data"
-    training = training_sentence({name: list(calls) for name, calls in analysis.training_only.items()})
-    shapes = [*map(sentence, analysis.variations), depends, f"needed by training alone: {training}"]
-    yield "shapes and control flow", None, shapes
+    yield "shapes and control flow", None, [*map(sentence, analysis.variations), depends]
     if analysis.checked:
         yield "equivalent replacements", ReportTable(CHECKED, analysis.checked), ()
 

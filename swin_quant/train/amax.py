@@ -40,7 +40,6 @@ class RangeKeeper:
             is_chosen = recipe.activations and node.setting.amax is None if is_activation else recipe.weights
             if is_chosen and name not in frozen:
                 self.nodes[name] = node
-        self.clipped: dict[str, float] = {}
         settle_granularity(model, enabled_nodes(model))
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
@@ -62,22 +61,13 @@ class RangeKeeper:
         due = epoch % self.recipe.every_epochs == 0 and epoch <= self.recipe.until * self.epochs
         if self.recipe.mode == "reestimated" and due:
             self.reestimate()
-        self.clipped = clipped_shares(self.model, self.images())
+        clipped = clipped_shares(self.model, self.images())
         sizes = [(_size(node), self.before[name]) for name, node in enabled_nodes(self.model).items()]
         drifts = [((now - before).abs() / before.clamp(min=TINY_AMAX)).mean().item() for now, before in sizes]
         return {
             "amax_drift": sum(drifts) / max(len(drifts), 1),
-            "clipped_share": sum(self.clipped.values()) / max(len(self.clipped), 1),
+            "clipped_share": sum(clipped.values()) / max(len(clipped), 1),
         }
-
-    def histograms(self) -> dict[str, list[float]]:
-        """Values for TensorBoard: the ranges of weights and activations, and the share that each activation node
-        clips."""
-        found: dict[str, list[float]] = {"clipped_share": list(self.clipped.values())}
-        for node in enabled_nodes(self.model).values():
-            kind = "weights" if node.role is Role.GEMM_WEIGHT else "activations"
-            found.setdefault(f"amax/{kind}", []).append(node.range_for().item())
-        return found
 
     def record(self) -> RangesRecord:
         """The range methods, for the run card."""

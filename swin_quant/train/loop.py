@@ -28,7 +28,7 @@ from swin_quant.data.sampling import seed_all
 from swin_quant.models.classifier import Classifier
 from swin_quant.score.scoring import evaluate
 from swin_quant.train.batches import MicroBatch, TrainingBatches, ValidationBatches
-from swin_quant.train.distill import distillation_loss, stage_outputs
+from swin_quant.train.distill import kl_divergence
 from swin_quant.train.optim import make_optimizer, make_schedule
 from swin_quant.train.outdir import Record
 from swin_quant.train.parallel import Precision, average_buffers, gathering, is_sharded, parallel, whole
@@ -42,7 +42,7 @@ class Job:
 
     `snapshot`: the snapshot to go on from. `settings` are stored in every snapshot and compared when the run goes on.
     `after_step()` and `after_epoch(epochs done)` adapt ranges to the new weights; the figures that `after_epoch`
-    returns are recorded with the epoch, and TensorBoard shows `histograms()`.
+    returns are recorded with the epoch.
     """
 
     model: Classifier
@@ -55,10 +55,8 @@ class Job:
     folder: Path | None = None
     snapshot: dict[str, Any] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    tensorboard: bool = False
     after_step: Callable[[], None] = lambda: None
     after_epoch: Callable[[int], dict[str, float]] = lambda epoch: {}
-    histograms: Callable[[], dict[str, list[float]]] = lambda: {}
 
 
 Show = Callable[[Position, float, float, float], None]  # position, loss, LR, images/s
@@ -103,13 +101,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     is not finite; earlier snapshots stay.
     """
     recipe, batches = job.recipe, job.batches
-    features = recipe.distill.features > 0
-    with (
-        interruption() as request,
-        stage_outputs(job.model, features) as ours,
-        stage_outputs(job.teacher or job.model, features and job.teacher is not None) as theirs,
-    ):
-        run = _Run(job, request, ours, theirs)
+    with interruption() as request:
+        run = _Run(job, request)
         position = run.state.position
         try:
             with bar(recipe.epochs * batches.steps, position.total) as show:
@@ -129,14 +122,11 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
 
 
 class _Run:
-    """A training under way: the network as it is trained, its state, and where snapshots and records go.
+    """A training under way: the network as it is trained, its state, and where snapshots and records go."""
 
-    `ours` and `theirs` get the stages' outputs of model and teacher.
-    """
-
-    def __init__(self, job: Job, request: threading.Event, ours: list[Tensor], theirs: list[Tensor]) -> None:
+    def __init__(self, job: Job, request: threading.Event) -> None:
         recipe, world = job.recipe, job.world
-        self.job, self.request, self.ours, self.theirs = job, request, ours, theirs
+        self.job, self.request = job, request
         self.precision = Precision.choose(recipe.precision, recipe.half, world.device)
         self.network = parallel(self.precision.network(job.model), job.model, recipe, world)
         optimizer = make_optimizer(job.model, recipe.optimizer, job.batches.step_pictures)
@@ -154,7 +144,7 @@ class _Run:
         self.snapshots = Snapshots(job.folder / "snapshots", recipe.keep) if job.folder else None
         self.record = None
         if job.folder and world.is_main:
-            self.record = Record(job.folder, position.total, position.epoch, job.tensorboard)
+            self.record = Record(job.folder, position.total, position.epoch)
         self.saved = self.started = time.monotonic()
 
     def step(self, micros: Sequence[MicroBatch], show: Show) -> None:
@@ -182,8 +172,7 @@ class _Run:
         state.schedule.step()
         job.after_step()
         if state.average:
-            with self.precision.between_steps(job.model):
-                state.average.update(job.model, step=position.total + 1)
+            state.average.update(job.model, step=position.total + 1)
 
         took, self.started = time.monotonic() - self.started, time.monotonic()
         position.step, position.total = position.step + 1, position.total + 1
@@ -192,7 +181,7 @@ class _Run:
         show(position, loss, rates["lr"] or 0.0, speed)
         if self.record:
             place = {"total": position.total, "epoch": position.epoch + 1, "step": position.step}
-            self.record.step(place | {"loss": loss, **rates, "grad_norm": norm, "images_per_second": speed})
+            self.record.steps.add(place | {"loss": loss, **rates, "grad_norm": norm, "images_per_second": speed})
         if stops:
             raise StopRequested
         # Save before the first results: a run with results and no snapshot could not go on.
@@ -222,7 +211,6 @@ class _Run:
         """
         job, recipe, device = self.job, self.job.recipe, self.job.world.device
         images, targets = (tensor.to(device, non_blocking=True) for tensor in (micro.images, micro.targets))
-        self.ours.clear()
         if job.model.output_kind != LOGITS:
             if job.teacher is None:
                 raise UsageError("maps and embeddings are learned from a teacher: give a ‹teacher› FILE")
@@ -240,24 +228,23 @@ class _Run:
         loss = recipe.distill.labels * F.cross_entropy(logits, targets, label_smoothing=smoothing)
         if job.teacher is None:
             return loss
-        self.theirs.clear()
         with torch.no_grad(), self.precision.autocast():
             wanted = job.teacher(images).float()
-        return loss + distillation_loss(recipe.distill, logits, wanted, self.ours, self.theirs)
+        distill = recipe.distill
+        return loss + distill.weight * kl_divergence(logits, wanted, distill.temperature, distill.compat)
 
     def end_epoch(self) -> None:
         """Validate, record the epoch, and save the weights if they are the best so far, then a snapshot."""
         job, state, position = self.job, self.state, self.state.position
         average_buffers(dict.fromkeys((job.model, state.scored)), job.world)
-        with self.precision.between_steps(job.model):
-            extras = job.after_epoch(position.epoch + 1)
+        extras = job.after_epoch(position.epoch + 1)
         result = {"train_loss": position.loss_sum / job.batches.steps, **self._validate(), **extras}
         position.epoch += 1
         row = {"epoch": position.epoch, "total": position.total, **result, "seconds": position.seconds}
         position.epochs.append(row)
         position.step, position.loss_sum, position.seconds = 0, 0.0, 0.0
         if self.record:
-            self.record.epoch(row, job.histograms())
+            self.record.epochs.add(row)
         if result.get("acc1", -1.0) > position.best_acc1:
             position.best_acc1, position.best_epoch = result["acc1"], position.epoch
             if self.snapshots:
@@ -282,7 +269,7 @@ class _Run:
                 self.stop_if_requested()
                 yield batch
 
-        network = self.precision.view(self.state.scored).eval()  # the next epoch switches back
+        network = self.precision.network(self.state.scored).eval()  # the next epoch switches back
         engines = {"model": lambda images: self.precision.logits(network, images)}
         score = evaluate(engines, batches(), job.world.device, collective=is_sharded(job.model))
         return {"val_loss": score["model"].loss, "acc1": score["model"].acc1, "acc5": score["model"].acc5}
@@ -302,10 +289,8 @@ class _Run:
         self.saved = time.monotonic()
 
     def finish(self) -> dict[str, Tensor]:
-        """Close the record and return the weights that the recipe selects, loaded into the model unless sharded."""
+        """Return the weights that the recipe selects, loaded into the model unless sharded."""
         job, state, position = self.job, self.state, self.state.position
-        if self.record:
-            self.record.close()
         best, number = None, position.best_epoch
         wanted = self.snapshots is not None and job.recipe.select == "best" and number is not None
         if self.snapshots and job.world.is_main and wanted and number is not None:

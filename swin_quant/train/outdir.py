@@ -1,24 +1,20 @@
 """The output folder of a run: locked for one writer, refused if it holds another run, and opened again to go on.
 
-Its tables have a row for every step and epoch, in TensorBoard too if wanted, and become a plot. The kernel frees the
-lock of a dead owner; the locked file names the owner.
+Its tables have a row for every step and epoch.
 """
 
 import csv
 import errno
 import fcntl
 import io
-import json
 import os
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir, read_bounded, reason
 from swin_quant.base.progress import log
 from swin_quant.train.recipe import Recipe
@@ -92,100 +88,13 @@ EPOCH_COLUMNS = (
 
 
 class Record:
-    """The logs of one run in `folder`; only rank 0 has one."""
+    """The tables of one run in `folder`; only rank 0 has them."""
 
-    def __init__(self, folder: Path, total: int, epoch: int, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, total: int, epoch: int) -> None:
         """`total` steps and `epoch` epochs are done; later rows are dropped, since their part is trained again."""
         ensure_writable_dir(folder)
         self.steps = Table(folder / STEPS, STEP_COLUMNS, total)
         self.epochs = Table(folder / EPOCHS, EPOCH_COLUMNS, epoch)
-        self.board: Any = None
-        if tensorboard:
-            make = library("torch.utils.tensorboard", "logs").SummaryWriter
-            self.board = make(folder / "tensorboard", purge_step=total + 1)
-
-    def step(self, row: Mapping[str, Any]) -> None:
-        self.steps.add(row)
-        self._show("step", row)
-
-    def epoch(self, row: Mapping[str, Any], histograms: Mapping[str, list[float]]) -> None:
-        """`histograms`: values by name, for TensorBoard alone."""
-        self.epochs.add(row)
-        self._show("epoch", row)
-        if self.board:
-            import numpy as np
-
-            for name, values in histograms.items():
-                self.board.add_histogram(name, np.array(values), row["total"])
-            self.board.flush()
-
-    def _show(self, prefix: str, row: Mapping[str, Any]) -> None:
-        for name, value in row.items() if self.board else ():
-            if isinstance(value, float):
-                self.board.add_scalar(f"{prefix}/{name}", value, row["total"])
-
-    def close(self) -> None:
-        if self.board:
-            self.board.close()
-
-
-_POINTS = 2.0  # the least span of the top-1 axis, in points: less is mostly chance
-_PANELS = {
-    "acc1": "validation top-1 (%)",
-    "amax_drift": "mean |change| of amax",
-    "clipped_share": "share of values clipped",
-}
-_STYLES = (":", "--", "-.")
-
-
-def draw(folder: Path, form: str = "png", title: str = "", levels: Mapping[str, float] | None = None) -> Path:
-    """Draw the tables of `folder` into `training.png` or `.svg` there. UsageError without matplotlib.
-
-    `levels`: top-1, in percent, of models to compare with, drawn as lines. Losses, drifts and shares start at zero, and
-    top-1 spans at least two points: chance must not look like a trend.
-    """
-    Figure = library("matplotlib.figure", "logs").Figure
-    steps, epochs = read_table(folder / STEPS), read_table(folder / EPOCHS)
-    panels = ["loss", *(name for name in _PANELS if _column(epochs, name))]
-    figure = Figure(figsize=(4.5 * len(panels), 3.7), layout="constrained")
-    figure.suptitle(title)
-    axes = dict(zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True))
-
-    axes["loss"].plot(_column(steps, "total"), _column(steps, "loss"), linewidth=0.5, alpha=0.6, label="training step")
-    for name, label in (("train_loss", "training epoch"), ("val_loss", "validation")):
-        if values := _column(epochs, name):
-            axes["loss"].plot(_column(epochs, "total"), values, marker=".", label=label)
-    axes["loss"].set(xlabel="step", ylabel="loss")
-    axes["loss"].set_ylim(bottom=0)
-    axes["loss"].legend()
-    for name in panels[1:]:
-        axes[name].plot(_column(epochs, "epoch"), _column(epochs, name), marker=".")
-        axes[name].set(xlabel="epoch", ylabel=_PANELS[name])
-        if name == "acc1":
-            values, styles = _column(epochs, name), zip((levels or {}).items(), _STYLES, strict=False)
-            for (model, level), style in styles:
-                axes[name].axhline(level, color="black", linestyle=style, linewidth=1, label=f"{model} {level:.2f}")
-            values += (levels or {}).values()
-            low, high = min(values), max(values)
-            room = max(0.05 * (high - low), (_POINTS - (high - low)) / 2)
-            axes[name].set_ylim(low - room, high + room)
-            if levels:
-                axes[name].legend()
-        else:
-            axes[name].set_ylim(bottom=0)
-    for axis in axes.values():
-        axis.xaxis.get_major_locator().set_params(integer=True)
-    path = folder / f"training.{form}"
-    picture = io.BytesIO()
-    figure.savefig(picture, format=form, dpi=120)
-    atomic_write_bytes(path, picture.getbuffer())
-    return path
-
-
-def _column(rows: list[dict[str, str]], name: str) -> list[float]:
-    """A column's numbers; empty unless every row has one."""
-    values = [row[name] for row in rows if row.get(name)]
-    return [float(value) for value in values] if len(values) == len(rows) else []
 
 
 # Keys of a recipe that may change when a run goes on. They do not change the computation, except `compile`, which
@@ -251,82 +160,33 @@ def open_folder(
     return None
 
 
-NAME = ".lock"
-_TAKEN = (errno.EACCES, errno.EAGAIN)
-_held: set[tuple[int, Path]] = set()  # with the process id: a fork does not own its parent's lock
+LOCK = ".lock"
 
 
 @contextmanager
 def only_writer(folder: Path, world: World) -> Iterator[None]:
-    """Inside the context, `folder` is locked for this process, which may lock it again.
+    """Inside the context, `folder` is locked for this process; the kernel frees the lock of a process that ends.
 
-    SwinQuantError if another process has the lock. Only the main rank writes and locks.
+    SwinQuantError if another process has the lock. Only the main rank writes and locks. A file system without locks
+    refuses nobody.
     """
-    path = ensure_writable_dir(folder).resolve() / NAME if world.is_main else None
-    if path is None or (os.getpid(), path) in _held:
+    if not world.is_main:
         yield
         return
+    path = ensure_writable_dir(folder) / LOCK
     try:
-        handle = _lock(path)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise SwinQuantError(f"{path}: cannot be written: {reason(error)}") from error
-    _held.add((os.getpid(), path))
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # forked loaders do not inherit it
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(handle)
+            raise SwinQuantError(
+                f"{folder}: another training is writing there: wait for its end, or give another ‹output›"
+            ) from error
     try:
         yield
     finally:
-        _held.discard((os.getpid(), path))
-        with suppress(OSError):  # the folder may be gone or replaced
-            if _is_still(handle, path):
-                path.unlink()
         os.close(handle)
-
-
-def _lock(path: Path) -> int:
-    """The handle of the locked file; the lock lasts while it is open. Forked loaders do not inherit the lock, so it
-    ends with its owner."""
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            try:
-                owner = json.loads(os.pread(handle, 1000, 0))
-                pid, host = int(owner["pid"]), str(owner["host"])
-            except (ValueError, TypeError, KeyError):  # no owner, or an unreadable one
-                pid, host = 0, ""
-            try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                taken = error.errno in _TAKEN
-                if taken or _lives(pid, host):  # on a file system without locks, the process id decides
-                    advice = "" if taken else f"; if it is no more, remove {path}"
-                    raise SwinQuantError(
-                        f"{path.parent}: another training (process {pid} on {host:.60}) is writing there: wait for its "
-                        f"end, or give another ‹output›{advice}"
-                    ) from error
-            if _is_still(handle, path):  # otherwise a former owner has just removed it
-                os.ftruncate(handle, 0)
-                os.write(handle, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())
-                return handle
-        except BaseException:
-            os.close(handle)
-            raise
-        os.close(handle)
-
-
-def _lives(pid: int, host: str) -> bool:
-    """Whether the owner may be alive; on another machine it always may."""
-    if host != socket.gethostname():
-        return bool(host)
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's process, or an invalid id
-        pass
-    return True
-
-
-def _is_still(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False

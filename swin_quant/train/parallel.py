@@ -2,9 +2,8 @@
 
 apex's levels O0 to O3, on torch.amp. O0: everything in float32. O1: autocast; matrix products in half, and weights,
 norms, softmax and residual stream in float32. O2: the network computes in half, and the optimizer updates float32
-master weights; Swin's layer norms keep float32 weights. O3: weights are half during steps, those of layer norms too,
-and float32 between epochs and at the end. Norms, softmax and fake quantization compute in float32 at every level;
-ranges and batch norms are never half.
+master weights; Swin's layer norms keep float32 weights. O3 trains as O2. Norms, softmax and fake quantization compute
+in float32 at every level; ranges and batch norms are never half.
 """
 
 import warnings
@@ -47,40 +46,16 @@ class Precision:
         slow = device.type == "cpu" and chosen == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if slow and level != "O0":
             log.warning("this CPU has no bfloat16 arithmetic, so %s is emulated: O0 is faster", level)
-        return cls(level, TYPES[chosen], device)
+        return cls("O2" if level == "O3" else level, TYPES[chosen], device)
 
     def network(self, model: nn.Module) -> nn.Module:
-        """The network that computes the logits with the parameters that the optimizer updates."""
-        if self.level == "O3":
-            _cast(model, self.half)
-        return self.view(model)
-
-    @contextmanager
-    def between_steps(self, model: nn.Module) -> Iterator[None]:
-        """Inside the context, `model` has float32 weights, for averages and calibration.
-
-        They are copies: a parameter that changed its type would lose the hooks that sum gradients over ranks.
-        """
-        every = dict(model.named_parameters(remove_duplicate=False)) if self.level == "O3" else {}
-        halves = {name: parameter for name, parameter in every.items() if parameter.dtype == self.half}
-        for name, parameter in halves.items():
-            _put(model, name, nn.Parameter(parameter.detach().float(), parameter.requires_grad))
-        try:
-            yield
-        finally:
-            for name, parameter in halves.items():
-                _put(model, name, parameter)
+        """The network that computes the logits of a model from its float32 weights."""
+        return HalfCopy(model, self.half) if self.level == "O2" else model
 
     def finish(self, model: nn.Module) -> None:
-        """Undo `network` at the end of training: all weights float32."""
-        if self.level == "O3":
-            _cast(model, torch.float32)
+        """Undo `network` at the end of training."""
         for norm in _layer_norms(model).values():
             norm.follows_input = False
-
-    def view(self, model: nn.Module) -> nn.Module:
-        """The network that computes a model's logits without changing its weights."""
-        return HalfCopy(model, self.half) if self.level in ("O2", "O3") else model
 
     def autocast(self) -> torch.autocast:
         """The context of every forward pass."""
@@ -99,7 +74,7 @@ class Precision:
 
     def outputs(self, network: Callable[[Tensor], Output], images: Tensor) -> list[Tensor]:
         """The float32 outputs of a network for images [B, 3, H, W]: one tensor, or a list of maps."""
-        if self.level in ("O2", "O3"):
+        if self.level == "O2":
             images = images.to(self.half)
         with self.autocast():
             outputs = network(images)
@@ -120,19 +95,6 @@ class HalfCopy(nn.Module):
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
         copies = {name: tensor.to(self.dtype) for name, tensor in tensors if _computes(name, tensor, self.norms)}
         return functional_call(self.model, copies, (images,))
-
-
-def _cast(model: nn.Module, to: torch.dtype) -> None:
-    """Cast parameters in place, since the optimizer holds them."""
-    norms = _batch_norms(model)
-    for name, parameter in model.named_parameters():
-        if _computes(name, parameter, norms):
-            parameter.data = parameter.data.to(to)
-
-
-def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    module, _, key = name.rpartition(".")
-    setattr(model.get_submodule(module), key, parameter)
 
 
 def _batch_norms(model: nn.Module) -> set[str]:

@@ -79,18 +79,13 @@ class Augmentation(SelfChecked):
 
 @dataclass(frozen=True)
 class Distillation(SelfChecked):
-    """Weights of the parts of a distilled loss; 0 leaves a part out. `compat` ft: FasterTransformer's KL
-    (docs/reference, section 2.4)."""
+    """Weights of the teacher's and the labels' parts of the loss; 0 leaves a part out. `compat` ft: FasterTransformer's
+    KL (docs/reference, section 2.4)."""
 
     weight: Weight = 0.0
     temperature: Annotated[float, within(above=0, most=1000)] = 3.0
     compat: Literal["none", "ft"] = "none"
-    features: Weight = 0.0
     labels: Weight = 1.0
-
-    @property
-    def on(self) -> bool:
-        return self.weight > 0 or self.features > 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Run a training, float or QAT: its arguments, the checks before the first step, the loop, the record for the card."""
 
-import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,39 +9,33 @@ from yacs.config import CfgNode
 
 from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World, from_main
-from swin_quant.base.errors import SwinQuantError, UsageError, is_offered, listed
-from swin_quant.base.extras import library
+from swin_quant.base.errors import UsageError, is_offered, listed
 from swin_quant.base.files import ensure_writable_dir, resolve_path, shipped_files
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
 from swin_quant.cards.paths import card_path
-from swin_quant.cards.records import ORIGINAL, PTQ, CheckpointRecord, Result, TrainingRecord
+from swin_quant.cards.records import CheckpointRecord, TrainingRecord
 from swin_quant.checkpoint.identify import config_given
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.config.outputs import count_classes
 from swin_quant.data.class_names import stated
 from swin_quant.data.picture_set import PictureSet
-from swin_quant.data.pictures import SomePictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
 from swin_quant.data.sources import has_split
 from swin_quant.models.classifier import Classifier
-from swin_quant.quant.policy import Policy, dequantize, policy_with_bits, quantize
-from swin_quant.quant.watch import eval_mode
-from swin_quant.score.engine import get_precision, torch_engines
-from swin_quant.score.run_engines import evenly
-from swin_quant.score.scoring import BASELINE, dataset_record, open_labelled, score_pictures
+from swin_quant.quant.policy import Policy, policy_with_bits
+from swin_quant.score.engine import get_precision
+from swin_quant.score.scoring import open_labelled
 from swin_quant.train.amax import RangeKeeper
 from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
 from swin_quant.train.optim import freeze_stages
-from swin_quant.train.outdir import check_free, draw, list_settings, open_folder
+from swin_quant.train.outdir import check_free, list_settings, open_folder
 from swin_quant.train.parallel import check_compiler, check_parallel, without_values
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.snapshot import Position, Snapshots, check_snapshot
-
-_SCORED_BEFORE = 256  # pictures scored before training
 
 
 @dataclass(frozen=True)
@@ -59,8 +51,6 @@ class Request:
     teacher_cfg: CfgNode | None = None
     resume: bool = False
     overwrite: bool = False
-    tensorboard: bool = False
-    plot: str | None = None
     replace_head: bool = False
     max_unreadable: float = 0.01
     original: str | None = None
@@ -132,29 +122,17 @@ def run_training(
     elif has_labels:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     model.to(world.device)
-    if request.start and has_labels and snapshot is None and not request.replace_head:
-        # Some pictures are scored in float, for a warning before hours of training if the model only guesses.
-        labelled = validation.pictures if validation else pictures
-        some = SomePictures(labelled, evenly(len(labelled), _SCORED_BEFORE))
-        engines = {BASELINE: torch_engines(model, world.device, None)[BASELINE]}
-        dataset = dataset_record(cfg.DATA.DATA_PATH, "", some)
-        dequantize(model)
-        with eval_mode(model):
-            score_pictures(engines, some, preprocess, dataset, cfg.DATA.BATCH_SIZE, 0, world, max_unreadable=1)
-        if policy:
-            quantize(model)
     able: list[Any] = [module for module in model.modules() if hasattr(module, "checkpointing")]
     if recipe.memory.checkpointing and not able:
         raise UsageError("‹use_checkpoint›: this architecture cannot compute its blocks again: leave it out")
     for module in able:
         module.checkpointing = recipe.memory.checkpointing
-    output = (request.folder, snapshot, settings, request.tensorboard)
-    job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, *output)
+    job = Job(model, recipe, batches, validation, cfg.SEED, world, teacher, request.folder, snapshot, settings)
     keeper = None
     if policy:
         sample = partial(batches.sample, recipe.amax.batches)
         keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
-        job.after_step, job.after_epoch, job.histograms = keeper.after_step, keeper.after_epoch, keeper.histograms
+        job.after_step, job.after_epoch = keeper.after_step, keeper.after_epoch
     if policy:
         bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
         log.info("training under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
@@ -168,7 +146,6 @@ def run_training(
         keeper.settle(trained)
     if world.is_main:
         ensure_writable_dir(request.folder)  # the folder may have been moved away
-        plot(request, cfg.MODEL.NAME)
     if start and request.start:
         start = {**start, "path": str(resolve_path(request.start))}
     record: TrainingRecord = {
@@ -210,21 +187,6 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
     return whole, position
 
 
-def plot(request: Request, title: str, results: Sequence[Result] = ()) -> None:
-    """Draw the curves of the run. Without matplotlib nothing is drawn, with a warning if the user asked for a plot.
-
-    `results`: results scored after the run; the float original and PTQ are drawn as lines.
-    """
-    original = [one for one in results if one.weights == ORIGINAL and one.precision == "float32"]
-    calibrated = [one for one in results if one.weights == PTQ and one.policy]
-    levels = {name: found[-1].acc1 for name, found in (("float", original), ("PTQ", calibrated)) if found}
-    try:
-        log.info("plot: %s", draw(request.folder, request.plot or "png", title, levels))
-    except SwinQuantError as error:
-        if not results:  # it was said at the end of the run
-            log.log(logging.WARNING if request.plot else logging.INFO, "no plot: %s", error)
-
-
 def with_batch_size(recipe: Recipe, cfg: CfgNode) -> Recipe:
     """The recipe, with the config's batch size if it has none."""
     return recipe if recipe.batch_size else recipe.having({"batch_size": cfg.DATA.BATCH_SIZE}, "DATA.BATCH_SIZE")
@@ -262,8 +224,6 @@ class Training:
         amp_opt_level: precision of training
         fsdp: shard weights and optimizer over processes (FSDP2)
         offload: with `fsdp`: keep them on the CPU
-        tensorboard: also log to TensorBoard (extra `logs`)
-        plot: format of the plot (default: png)
     """
 
     recipe: str | None = None
@@ -278,8 +238,6 @@ class Training:
     amp_opt_level: Literal["O0", "O1", "O2", "O3"] | None = None
     fsdp: bool = False
     offload: bool = False
-    tensorboard: bool = False
-    plot: Literal["png", "svg"] | None = None
 
     def change(self, recipe: Recipe, **more: Any) -> Recipe:
         """The recipe with the keys of `set`, then with those of single arguments, and `more` keys that are not None.
@@ -310,12 +268,9 @@ class Training:
         return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "options")
 
     def request(self, folder: Path, start: Checkpoint | None, pictures: PictureSet, **more: Any) -> Request:
-        """The run that is asked for, beside config and recipe. UsageError for a plot that nothing here can draw."""
-        if self.plot:
-            library("matplotlib", "logs")
+        """The run that is asked for, beside config and recipe."""
         share = 0.01 if pictures.max_unreadable is None else pictures.max_unreadable
-        how: dict[str, Any] = {"tensorboard": self.tensorboard, "plot": self.plot, "max_unreadable": share}
-        return Request(folder, start, **how, **more)
+        return Request(folder, start, max_unreadable=share, **more)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields, Parameter
-from swin_quant.base.distributed import from_main, this_world
+from swin_quant.base.distributed import from_main
 from swin_quant.base.errors import UsageError, called_in_python
 from swin_quant.base.progress import log
 from swin_quant.cards.lineage import calibrated_again
@@ -28,7 +28,6 @@ from swin_quant.policies import Policies, PolicyChoice, one_policy, tell_bits
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
-from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import all_or_nothing, copy_state, give_state
 from swin_quant.quant.policy import apply_policy, load_policy
 from swin_quant.verbs.calibration import draw, observe_batches, take
@@ -71,7 +70,7 @@ def calibrate(
         passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: equalize,
             where there are outlier channels)
         augment: calibrate on augmented training crops, as FasterTransformer does
-        folder: Where long passes keep their finished parts: the same call goes on where one was cut off.
+        folder: Where the result will be saved: refused if it would be written over the checkpoint.
 
     Returns:
         The calibrated model.
@@ -102,8 +101,6 @@ def calibrate(
         raise UsageError("‹augment›: draws crops of pictures on disk: give a place, or batches that are augmented")
     if isinstance(model, ModelFile) and isinstance(source, PictureSet) and not source.images:
         source = replace(source, split=source.split or TRAIN)
-    kept_parts = Path(folder) / f"{subject.name}_calib.passes" if folder else None
-    scratch = Scratch(kept_parts, writes=this_world().is_main)
     with _restored_after_errors(subject):
         apply_policy(subject.module, chosen)
         plan = plan.for_model(subject.module)  # refused before pictures are looked for
@@ -119,7 +116,7 @@ def calibrate(
         is_known = bool(subject.card.config) or subject.keep_original()
         had = subject.card if is_known and (subject.card.has_own_weights or subject.card.calibration) else None
         found = observe_batches(subject.module, batches, found_by, bool(plan.steps))
-        calibration, record = improved(subject.module, found, plan, had, chosen, scratch)
+        calibration, record = improved(subject.module, found, plan, had, chosen)
         names = subject.class_names
         if batches.class_names and not names:
             with contextlib.suppress(UsageError):  # it need not say how many classes it has
@@ -139,7 +136,6 @@ def calibrate(
     if not subject.card.config:
         subject.keep_weights()
     subject.examples = found.images[0][1][:KEPT].cpu() if subject.card.wrapped and found.images else None
-    scratch.clear()
     if not is_named:
         told = "policy %s, because none is named (%s): give that of your engine; `swin-quant show policies` lists them"
         log.info(told, chosen.name, chosen.description.rstrip("."))

@@ -16,16 +16,14 @@ from swin_quant.cards.records import AdviceRecord, CalibrationRecord, CheckRecor
 from swin_quant.model import passes_in_weights
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.placement import coverage
-from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units, norms_without_weights
+from swin_quant.models.registry import list_exchanges, list_padded_modules, list_units
 from swin_quant.quant.advice import Findings, advise, format_figures
 from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import RUIN_DB, check_ranges
 from swin_quant.quant.fold import list_foldable_norms
-from swin_quant.quant.outlier_channels import OutlierChannels, outlier_channels
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.equalize import LOOKED_AT, NO_GAIN, outliers
+from swin_quant.quant.passes.equalize import LOOKED_AT, NO_GAIN, OutlierChannels, outlier_channels
 from swin_quant.quant.passes.run import CORRECTED, EVENED, PassPlan, run_passes
-from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import Policy, enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, named_nodes
 from swin_quant.quant.watch import eval_mode
@@ -51,72 +49,52 @@ def improve(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
     if not steps and context.units:  # the passes that run where none is asked for
-        if found := outliers(context, LOOKED_AT):
-            worst = max(found, key=found.__getitem__)
+        if found := outlier_channels(context, LOOKED_AT):
+            worst = max(found, key=lambda one: one.times)
             told = "outlier channels in %d place%s (%s: %.0f times the median): equalize runs; ‹passes› none skips it"
-            log.info(told, len(found), "s" if len(found) > 1 else "", worst, found[worst])
+            log.info(told, len(found), "s" if len(found) > 1 else "", worst.place, worst.times)
             steps += EVENED
         is_wrapped = getattr(model, "architecture", None) is None  # its float network stays in memory, for deltas
         steps += CORRECTED if is_wrapped and list_foldable_norms(model) else ()
     if not steps:
         return calibration, []
-    again: list[Calibration] = []
 
-    def observe_again() -> None:
-        again.append(calibrate(model, [batch for _, batch in images], method))
+    def observe_again() -> Calibration:
+        return calibrate(model, [batch for _, batch in images], method)
 
-    gains = run_passes(context, steps, observe_again)
-    if lost := [gain.step.name for gain in gains if not gain.kept]:
+    calibration, records = run_passes(context, steps, calibration, observe_again)
+    if lost := [one["name"] for one in records if not one["kept"]]:
         log.warning("taken back, because the logits came out worse: %s", listed(lost))
-    observing = [gain for gain in gains if gain.observed]
-    seen = [calibration, *(found for found, gain in zip(again, observing, strict=True) if gain.kept)]
-    records = [
-        PassRecord(
-            name=gain.step.name,
-            options={key: value for key, value in gain.step.to_dict().items() if key != "name"},
-            note=gain.note,
-            seconds=round(gain.seconds, 1),
-            kept=gain.kept,
-            keeps_function=gain.keeps_function,
-            keeps_features=gain.keeps_features,
-            sqnr_db=list(gain.sqnr_db),
-            agreement=list(gain.agreement),
-        )
-        for gain in gains
-    ]
-    return seen[-1], finite(records)
+    return calibration, finite(records)
 
 
 def outliers_left(context: PassContext, passes: Sequence[PassRecord]) -> list[OutlierChannels]:
-    """Outlier channels in the first pictures, and remedies beside these passes."""
-    if not _is_known(context.model) or not enabled_nodes(context.model):
-        return []
+    """Outlier channels in the first pictures that these passes left; of those tried in vain, only beside enabled
+    nodes."""
+    enabled = enabled_nodes(context.model)
     ran = [one for one in passes if one["name"] == "equalize"]
     exchanged = any(one["kept"] and not one["note"].startswith(NO_GAIN) for one in ran)
-    return outlier_channels(context, exchanged, tried=bool(ran))
+    if not _is_known(context.model) or not enabled or exchanged:
+        return []
+    on = {name for node in enabled for name in (node, node.rpartition(".")[0])}
+    return [one for one in outlier_channels(context, LOOKED_AT) if not ran or on & {one.place, *one.cure}]
 
 
 def _is_known(model: nn.Module) -> bool:
     return isinstance(model, Classifier) and (model.architecture is not None or bool(model.own_units))
 
 
-def make_context(
-    model: nn.Module, images: Sequence[tuple[int, Tensor]], method: Method, scratch: Scratch = Scratch()
-) -> PassContext:
-    """The context of passes on a model: the pictures of numbered batches in their order, in batches of _CHUNK.
-
-    `scratch`: where long passes keep finished parts.
-    """
+def make_context(model: nn.Module, images: Sequence[tuple[int, Tensor]], method: Method) -> PassContext:
+    """The context of passes on a model: the pictures of numbered batches in their order, in batches of _CHUNK."""
     batches = [batch for _, batch in sorted(images, key=itemgetter(0)) if len(batch)]
     pictures = list(torch.cat(batches).split(_CHUNK)) if batches else []
     if not _is_known(model):
         return PassContext(model, pictures, method, changes=False)
-    parts = list_units(model), list_exchanges(model), scratch, list_padded_modules(model), norms_without_weights(model)
-    return PassContext(model, pictures, method, *parts)
+    return PassContext(model, pictures, method, list_units(model), list_exchanges(model), list_padded_modules(model))
 
 
 def improved(
-    model: nn.Module, found: Observed, plan: PassPlan, before: RunCard | None, policy: Policy, scratch: Scratch
+    model: nn.Module, found: Observed, plan: PassPlan, before: RunCard | None, policy: Policy
 ) -> tuple[Calibration, CalibrationRecord]:
     """Run the passes of `plan` behind an observation, then check the ranges under `policy`, which is applied.
 
@@ -133,7 +111,7 @@ def improved(
         record = {**record, "passes": passes} if passes else record
     else:
         with eval_mode(model):
-            context = make_context(model, found.images, method, scratch)
+            context = make_context(model, found.images, method)
             calibration, done = improve(context, calibration, found.images, plan)
             if passes := [*passes, *done]:
                 again = search_record(method, model, calibration)

@@ -35,7 +35,6 @@ from swin_quant.train.run import (
     Training,
     folder_for,
     place_to_train_on,
-    plot,
     refuse_to_replace,
     run_training,
     training_config,
@@ -50,7 +49,7 @@ swin-quant finetune out/my_calib.pth --data-path data --recipe micro_w4a4 --poli
 torchrun --nproc_per_node 4 qat_finetune.py out/my_calib.pth --data-path imagenet --continue"""
 DEFAULT_RECIPE = "qat_tiny"
 # Maps and embeddings have no labels: they are learned from the float model's.
-_OF_FEATURES = {"distill.weight": 0.0, "distill.features": 1.0, "augment.mixup": 0.0, "augment.cutmix": 0.0}
+_OF_FEATURES = {"distill.weight": 1.0, "augment.mixup": 0.0, "augment.cutmix": 0.0}
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def finetune(
         keys = {"epochs": epochs, "batch_size": place.batch, "amax__mode": amax, **qat.keys()}
         wanted = load_recipe(training.recipe or DEFAULT_RECIPE).having(changes or {}, "changes")
         wanted = with_batch_size(training.change(wanted, **keys), cfg)
-        if (distill and not wanted.distill.weight) or (teacher and not wanted.distill.on):
+        if (distill or teacher) and not wanted.distill.weight:
             wanted = wanted.having({"distill.weight": 1.0}, "--distill")
         how: dict[str, Any] = {"teacher": teacher and str(teacher), "teacher_cfg": qat.config(teacher)}
         how |= {"resume": resume, "overwrite": overwrite, "original": original and str(original)}
@@ -149,7 +148,6 @@ def finetune(
             scored = score_model(trained, val, [used], world, half, baseline)
             if has_logits and world.is_main:
                 trained.card.write(path.with_suffix(".json"))
-                plot(request, cfg.MODEL.NAME, scored.results)
         return Finetuned(path, replace(scored, verdict=training_verdict(trained.card, path)) if has_logits else scored)
 
 
@@ -179,7 +177,7 @@ def _trained(
     tell_bits([policy])
     # Snapshots are compared with the model, and have the ranges that training gives it.
     settle_granularity(module, enabled_nodes(module))
-    if not request.teacher and recipe.distill.on:  # the float model that was calibrated, if it is found
+    if not request.teacher and recipe.distill.weight:  # the float model that was calibrated, if it is found
         teacher = lineage.find_original(start.card, [Path(request.start).resolve().parent], request.original)
         if teacher is None and not start.card.has_own_weights:
             teacher = Path(request.start)

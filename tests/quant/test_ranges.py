@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swin_quant.quant.fake_quant import fake_quant, grid
 from swin_quant.quant.observers import Histogram, add_sides
 from swin_quant.quant.quantizer import Quantizer, Role
-from swin_quant.quant.ranges import relative_uncertainty, sample_uncertainty, search_range, weight_range
+from swin_quant.quant.ranges import search_range, weight_range
 from swin_quant.quant.statistics import Statistics, sqnr_db
 from tests.helpers.settings import change
 
@@ -212,31 +212,3 @@ def test_a_weights_range_has_the_least_error_on_the_grid_of_its_node(bits, narro
         others = [error(row, row.abs().max() * share) for share in (0.3, 0.45, 0.6, 0.75, 0.9, 1.0) if row.abs().max()]
         assert error(row, amax) <= min(others, default=0) * 1.02
     assert weight_range("percentile", weight, node) is None
-
-
-def drawn(peaks, covered, size, times=20_000):
-    """Standard error over mean of the covered share of the peaks, by drawing."""
-    rng = np.random.default_rng(0)
-    rank = max(1, int(np.ceil(size * covered / len(peaks))))
-    found = np.sort(rng.choice(peaks, (times, size)), axis=1)[:, rank - 1]
-    return found.std() / found.mean()
-
-
-@pytest.mark.parametrize("size", [None, 6, 24])
-@pytest.mark.parametrize("covered", [1, 5, 12])
-def test_it_is_the_bootstrap(covered, size):
-    peaks = np.sort(np.random.default_rng(1).lognormal(0, 0.5, 12))
-    amax = float(peaks[covered - 1])
-    assert relative_uncertainty(list(peaks), amax, size) == pytest.approx(drawn(peaks, covered, size or 12), rel=0.03)
-
-
-def test_how_many_pictures_would_do():
-    """Uniform largest values: the error of their maximum falls in proportion to the number of pictures."""
-    rng = np.random.default_rng(3)
-    peaks = {f"node {i}": sorted(rng.uniform(0, 1, 16)) for i in range(50)}
-    uncertainty, power = sample_uncertainty(peaks, {name: each[-1] for name, each in peaks.items()})
-    assert 0.05 < uncertainty < 0.2 and power > 0.5
-    assert power <= 1.0
-    more = {f"node {i}": sorted(rng.uniform(0, 1, 128)) for i in range(50)}
-    assert sample_uncertainty(more, {name: each[-1] for name, each in more.items()})[0] < uncertainty / 2
-    assert sample_uncertainty({"dead": [0.0, 0.0]}, {"dead": 1.0})[0] == 0.0

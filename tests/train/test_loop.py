@@ -105,7 +105,7 @@ def test_it_learns_and_a_student_from_its_teacher_alone(job, tiny_model):
     assert not made.model.training and position.best_acc1 >= 95
     assert position.epochs[-1]["train_loss"] < position.epochs[0]["train_loss"] / 2
     assert (position.epoch, position.total) == (12, 36)
-    distill = Distillation(weight=5.0, temperature=2.0, features=1.0, labels=0.0)
+    distill = Distillation(weight=5.0, temperature=2.0, labels=0.0)
     made = job(replace(RECIPE, epochs=10, distill=distill, augment=Augmentation(crop="none", flip=0.0)))
     keys = {"IMG_SIZE": 16, "NUM_CLASSES": 2, "EMBED_DIM": 32, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
     made.teacher = tiny_model(seed=3, **keys).eval().requires_grad_(False)
@@ -119,7 +119,7 @@ RECIPES = {
     "sgd, ema, cutmix": replace(RECIPE, ema=0.9, **MIXED),
     "autocast, accumulation": replace(RECIPE, precision="O1", batch_size=2, accumulation_steps=2),
     "master weights": replace(RECIPE, precision="O2"),
-    "half weights": replace(RECIPE, precision="O3", ema=0.9),
+    "half, average": replace(RECIPE, precision="O3", ema=0.9),
 }
 
 

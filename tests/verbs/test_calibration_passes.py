@@ -18,7 +18,6 @@ from swin_quant.quant.layer import made_factors
 from swin_quant.quant.passes import Pass, equalize
 from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
-from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy
 from swin_quant.verbs.calibration import Observed
@@ -88,7 +87,7 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(tin
         model = use_policy(tiny_model("swin", **TWO_BLOCKS, DROP_RATE=0.5, DROP_PATH_RATE=0.5), "qdq").train(training)
         model.layers[0].eval()
         first = Observed(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
-        improved(model, first, PassPlan(parse_steps(["gptq"])), None, load_policy("qdq"), Scratch())
+        improved(model, first, PassPlan(parse_steps(["gptq"])), None, load_policy("qdq"))
         found.append(copy_state(model))
         assert model.training is model.layers[1].training is training and not model.layers[0].training
     assert same(*found)

@@ -79,7 +79,7 @@ FOR_TRAINING = "--schedule=constant --drop-path=0.1 --qat-lr=1e-5 --num-epochs=3
 MODE = "--calib --int8-mode 1"
 CONTRADICTIONS = [
     *((f"{MODE} {flag} 1", flag) for flag in ("--versions", "--num-calib-batchs", "--num-calib", "--calibsz", "-x")),
-    *((f"{MODE} {flag}", flag.partition("=")[0]) for flag in [*FOR_TRAINING.split(), "--use-checkpoint", "--plot=svg"]),
+    *((f"{MODE} {flag}", flag.partition("=")[0]) for flag in [*FOR_TRAINING.split(), "--use-checkpoint"]),
     (f"{MODE} --quant-mode ft1", "--quant-mode ft1: the default ft2 is what --int8-mode 1 or 2 "),
     ("--calib --policy qdq --quant-mode ft2", "--quant-mode ft2: the default ft2 is what --int8-mode"),
     ("--calib --version 2", "--version 2: the config says so itself, and MODEL.TYPE is swin\n"),

@@ -275,12 +275,6 @@ def test_a_package_that_the_export_imports(quantize, monkeypatch, package):
     assert f"{package} cannot be imported" in line and "[onnx]" in line
 
 
-def test_a_missing_plot_library_is_named_before_training(run, calibrated, scoring_flags, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    line = run("finetune", calibrated, *scoring_flags, "--plot", "svg", "--output", tmp_path / "out").error(2)
-    assert "[logs]" in line and not list(tmp_path.glob("out/*"))
-
-
 def test_a_folder_of_pictures_that_is_not_there(quantize, tmp_path, monkeypatch):
     """The choice of a policy may compile operators, which takes a while."""
     monkeypatch.setattr(Exports, "policies_for", lambda *_: pytest.fail("it chooses a policy already"))

@@ -36,16 +36,6 @@ def _layer_norm(body: FunctionBody, *inputs: str) -> str:
     return body("LayerNormalization", *inputs, refer={"axis": ("axis", "INT"), "epsilon": ("epsilon", "FLOAT")})
 
 
-def _window_partition(body: FunctionBody, x: str) -> str:
-    window = body("Reshape", body.given("window", "INT"), body.whole(1))
-    shape = body("Shape", x)
-    batch, height, width, channels = (body.at(shape, place) for place in range(4))
-    rows, columns = body("Div", height, window), body("Div", width, window)
-    six = body("Concat", batch, rows, window, columns, window, channels, axis=0)
-    x = body("Transpose", body("Reshape", x, six), perm=_MERGED)
-    return body("Reshape", x, body("Concat", body.whole(-1), body("Mul", window, window), channels, axis=0))
-
-
 class _Scales:
     """The attribute `scales` of a function, and rounding by one of them."""
 
@@ -320,7 +310,6 @@ _BODIES: dict[str, Callable[..., str]] = {
     "roll": _roll,
     "relu": lambda body, x: body("Relu", x),
     "layer_norm": _layer_norm,
-    "window_partition": _window_partition,
     "attention": _attention,
     "attention_branch": _attention_branch,
     "map_branch": _map_branch,

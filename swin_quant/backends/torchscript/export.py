@@ -102,17 +102,11 @@ def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: floa
     return F.layer_norm(x, x.shape[axis:], scale, bias, epsilon)
 
 
-def _window_partition(x: Tensor, window: int) -> Tensor:
-    cut = x.unflatten(2, (-1, window)).unflatten(1, (-1, window))  # [B, H / w, w, W / w, w, C]
-    return cut.transpose(2, 3).reshape(-1, window * window, x.shape[-1])
-
-
 # Operator -> its inputs and attributes, written as in torch's schemas, and the function that computes it.
 SCHEMAS: dict[str, tuple[str, Callable[..., Tensor]]] = {
     "roll": ("Tensor x, int[] shifts, int[] dims", torch.roll),
     "relu": ("Tensor x", torch.relu),
     "layer_norm": ("Tensor x, Tensor scale, Tensor bias, int axis, float epsilon", _layer_norm),
-    "window_partition": ("Tensor x, int window", _window_partition),
 }
 _ours: list[Any] = []  # torch libraries, kept alive: an operator lives as long as the library that defined it
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from swin_quant.quant import PASSES
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange
-from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.passes.trial import enabled_in, quantized
 from swin_quant.quant.passes.units import UnitRun, walk
 
 
@@ -20,10 +20,9 @@ class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
     `units`: the modules that a forward pass runs one after another, each on the previous one's output. `exchanges`:
-    places where factors and offsets are free; `fixed`: norms that would be such places if they had weights. `padded`:
-    modules that get zeros beside their tokens [windows, tokens, channels] for maps of other sizes. A pass changes the
-    network and measures against `original`, a copy from before; without `changes` the network is only measured, and no
-    copy is made. `scratch`: where a long pass stores finished parts.
+    places where factors and offsets are free. `padded`: modules that get zeros beside their tokens [windows, tokens,
+    channels] for maps of other sizes. A pass changes the network and measures against `original`, a copy from before;
+    without `changes` the network is only measured, and no copy is made.
     """
 
     model: nn.Module
@@ -31,9 +30,7 @@ class PassContext:
     method: Method = Method()
     units: Mapping[str, nn.Module] = field(default_factory=dict)
     exchanges: Sequence[Exchange] = ()
-    scratch: Scratch = Scratch()
     padded: Sequence[str] = ()
-    fixed: Sequence[str] = ()
     changes: bool = True
     original: nn.Module = field(init=False)
 
@@ -52,6 +49,23 @@ class PassContext:
     def walk(self, pictures: int, work: str = "units") -> Iterator[UnitRun]:
         """Each unit in order, with the original's inputs and outputs for the first pictures; it may be changed."""
         return walk(self.model, self.units, self.first(pictures), self.original, work)
+
+    def improve_units(
+        self, name: str, images: Sequence[Tensor], by: Callable[[UnitRun, list[Tensor], int], float]
+    ) -> dict[str, float]:
+        """Change each unit that has enabled nodes `by` a function of the unit, its inputs and its number.
+
+        The inputs are the outputs of the quantized units before it. Returns the gains in dB, which the function gives,
+        by unit; `name`: the pass.
+        """
+        gains: dict[str, float] = {}
+        inputs: list[Tensor] = []
+        for number, step in enumerate(walk(self.model, self.units, images, self.original, name)):
+            inputs = inputs or step.inputs
+            if enabled_in(step.unit):
+                gains[step.name] = by(step, inputs, number)
+            inputs = quantized(step.unit, inputs)
+        return gains
 
 
 @dataclass(frozen=True)

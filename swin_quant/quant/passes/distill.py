@@ -12,18 +12,17 @@ freedom", 2022.)
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.progress import log, track
+from swin_quant.base.progress import track
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.outputs import has_classes, rows
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.scratch import compute_key
-from swin_quant.quant.passes.trial import Values, copy_state, enabled_in, give_state
+from swin_quant.quant.passes.trial import copy_state, enabled_in, give_state
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role
@@ -31,8 +30,7 @@ from swin_quant.quant.ranges import least_learned
 
 _VALUES = 1_300_000  # values of pictures at a time, to bound the activations: 8 pictures of 3 x 224 x 224
 _HELD_OUT = 0.25  # share of the pictures
-_PRIME = 7919  # each iteration has its own random numbers, so that a resumed pass gives the same bits
-_KEPT_EVERY = 20  # iterations
+_PRIME = 7919  # each iteration has its own random numbers
 _MOVED = 8  # pictures move by up to side / this
 _JUDGES = 2**40  # a seed that no iteration has
 _BETAS, _EPSILON = (0.9, 0.999), 1e-8  # Adam's
@@ -59,9 +57,7 @@ class DistillOptions(SelfChecked):
 def run(context: PassContext, options: DistillOptions) -> str:
     """Train the network; it stays unchanged if the wanted error, of logits or classes, is no smaller."""
     options = options if has_classes(context.original) else replace(options, classes=0.0)
-    batches = context.first(options.pictures)
-    key = compute_key([context.model, context.original], batches, ["distill", asdict(options)])
-    images, before = torch.cat(batches), copy_state(context.model)
+    images, before = torch.cat(context.first(options.pictures)), copy_state(context.model)
     if len(images) < 2:  # it would judge itself on its training picture
         return "one picture: none is left to judge by"
     held_out = max(1, round(_HELD_OUT * len(images)))
@@ -70,7 +66,7 @@ def run(context: PassContext, options: DistillOptions) -> str:
     scale = _cost(context, judging)
     if not 0 < scale[0] < math.inf:
         return "nothing to learn from: the logits' error is zero, or not a number"
-    done = _learn(context, shown, scale, options, key)
+    done = _learn(context, shown, scale, options)
     judged = torch.tensor((1 - options.classes, 0.0, options.classes))  # the units' outputs are a means, not the end
     after = _weighed(_cost(context, judging), scale, judged).item() if done else math.inf
     if after < 1:
@@ -112,17 +108,13 @@ def _cost(context: PassContext, images: Tensor) -> Tensor:
 
 
 @torch.enable_grad()
-def _learn(context: PassContext, images: Tensor, scale: Tensor, options: DistillOptions, key: str) -> bool:
+def _learn(context: PassContext, images: Tensor, scale: Tensor, options: DistillOptions) -> bool:
     """Train the network. False if a loss was not finite."""
     shares = torch.tensor((1 - options.classes, 1.0, options.classes))
     with quantizing(context.model):
         learner = _Learner(context.model, options)
         try:
-            found = context.scratch.known(key, learner.kept(0), images.device)
-            start = learner.give(found) if found else 0
-            if start:
-                log.info("distill: %d of %d iterations were done before", start, options.iterations)
-            for number in track(range(start, options.iterations), "distill", options.iterations - start, "steps"):
+            for number in track(range(options.iterations), "distill", options.iterations, "steps"):
                 generator = torch.Generator().manual_seed(_PRIME * options.seed + number)
                 some = images[torch.randperm(len(images), generator=generator)[: options.batch]]
                 for x in _parts(varied(some, generator)):
@@ -131,8 +123,6 @@ def _learn(context: PassContext, images: Tensor, scale: Tensor, options: Distill
                         return False
                     learner.feel(loss)
                 learner.step(number + 1, left=(1 + math.cos(math.pi * number / options.iterations)) / 2)
-                if (number + 1) % _KEPT_EVERY == 0:
-                    context.scratch.keep(key, learner.kept(number + 1))
         finally:
             for node in learner.nodes:
                 node.freeze_range()
@@ -195,21 +185,6 @@ class _Learner:
             gradient.zero_()
         for node, least in zip(self.nodes, self.least, strict=True):
             node.hold_range(least)
-
-    def kept(self, done: int) -> Values:
-        """The state after `done` iterations, which decides the later ones."""
-        return copy_state(self.model) | self._moments() | {"done": torch.tensor(done)}
-
-    def give(self, values: Values) -> int:
-        """Restore a state from `kept`; returns the number of iterations done."""
-        give_state(self.model, values)
-        for name, own in self._moments().items():
-            own.copy_(values[name])
-        return int(values["done"])
-
-    def _moments(self) -> Values:
-        kinds = {"mean": self.means, "square": self.squares}
-        return {f"{kind} {number}": one for kind, many in kinds.items() for number, one in enumerate(many)}
 
 
 def _parts(images: Tensor) -> Sequence[Tensor]:

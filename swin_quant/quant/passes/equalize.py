@@ -17,13 +17,20 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.errors import listed
 from swin_quant.base.schema import SelfChecked, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import describe_gains, gain_db
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
-from swin_quant.quant.passes.trial import Trial, Values, copy_state, enabled_in, restore, weights_in
+from swin_quant.quant.passes.trial import (
+    Trial,
+    Values,
+    copy_state,
+    describe_gains,
+    enabled_in,
+    gain_db,
+    restore,
+    weights_in,
+)
 from swin_quant.quant.passes.units import UnitRun, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
@@ -145,11 +152,7 @@ def run(context: PassContext, options: EqualizeOptions) -> str:
     notes = [f"residual streams gain {along_streams:.1f} dB"] if along_streams > 0 else []
     if any(gains.values()):
         notes += [describe_gains(gains, len(context.units))]
-    notes = notes or [NO_GAIN]
-    if context.fixed and not options.only_outliers:
-        some = "1 norm has" if len(context.fixed) == 1 else f"{len(context.fixed)} norms have"
-        notes += [f"{some} no weights to take factors: {listed(context.fixed, 1)}"]
-    return "; ".join(notes)
+    return "; ".join(notes or [NO_GAIN])
 
 
 def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[str, float]) -> None:
@@ -214,14 +217,29 @@ def _times(size: Tensor, like: Tensor) -> float:
     return size.max().item() / median if median else 1.0
 
 
-def outliers(context: PassContext, pictures: int) -> dict[str, float]:
-    """Outlier channels that an exchange could cure, as the ratio of their size, by the module that shows them."""
+@dataclass(frozen=True)
+class OutlierChannels:
+    """Channels `times` as large as others at the module `place`; `cure`: the layers between which their size can
+    move."""
+
+    place: str
+    times: float
+    cure: tuple[str, ...]
+
+
+def outlier_channels(context: PassContext, pictures: int) -> list[OutlierChannels]:
+    """Outlier channels that an exchange could cure, each module that shows some once."""
     found: dict[str, float] = {}
     for spread in measure(context, pictures):
         name = spread.place.scaled.name
         if spread.stands_out:
             found[name] = max(spread.times, found.get(name, 0.0))
-    return found
+    cures: dict[str, tuple[str, ...]] = {}
+    for exchange in context.exchanges:
+        parts = (*exchange.before, *exchange.after, *([exchange.offset] if exchange.offset else []))
+        owners = dict.fromkeys(part.name.rpartition(".")[0] for part in parts)
+        cures.setdefault(exchange.scaled.name, tuple(owners))
+    return [OutlierChannels(name, times, cures[name]) for name, times in found.items()]
 
 
 def _equalize(context: PassContext, step: UnitRun, spreads: Sequence[Spread], options: EqualizeOptions) -> float:

@@ -25,8 +25,16 @@ from swin_quant.quant.calibration import Method
 from swin_quant.quant.fake_quant import round_to_grid_
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import describe_gains, gain_db
-from swin_quant.quant.passes.trial import copy_state, give_state, quantized, quantized_layers, quantizing, squared_error
+from swin_quant.quant.passes.trial import (
+    copy_state,
+    describe_gains,
+    gain_db,
+    give_state,
+    quantized,
+    quantized_layers,
+    quantizing,
+    squared_error,
+)
 from swin_quant.quant.passes.units import UnitRun, entering, through
 from swin_quant.quant.ranges import weight_range
 from swin_quant.quant.watch import watching

@@ -74,7 +74,8 @@ def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchang
     """The exchanges of a model by full names, without parameters and sides that it lacks."""
     parameters = dict(model.named_parameters())
     modules = dict(model.named_modules())
-    for one in _by_name(exchanges, model):
+    named = ((one, matched(one.scaled.name, name)) for one in exchanges for name in modules)
+    for one in (_named(each, words) for each, words in named if words is not None):
         before = tuple(part for part in one.before if part.name in parameters)
         after = tuple(part for part in one.after if part.name in parameters)
         offset = one.offset if one.offset and one.offset.name in parameters else None
@@ -83,21 +84,6 @@ def found(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchang
                 offset = None
         if before or offset:
             yield replace(one, before=before, after=after, offset=offset)
-
-
-def without_weights(exchanges: tuple[Exchange, ...], model: nn.Module) -> list[str]:
-    """Norms without weights, which could take a factor a channel if they had them."""
-    parameters = dict(model.named_parameters())
-    before = [[part.name for part in one.before] for one in _by_name(exchanges, model) if one.before]
-    return list(dict.fromkeys(names[0].rpartition(".")[0] for names in before if not parameters.keys() & set(names)))
-
-
-def _by_name(exchanges: tuple[Exchange, ...], model: nn.Module) -> Iterator[Exchange]:
-    for exchange in exchanges:
-        for name, _ in model.named_modules():
-            words = matched(exchange.scaled.name, name)
-            if words is not None:
-                yield _named(exchange, words)
 
 
 def _named(one: Any, words: tuple[str, ...]) -> Any:

@@ -9,15 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from torch import Tensor, nn
 
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import describe_gains, gain_db, improve_units
 from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
-from swin_quant.quant.passes.trial import RANGES, Values, copy_state, enabled_in
+from swin_quant.quant.passes.trial import copy_state, describe_gains, enabled_in, gain_db, give_state
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.range_methods import mse
 
@@ -68,16 +66,16 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
         return "one picture: none is left to judge by"
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
-    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
+    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> float:
         targets = compute_targets(step, inputs, weights.get(step.name))
         before, error = copy_state(step.unit), targets.cost(step.unit, targets.judging)
         search_ranges(step.unit, targets, options.rounds)
         after = targets.cost(step.unit, targets.judging)
-        kept = copy_state(step.unit) if after < error else before
-        ranges = {name: value for name, value in kept.items() if name.endswith(RANGES)}
-        return {**ranges, "gain": torch.tensor(gain_db(error, after))}
+        if not after < error:
+            give_state(step.unit, before)
+        return gain_db(error, after)
 
-    gains = improve_units("range_search", context, images, options, RANGES, improve)
+    gains = context.improve_units("range_search", images, improve)
     return describe_gains(gains, len(context.units))
 
 

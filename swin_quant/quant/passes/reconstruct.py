@@ -23,15 +23,14 @@ from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.improve_units import describe_gains, gain_db, improve_units
 from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
-from swin_quant.quant.passes.trial import Values, copy_state, enabled_in, give_state, quantized_layers
+from swin_quant.quant.passes.trial import copy_state, describe_gains, enabled_in, gain_db, give_state, quantized_layers
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.quantizer import Role, State
 from swin_quant.quant.range_methods import mse
 from swin_quant.quant.ranges import least_learned
 
-_PRIME = 7919  # each unit has its own random numbers, so that a resumed pass gives the same bits
+_PRIME = 7919  # each unit has its own random numbers
 _LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
 
 
@@ -59,7 +58,7 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
     images = with_mirrored(images) if rows == 2 else images
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
-    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> Values:
+    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> float:
         unit, targets = step.unit, compute_targets(step, inputs, weights.get(step.name), rows)
         before = copy_state(unit)
         generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
@@ -69,11 +68,11 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
         if trains and train_unit(unit, targets, options, generator):
             after = targets.cost(unit, targets.judging)
         if after < error:
-            return {**copy_state(unit), "gain": torch.tensor(gain_db(error, after))}
+            return gain_db(error, after)
         give_state(unit, before)
-        return {**before, "gain": torch.tensor(math.nan if error and after == math.inf else 0.0)}
+        return math.nan if error and after == math.inf else 0.0
 
-    gains = improve_units("reconstruct", context, images, options, "", improve)
+    gains = context.improve_units("reconstruct", images, improve)
     return describe_gains(gains, len(gains))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.cards.records import AdviceRecord, PassRecord
-from swin_quant.quant.calibration import check_weights
+from swin_quant.quant.calibration import Calibration, check_weights
 from swin_quant.quant.check import compare, compute_logits
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.recipe import PassRecipe, PassStep, parse_steps
@@ -34,30 +34,12 @@ EVENED = parse_steps([{"name": "equalize", "only_outliers": True}])
 CORRECTED = parse_steps([{"name": "bias_correction"}])  # gains 4 to 5 dB on EfficientNet-Lite0 (docs/any_model.md)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The result of a pass: SQNR of the logits in dB and top-1 agreement in percent, against float, before and after.
+def run_passes(
+    context: PassContext, steps: Sequence[PassStep], calibration: Calibration, observe_again: Callable[[], Calibration]
+) -> tuple[Calibration, list[PassRecord]]:
+    """Change `context.model`, which has the ranges of `calibration` under its policy; `observe_again` calibrates anew.
 
-    Both are empty if the pass changed nothing. `kept`: it was not taken back. `observed`: ranges were observed again
-    after it. `keeps_function`: float's logits stay; `keeps_features`: so do the float outputs of units, and of padded
-    maps.
-    """
-
-    step: PassStep
-    note: str
-    seconds: float
-    sqnr_db: tuple[float, ...] = ()
-    agreement: tuple[float, ...] = ()
-    kept: bool = True
-    observed: bool = False
-    keeps_function: bool = True
-    keeps_features: bool = True
-
-
-def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: Callable[[], None]) -> list[Gain]:
-    """Change `context.model`, which is calibrated under its policy; `observe_again` observes its ranges again.
-
-    UsageError if there is nothing to work on.
+    Returns the last calibration that was kept, and a record a pass. UsageError if there is nothing to work on.
     """
     refuse(context.model, steps)
     names = _names(steps)
@@ -66,44 +48,55 @@ def run_passes(context: PassContext, steps: Sequence[PassStep], observe_again: C
     if not len(context.images) or not len(context.images[0]):
         raise SwinQuantError(f"{names}: there is no picture to measure on: check ‹data_path›")
     check_weights(context.model)
-    images, gains = context.first(PICTURES), list[Gain]()
+    images, records = context.first(PICTURES), list[PassRecord]()
     expected: Tensor | None = None
     for step in steps:
         kept, start = copy_state(context.model), time.perf_counter()
         note = step.kind.run(context, step.options)
         left = copy_state(context.model)
+        record = PassRecord(
+            name=step.name,
+            options={key: value for key, value in step.to_dict().items() if key != "name"},
+            note=note,
+            seconds=round(time.perf_counter() - start, 1),
+            kept=True,
+            keeps_function=True,
+            keeps_features=True,
+            sqnr_db=[],
+            agreement=[],
+        )
+        records.append(record)
         if _same(left, kept):
-            gains.append(Gain(step, note, time.perf_counter() - start))
-            log.info("%s: changed nothing, %.0f s (%s)", step.name, gains[-1].seconds, note)
+            log.info("%s: changed nothing, %.0f s (%s)", step.name, record["seconds"], note)
             continue
         if expected is None:  # the network is still the one that was calibrated, or evened out
             give_state(context.model, kept)
             expected = compute_logits(context.model, images)
             before = compare(context.model, images, expected)
             give_state(context.model, left)
-        renewed = step.kind.observes_again
-        keeps = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
-        alike = True
-        if renewed:
+        found = calibration
+        record["keeps_function"] = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
+        if step.kind.observes_again:
             was, now = (_features(context, model) for model in (context.original, context.model))
-            alike = all(bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
-            observe_again()
+            alike = (bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
+            record["keeps_features"] = all(alike)
+            found = observe_again()
         after = compare(context.model, images, expected)
-        harmless = step.kind.judges_itself or after[1] >= before[1] - _HARM_DB
-        if not harmless:
-            give_state(context.model, kept)
-        elif renewed:
-            context, expected = replace(context), None  # later passes measure against the same function in new weights
-        seconds = time.perf_counter() - start
-        gains.append(
-            Gain(step, note, seconds, (before[1], after[1]), (before[0], after[0]), harmless, renewed, keeps, alike)
-        )
+        record["kept"] = step.kind.judges_itself or after[1] >= before[1] - _HARM_DB
+        record["sqnr_db"], record["agreement"] = [before[1], after[1]], [before[0], after[0]]
+        record["seconds"] = round(time.perf_counter() - start, 1)
         log.info(
             "%s: SQNR of the logits %.1f -> %.1f dB, agreement %.1f -> %.1f %%, %.0f s (%s)%s",
-            step.name, before[1], after[1], before[0], after[0], seconds, note, "" if harmless else ": taken back",
+            step.name, before[1], after[1], before[0], after[0], record["seconds"], note,
+            "" if record["kept"] else ": taken back",
         )  # fmt: skip
-        before = after if harmless else before
-    return gains
+        if not record["kept"]:
+            give_state(context.model, kept)
+            continue
+        before, calibration = after, found
+        if step.kind.observes_again:
+            context, expected = replace(context), None  # later passes measure against the same function in new weights
+    return calibration, records
 
 
 def refuse(model: nn.Module, steps: Sequence[PassStep]) -> None:

@@ -4,12 +4,14 @@ The ranges are close to a calibration's: the least squared error on some of the 
 unit's weights and ranges are copied before, and restored after.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from swin_quant.base.errors import listed
 from swin_quant.quant.fake_quant import TINY_AMAX, UNUSED_AMAX, quantize_dequantize
 from swin_quant.quant.fold import unfolding
 from swin_quant.quant.layer import QuantizedLayer, all_factors
@@ -143,6 +145,26 @@ def squared_error(outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> float
     """Sum over all values, in float64; infinite if one is not finite."""
     total = sum((y.double() - t.double()).square().sum().item() for y, t in zip(outputs, targets, strict=True))
     return total if total < float("inf") else float("inf")
+
+
+def gain_db(before: float, after: float) -> float:
+    """The dB by which a unit's error fell; 0 if it did not, NaN if the unit's output is not finite."""
+    if after == math.inf:
+        return math.nan
+    if not after < before:
+        return 0.0
+    return 10 * math.log10(before / after) if after else math.inf
+
+
+def describe_gains(gains: Mapping[str, float], units: int) -> str:
+    """The gains of `units` units in words, with the names of units that were not finite and so left unchanged."""
+    lost = [name for name, gain in gains.items() if math.isnan(gain)]
+    better = [gain for gain in gains.values() if gain > 0]
+    finite = [gain for gain in better if gain < math.inf]
+    words = f"{len(better)} of {units} units gain"
+    if finite or not better:
+        words += f", {max(finite, default=0.0):.1f} dB at most"
+    return words + (f"; not finite, and left as they were: {listed(lost, 3)}" if lost else "")
 
 
 def copy_state(module: nn.Module) -> Values:

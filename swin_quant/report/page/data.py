@@ -23,13 +23,12 @@ from swin_quant.checkpoint import OpenedCheckpoint, load_calibrated
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
 from swin_quant.models.registry import list_units
-from swin_quant.quant.advice import clipped_share
 from swin_quant.quant.fake_quant import FP8, quantize_dequantize
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.policy import apply_policy, policy_from_dict
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.ranges import Range, get_range
-from swin_quant.quant.statistics import Statistics, sqnr_db
+from swin_quant.quant.statistics import Statistics, clipped_share, sqnr_db
 from swin_quant.quant.statistics_file import read_statistics
 from swin_quant.report.accuracy.rows import is_simulated
 from swin_quant.report.verdict import DeployVerdict

@@ -25,7 +25,6 @@ SPECS = (
     "roll=swin_quant::Roll",
     "relu=swin_quant::Relu",
     "layer_norm=my.domain::Norm",
-    "window_partition=my.domain::Windows",
 )
 ATTENTION = "attention=my::Attention"
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))

@@ -17,7 +17,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
-SPECS = ("roll=testing::Roll", "relu=testing::Relu", "layer_norm=testing::Norm", "window_partition=testing::Windows")
+SPECS = ("roll=testing::Roll", "relu=testing::Relu", "layer_norm=testing::Norm")
 SHALLOW = {"IMG_SIZE": 32, "WINDOW_SIZE": 4, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2]}
 ROOT = Path(__file__).parents[3]
 

@@ -8,7 +8,6 @@ import torch
 from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.scratch import Scratch
 from swin_quant.quant.policy import apply_policy, load_policy
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
@@ -26,10 +25,10 @@ def small(tiny_model):
 
 @pytest.fixture(scope="session")
 def make_context(small, images):
-    """make(kind, policy, bits, activations, pictures, scratch, KEY=value ...) -> a context of a calibrated model."""
+    """make(kind, policy, bits, activations, pictures, KEY=value ...) -> a context of a calibrated model."""
     made = {}
 
-    def make(kind="swin", policy="qdq", bits=4, activations=8, pictures=16, scratch=Scratch(), **keys):
+    def make(kind="swin", policy="qdq", bits=4, activations=8, pictures=16, **keys):
         which = kind, policy, bits, activations, repr(keys)
         if which not in made:
             model = small(kind, **keys)
@@ -38,6 +37,6 @@ def make_context(small, images):
             made[which] = model
         model = deepcopy(made[which])
         given, units = images[:pictures].split(8), list_units(model)
-        return PassContext(model, given, units=units, exchanges=list_exchanges(model), scratch=scratch)
+        return PassContext(model, given, units=units, exchanges=list_exchanges(model))
 
     return make

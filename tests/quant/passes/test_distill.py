@@ -1,4 +1,4 @@
-"""Distillation: its gain on other pictures, its traces, and that it goes on after an interruption."""
+"""Distillation: its gain on other pictures, its traces."""
 
 from functools import partial
 
@@ -8,8 +8,7 @@ from nightly import share
 from pass_contexts import same, sqnr
 
 from swin_quant.quant.passes import distill
-from swin_quant.quant.passes.distill import DistillOptions, run, varied
-from swin_quant.quant.passes.scratch import Scratch
+from swin_quant.quant.passes.distill import DistillOptions, run
 from swin_quant.quant.policy import dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import State, named_nodes
 
@@ -72,35 +71,11 @@ def test_nodes_are_off_and_ranges_keep_their_kind(policy, make_context):
     context = make_context(policy=policy, bits=8)
     zero_points = {name: node.grid for name, node in enabled_nodes(context.model).items()}
     before = {name: value.clone() for name, value in context.model.state_dict().items()}
-    distill._learn(context, torch.cat(list(context.images)), torch.ones(3), SHORT, "key")
+    distill._learn(context, torch.cat(list(context.images)), torch.ones(3), SHORT)
     assert not same(context.model.state_dict(), before)
     for name, node in named_nodes(context.model).items():
         assert node.state is State.OFF and not isinstance(node.amax, torch.nn.Parameter)
         assert not node.setting.enabled or node.grid == zero_points[name]
-
-
-@pytest.mark.nightly
-def test_an_interrupted_distillation_resumes_to_the_same_bits(make_context, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(distill, "_KEPT_EVERY", 2)
-    whole = make_context()
-    note = run(whole, SHORT)
-    change, seen = varied, []
-
-    def cut_off(x, generator):
-        if len(seen) == 4:  # one is a judging batch
-            raise KeyboardInterrupt
-        seen.append(len(x))
-        return change(x, generator)
-
-    monkeypatch.setattr(distill, "varied", cut_off)
-    with pytest.raises(KeyboardInterrupt):
-        run(make_context(scratch=Scratch(tmp_path)), SHORT)
-    seen.clear()
-    context = make_context(scratch=Scratch(tmp_path))
-    caplog.set_level("INFO")
-    assert run(context, SHORT) == note
-    assert same(context.model.state_dict(), whole.model.state_dict())
-    assert len(seen) == 3 and "2 of 4 iterations were done before" in caplog.text
 
 
 def test_without_a_finite_gain_nothing_changes(make_context, monkeypatch):

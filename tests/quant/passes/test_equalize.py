@@ -8,11 +8,11 @@ from nightly import share
 from torch import nn
 
 import swin_quant as sq
-from swin_quant.models.registry import list_exchanges, list_units, norms_without_weights
+from swin_quant.models.registry import list_exchanges, list_units
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.layer import made_factors
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outliers, run
+from swin_quant.quant.passes.equalize import EqualizeOptions, factors, outlier_channels, run
 from swin_quant.quant.passes.places import rescale
 from swin_quant.quant.policy import quantizing
 from tests.helpers.pass_contexts import decibels
@@ -38,8 +38,7 @@ def images():
 @pytest.fixture
 def make_context():
     def make(model, images):
-        places = {"exchanges": list_exchanges(model), "fixed": norms_without_weights(model)}
-        return PassContext(model, images.split(8), units=list_units(model), **places)
+        return PassContext(model, images.split(8), units=list_units(model), exchanges=list_exchanges(model))
 
     return make
 
@@ -61,14 +60,19 @@ def test_factors_balance_both_sides_at_half_strength():
     assert torch.allclose(size / found, other * found, rtol=1e-2)
 
 
+def outliers(context):
+    """The size of outlier channels by the module that shows them."""
+    return {one.place: one.times for one in outlier_channels(context, 32)}
+
+
 @pytest.mark.parametrize("kind, where", PLACES)
 def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
     model = shallow(kind)
-    clean = outliers(make_context(model, images), 32)
+    clean = outliers(make_context(model, images))
     before = logits(model, images)
     plant(model, where, 100)
     assert torch.allclose(logits(model, images), before, atol=1e-3)
-    found = outliers(make_context(model, images), 32)
+    found = outliers(make_context(model, images))
     assert max(found.values(), default=0) > 10 * max([*clean.values(), 1])
 
 
@@ -88,7 +92,7 @@ def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(
 ):
     model = shallow(kind)
     plant(model, where, 1 / 100, share)
-    found = outliers(make_context(model, images), 32)
+    found = outliers(make_context(model, images))
     in_first_block = [times for name, times in found.items() if name.startswith("layers.0.blocks.0.")]  # only one head
     assert max(in_first_block, default=0) > 10
 

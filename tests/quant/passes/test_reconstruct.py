@@ -1,4 +1,4 @@
-"""Block reconstruction: its gain, its traces, that it goes on after an interruption, and its soft rounding."""
+"""Block reconstruction: its gain, its traces and its soft rounding."""
 
 import pytest
 import torch
