@@ -72,11 +72,16 @@ def checked(
 
 
 def check_record(
-    kind: Any, data: Any, source: str, key: str = "", unknown: list[str] | None = None
+    kind: Any,
+    data: Any,
+    source: str,
+    key: str = "",
+    unknown: list[str] | None = None,
+    error: type[SwinQuantError] = SwinQuantError,
 ) -> Mapping[str, Any]:
     """Like `checked`, for a record that need not be built: returns its fields. Keys that it does not have are added to
     `unknown`, if that is a list."""
-    return _Reading(source, False, unknown, SwinQuantError).fields(kind, data, key)
+    return _Reading(source, False, unknown, error).fields(kind, data, key)
 
 
 def check_fields(record: Any) -> None:

@@ -1,42 +1,122 @@
-"""The Starlette application of a service, and the uvicorn server that runs it."""
+"""The Starlette application of a service, the queue in front of its engine, and the uvicorn server that runs it."""
 
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from swin_quant.backends.description import VERSION, ModelDescription
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
+from swin_quant.base.schema import check_limits
 from swin_quant.data.pictures import count_scans, decode, opened
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.quant.outputs import list_tensors
+from swin_quant.quant.outputs import Output, cut, joined, list_tensors
 from swin_quant.score.engine import Run
 from swin_quant.score.scoring import top_classes
 from swin_quant.serving import protocol
-from swin_quant.serving.batcher import Batcher, Refused, ServiceLimits
 
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)  # buckets of the histograms
-_DECODERS = 2  # threads
 _BODIES = 32  # of the largest size that are held in memory at a time
-_CONNECTIONS, _HEAD_BYTES, _GRACE_S = 1000, 2**14, 2
+_SIZES = tuple(2**power for power in range(8))  # buckets of the histogram of batches
 _FORM = re.compile(r'multipart/form-data\s*;.*?boundary=("?)([^";]{1,70})\1', re.IGNORECASE)
-_IS_FILE = re.compile(rb'form-data\s*;.*?(filename\s*=|\bname\s*=\s*"?file\b)', re.IGNORECASE | re.DOTALL)
 _FIELDS = 8  # of a form
-_NO_PICTURES = {  # first bytes of what people send -> its name
-    b"%pdf": "a PDF",
-    b"{": "JSON, which /v2 takes",
-    b"[": "JSON, which /v2 takes",
-    b"<svg": "an SVG",
-    b"<": "HTML or XML",
-    b"pk\x03\x04": "a ZIP file",
-}
+_Job: TypeAlias = "tuple[Tensor, asyncio.Future[Output]]"  # pictures of a request, and their outputs
+
+
+@dataclass(frozen=True)
+class ServiceLimits:
+    """Limits of batches and requests. UsageError for an impossible number.
+
+    Args:
+        max_batch: pictures that run at a time
+        max_queue: pictures of all requests that wait for the engine
+        max_megabytes: megabytes of a body
+        timeout_s: seconds from the head of a request to its answer
+        max_megapixels: megapixels of a picture, multiplied by the scans of a progressive JPEG
+    """
+
+    max_batch: int = 8
+    max_queue: int = 256
+    max_megabytes: float = 32
+    timeout_s: float = 30
+    max_megapixels: float = 128
+
+    def __post_init__(self) -> None:
+        sizes = {"max_megabytes": (0.001, 4096), "timeout_s": (0.001, 3600), "max_megapixels": (0.001, 2048)}
+        check_limits(self, {"max_batch": (1, 4096), "max_queue": (1, 10**6), **sizes})
+
+
+class Batcher:
+    """Runs an engine in a thread of its own.
+
+    Args:
+        run: the engine.
+        most: pictures that run at a time.
+        sizes: batch sizes that the engine is compiled for; smaller batches are padded with zeros. Empty: any size runs.
+        observe: called with the number of pictures of each batch.
+    """
+
+    def __init__(self, run: Run, most: int, sizes: Sequence[int], observe: Callable[[int], None]) -> None:
+        self.run, self.most, self.sizes, self.observe = run, most, sorted(sizes), observe
+        self.queue: deque[_Job] = deque()
+        self.waiting = 0  # pictures in the queue and in the engine
+        self.thread = ThreadPoolExecutor(1, "engine")
+        self.task: asyncio.Task[None] | None = None
+
+    async def __call__(self, images: Tensor) -> Output:
+        """Return the outputs [n, ...] for images float32 [n, 3, H, W]. SwinQuantError if the engine fails."""
+        loop = asyncio.get_running_loop()
+        jobs: list[_Job] = [(part, loop.create_future()) for part in images.split(self.most)]
+        self.queue += jobs
+        self.waiting += len(images)
+        if self.task is None or self.task.done():
+            self.task = loop.create_task(self._empty_queue())
+        try:
+            outputs: Output = joined([await result for _, result in jobs])
+            return outputs
+        finally:
+            self.waiting -= len(images)
+            for _, result in jobs:
+                result.cancel()  # a job that nobody waits for does not run
+
+    async def _empty_queue(self) -> None:
+        while self.queue:
+            batch, room, shape = list[_Job](), self.most, self.queue[0][0].shape[1:]
+            while self.queue and self.queue[0][0].shape[1:] == shape and len(self.queue[0][0]) <= room:
+                batch.append(self.queue.popleft())
+                room -= len(batch[-1][0])
+            if batch := [job for job in batch if not job[1].done()]:
+                await self._answer(batch)
+
+    async def _answer(self, batch: list[_Job]) -> None:
+        images = [images for images, _ in batch]
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self.thread, self._compute, images)
+            self.observe(sum(map(len, images)))
+        except Exception as error:  # noqa: BLE001  # an engine's library may raise anything
+            log.error("the engine failed: %s", error if isinstance(error, SwinQuantError) else repr(error))
+            for _, result in batch:
+                if not result.done():
+                    result.set_exception(SwinQuantError("the engine failed on this request or one beside it"))
+            return
+        for (_, result), output in zip(batch, found, strict=True):
+            if not result.done():
+                result.set_result(output)
+
+    def _compute(self, images: list[Tensor]) -> list[Output]:
+        counts = [len(part) for part in images]
+        size = next((size for size in self.sizes if size >= sum(counts)), sum(counts))
+        padding = images[0].new_zeros(size - sum(counts), *images[0].shape[1:])
+        with torch.inference_mode():
+            return cut(self.run(torch.cat([*images, padding])), [*counts, len(padding)])[:-1]
 
 
 @dataclass(frozen=True)
@@ -63,179 +143,124 @@ def build_app(service: Service) -> Any:
     from starlette.routing import Route
 
     model, limits, preprocess = service.model, service.limits, service.preprocess
-    registry = prometheus.CollectorRegistry()
+    place, registry = f"/v2/models/{model.name}", prometheus.CollectorRegistry()
+    most_bytes, in_memory = int(limits.max_megabytes * 2**20), 0
 
-    def metric(kind: str, name: str, *arguments: Any, **options: Any) -> Any:
-        return getattr(prometheus, kind)(f"swin_quant_{name}", *arguments, registry=registry, **options)
+    requests = prometheus.Counter("swin_quant_requests", "Requests", ["route", "status"], registry=registry)
+    seconds = prometheus.Histogram("swin_quant_request_seconds", "Seconds of a request", ["route"], registry=registry)
+    sizes = prometheus.Histogram("swin_quant_batch_size", "Pictures in a batch", buckets=_SIZES, registry=registry)
+    batcher = Batcher(service.run, limits.max_batch, service.sizes, sizes.observe)
+    waiting = prometheus.Gauge("swin_quant_waiting_pictures", "Pictures that wait or run", registry=registry)
+    waiting.set_function(lambda: batcher.waiting)
+    decoders = ThreadPoolExecutor(2, "decoder")
 
-    requests = metric("Counter", "requests", "Requests", ["route", "status"])
-    seconds = metric("Histogram", "request_seconds", "Seconds of a request", ["route"], buckets=_SECONDS)
-    sizes = metric("Histogram", "batch_size", "Pictures in a batch", buckets=(1, 2, 4, 8, 16, 32, 64, 128))
-    engine_seconds = metric("Histogram", "engine_seconds", "Seconds of the engine for a batch", buckets=_SECONDS)
-
-    def observe(pictures: int, taken: float) -> None:
-        sizes.observe(pictures)
-        engine_seconds.observe(taken)
-
-    batcher = Batcher(service.run, limits, service.sizes, observe)
-    metric("Gauge", "waiting_pictures", "Pictures that wait or run").set_function(lambda: batcher.waiting)
-    decoders = ThreadPoolExecutor(_DECODERS, "decoder")
-    in_work = {"requests": 0, "bytes": 0}
-
-    @asynccontextmanager
-    async def lifespan(app: Any) -> AsyncIterator[None]:
-        task = asyncio.create_task(batcher.serve())
-        yield
-        task.cancel()
-        for threads in (decoders, batcher.thread):
-            threads.shutdown(cancel_futures=True)
+    async def run(images: Tensor) -> Output:
+        if batcher.waiting + len(images) > limits.max_queue:
+            raise HTTPException(503, f"{batcher.waiting} pictures are waiting already: try again later")
+        return await batcher(images)
 
     async def in_thread(work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(decoders, work, *arguments)
 
     async def infer(request: Request, body: bytes) -> Response:
-        asked = await in_thread(protocol.read_request, body, request.headers, model, preprocess, limits.max_queue)
-        values = await batcher(asked.images)
-        content, headers = await in_thread(protocol.write_answer, model, values, asked)
+        how = body, request.headers, model, preprocess, limits.max_queue
+        images, *asked = await in_thread(protocol.read_request, *how)
+        content, headers = await in_thread(protocol.write_answer, model, await run(images), *asked)
         return Response(content, headers=headers)
 
     async def predict(request: Request, body: bytes) -> Response:
-        if not model.classifies:
-            given = ", ".join(end.name for end in model.outputs)
-            raise Refused(400, f"the model gives {given}, no classes: ask /v2/models/{model.name}/infer")
-        top = request.query_params.get("top", "5")
-        if not (top.isascii() and top.isdigit() and len(top) < 8 and int(top) >= 1):
-            raise Refused(400, "top must be a whole number from 1")
-        kind = request.headers.get("content-type", "")
-        logits = list_tensors(await batcher(await in_thread(_read_picture, body, kind, preprocess, limits)))[0]
-        protocol.check_finite(logits)
+        if not re.fullmatch("[1-9][0-9]{0,6}", top := request.query_params.get("top", "5")):
+            raise UsageError("top must be a whole number from 1")
+        how = body, request.headers.get("content-type", ""), preprocess, limits.max_megapixels
+        logits = list_tensors(await run(await in_thread(_read_picture, *how)))[0]
         (best,) = top_classes(logits, model.labels, int(top))
         return JSONResponse({"model": model.name, "classes": [asdict(one) for one in best]})
 
-    async def read_body(request: Request) -> bytes:
-        if encoding := request.headers.get("content-encoding"):
-            raise Refused(415, f"Content-Encoding {encoding:.20}: bodies must not be compressed")
-        body = bytearray()
-        try:
-            async for part in request.stream():
-                body += part
-                in_work["bytes"] += len(part)
-                if len(body) > limits.max_bytes:
-                    raise Refused(413, f"the body is larger than {limits.max_megabytes:g} MB")
-                if in_work["bytes"] > _BODIES * limits.max_bytes:
-                    raise Refused(503, "too many large bodies are in work: try again later")
-            return bytes(body)
-        except ClientDisconnect as error:
-            raise Refused(400, "the client went away") from error
-        finally:
-            request.state.held = len(body)
+    async def refuse(request: Request, error: Exception) -> Response:
+        """The one line that answers a request which failed."""
+        if isinstance(error, HTTPException):
+            status, why = error.status_code, error.detail
+        elif isinstance(error, TimeoutError | ClientDisconnect):
+            status, why = 504, f"not received and answered within {limits.timeout_s:g} s"
+        elif isinstance(error, SwinQuantError):
+            status, why = 400 if isinstance(error, UsageError) else 500, str(error)
+        else:
+            status, why = 500, "internal error"
+            log.error("%s: %r", request.url.path, error)
+        return JSONResponse({"error": why}, status, {"Retry-After": "1"} if status == 503 else None)
 
-    def route(path: str, name: str, handler: Callable[[Request, bytes], Awaitable[Response]], method: str) -> Route:
+    def post(path: str, handler: Callable[[Request, bytes], Awaitable[Response]]) -> Route:
         async def answer(request: Request) -> Response:
-            start, late = time.perf_counter(), Refused(408, f"the body did not come within {limits.timeout_s:g} s")
-            in_work["requests"] += 1
-            request.state.held = 0
+            nonlocal in_memory
+            start, body = time.perf_counter(), bytearray()
             try:
-                if method == "POST" and in_work["requests"] > limits.max_queue:
-                    raise Refused(503, "too many requests are in work: try again later")
-                body = await asyncio.wait_for(read_body(request), limits.timeout_s) if method == "POST" else b""
-                late = Refused(504, f"not answered within {limits.timeout_s:g} s: try again later")
-                response = await asyncio.wait_for(handler(request, body), limits.timeout_s)
-            except asyncio.TimeoutError:
-                response = JSONResponse({"error": str(late)}, late.status)
-            except Refused as refusal:
-                retry = {"Retry-After": "1"} if refusal.status == 503 else None
-                response = JSONResponse({"error": str(refusal)}, refusal.status, retry)
+                async with asyncio.timeout(limits.timeout_s):
+                    async for part in request.stream():
+                        body += part
+                        in_memory += len(part)
+                        if len(body) > most_bytes:
+                            raise HTTPException(413, f"the body is larger than {limits.max_megabytes:g} MB")
+                        if in_memory > _BODIES * most_bytes:
+                            raise HTTPException(503, "too many large bodies are in work: try again later")
+                    response = await handler(request, bytes(body))
             except Exception as error:  # noqa: BLE001
-                log.error("%s: %r", name, error)
-                response = JSONResponse({"error": "internal error"}, 500)
+                response = await refuse(request, error)
             finally:
-                in_work["requests"] -= 1
-                in_work["bytes"] -= request.state.held
-            requests.labels(name, str(response.status_code)).inc()
-            seconds.labels(name).observe(time.perf_counter() - start)
+                in_memory -= len(body)
+            requests.labels(handler.__name__, str(response.status_code)).inc()
+            seconds.labels(handler.__name__).observe(time.perf_counter() - start)
             return response
 
-        return Route(path, answer, methods=[method])
+        return Route(path, answer, methods=["POST"])
 
-    async def unknown(request: Request, error: Any) -> Response:
-        place = f"/v2/models/{model.name}"
-        said = f"pictures go to /predict, tensors to {place}/infer; the model is {place}, version {VERSION}"
-        why = f"no such place: {said}"
-        if error.status_code == 405:
-            why = f"this place takes the method {error.headers['Allow']}"
-        return JSONResponse({"error": why}, error.status_code, error.headers)
-
-    def answering(content: Any) -> Callable[[Request, bytes], Awaitable[Response]]:
-        async def answer(request: Request, body: bytes) -> Response:
-            return JSONResponse(content)
-
-        return answer
-
-    async def metrics(request: Request, body: bytes) -> Response:
-        return Response(prometheus.generate_latest(registry), media_type=str(prometheus.CONTENT_TYPE_LATEST))
+    async def metrics(request: Request) -> Response:
+        return Response(prometheus.generate_latest(registry), media_type=prometheus.CONTENT_TYPE_LATEST)
 
     server = {"name": "swin-quant", "version": service.about.get("version", ""), "extensions": ["binary_tensor_data"]}
-    ready, engine = answering({"ready": True}), str(service.about.get("engine", "swin_quant"))
-    routes = [
-        route("/v2/health/live", "live", answering({"live": True}), "GET"),
-        route("/v2/health/ready", "ready", ready, "GET"),
-        route("/v2", "server", answering({**server, "model": service.about}), "GET"),
-        route("/metrics", "metrics", metrics, "GET"),
-        route("/predict", "predict", predict, "POST"),
-    ]
-    for place in (f"/v2/models/{model.name}", f"/v2/models/{model.name}/versions/{VERSION}"):
-        routes += [
-            route(place, "model", answering(model.metadata(engine)), "GET"),
-            route(f"{place}/ready", "ready", ready, "GET"),
-            route(f"{place}/infer", "infer", infer, "POST"),
-        ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: unknown})
+    facts: dict[str, Any] = {"/v2/health/live": {"live": True}, "/v2/health/ready": {"ready": True}}
+    facts["/v2"] = {**server, "model": service.about}
+    description = model.metadata(str(service.about.get("engine", "swin_quant")))
+    routes = [Route("/metrics", metrics, methods=["GET"]), *([post("/predict", predict)] if model.classifies else [])]
+    for path in (place, f"{place}/versions/{VERSION}"):
+        facts |= {path: description, f"{path}/ready": {"ready": True}}
+        routes.append(post(f"{path}/infer", infer))
+    routes += [Route(path, JSONResponse(content), methods=["GET"]) for path, content in facts.items()]
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 
-def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, limits: ServiceLimits) -> Tensor:
+def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, most_megapixels: float) -> Tensor:
     """The picture in a body, or in the one file of a form, as the model's input, float32 [1, 3, H, W]."""
     if found := _FORM.match(content_type):
         parts = (b"\r\n" + body).split(b"\r\n--" + found[2].encode("latin-1", "replace"), _FIELDS + 2)
-        fields = [part.partition(b"\r\n\r\n") for part in parts[1:] if part.startswith(b"\r\n")]
-        files = [content for head, _, content in fields if _IS_FILE.search(head[:1024])]
-        if len(files) != 1 or len(fields) > _FIELDS or not parts[-1].startswith(b"--"):
-            raise Refused(
-                400, f"the form must be whole, with one file and at most {_FIELDS} fields: curl -F file=@cat.jpg"
-            )
-        body = files[0]
+        fields = [part.partition(b"\r\n\r\n") for part in parts[1:]]
+        files = [content for head, _, content in fields if b"filename=" in head[:1024].lower()]
+        if len(files) != 1 or not parts[-1].startswith(b"--"):
+            raise UsageError(f"the form must be whole, with one file and at most {_FIELDS} fields")
+        (body,) = files
     try:
         image = opened(body)
-        scans = count_scans(image, body)
-        if image.width * image.height * scans > limits.max_megapixels * 1e6:
-            size = f"{image.width} x {image.height} pixels, times {scans}"
-            raise Refused(413, f"{size}: more than {limits.max_megapixels:g} megapixels")
-        return preprocess(decode(image, "the body", preprocess.upright))[None]
-    except Refused:
-        raise
+        megapixels = image.width * image.height * count_scans(image, body) / 1e6
+        if megapixels <= most_megapixels:
+            return preprocess(decode(image, "the body", preprocess.upright))[None]
     except Exception as error:  # PIL raises a dozen unrelated types on damaged files
-        start = bytes(body[:64]).lstrip().lower()
-        kind = next((kind for first, kind in _NO_PICTURES.items() if start.startswith(first)), "")
-        advice = f": it is {kind}" if kind else "" if body else ": it is empty"
-        if not advice and content_type.startswith("application/x-www-form-urlencoded"):  # curl -d, drops line ends
-            advice = ": send it by curl --data-binary @cat.jpg, or by curl -F file=@cat.jpg"
-        raise Refused(400, f"the body: not a picture that can be read{advice}") from error
+        how = "curl --data-binary @cat.jpg, or curl -F file=@cat.jpg"
+        raise UsageError(f"the body: not a picture that can be read: send one by {how}") from error
+    raise UsageError(f"{megapixels:.0f} megapixels, multiplied by scans: more than {most_megapixels:g}")
 
 
-def build_server(app: Any, limits: ServiceLimits) -> Any:
+def build_server(app: Any) -> Any:
     """Return the uvicorn server of an application, not yet running."""
-    return library("uvicorn", "serve").Server(
-        library("uvicorn", "serve").Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="on",
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            h11_max_incomplete_event_size=_HEAD_BYTES,
-            limit_concurrency=_CONNECTIONS,
-            timeout_keep_alive=max(1, round(limits.timeout_s)),
-            timeout_graceful_shutdown=_GRACE_S,
-        )
+    uvicorn = library("uvicorn", "serve")
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=2**14,
+        limit_concurrency=1000,
+        timeout_graceful_shutdown=2,
     )
+    return uvicorn.Server(config)

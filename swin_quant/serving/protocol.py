@@ -1,158 +1,128 @@
 """Requests and answers of the KServe v2 protocol (kserve/open-inference-protocol, HTTP/REST), in JSON and with Triton's
-extension for binary tensors (extension_binary_data)."""
+extension for binary tensors (extension_binary_data). UsageError says what is wrong with a request."""
 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from swin_quant.backends.description import ANY, DATATYPES, VERSION, ModelDescription
+from swin_quant.base.errors import UsageError
+from swin_quant.base.schema import check_record, within
 from swin_quant.data.prepared import fault
 from swin_quant.data.preprocess import MAX_SIZE, Preprocess
 from swin_quant.quant.outputs import Output, list_tensors
-from swin_quant.serving.batcher import Refused
 
 LENGTH = "Inference-Header-Content-Length"
 MOST_LISTS = 2**16  # lists and objects in JSON: Python's reader takes 64 bytes of memory for an empty one
-_TYPES = {DATATYPES[name]: np.dtype(name).newbyteorder("<") for name in DATATYPES}
+_Size: TypeAlias = Annotated[int, within(least=1)]
 
 
-@dataclass(frozen=True)
-class InferRequest:
-    """`images`: prepared, float32 [n, 3, H, W]. `outputs`: the names asked for, and whether each is binary."""
+class _Named(TypedDict):
+    name: str
+    parameters: NotRequired[dict[str, Any]]
 
-    images: Tensor
-    id: str | None
-    outputs: dict[str, bool]
+
+class _Input(_Named):
+    datatype: Literal["FP32", "FP16", "UINT8"]
+    shape: tuple[_Size, _Size, _Size, _Size]
+    data: NotRequired[Any]
+
+
+class _Request(TypedDict):
+    inputs: tuple[_Input]
+    id: NotRequired[str]
+    outputs: NotRequired[list[_Named]]
+    parameters: NotRequired[dict[str, Any]]
 
 
 def read_request(
     body: bytes, headers: Mapping[str, str], model: ModelDescription, preprocess: Preprocess, most: int
-) -> InferRequest:
+) -> tuple[Tensor, str | None, dict[str, bool]]:
     """Read a request for at most `most` pictures: FP32 or FP16 [n, 3, H, W], prepared, or UINT8 [n, H, W, 3], pixels.
 
-    Raises:
-        Refused: with the fault of the request in one line.
+    Returns:
+        The prepared images, float32 [n, 3, H, W]; the request's id; and whether each output that it asks for is binary.
     """
     length = headers.get(LENGTH.lower(), str(len(body)))
-    if not (length.isascii() and length.isdigit() and len(length) < 12 and int(length) <= len(body)):
-        raise Refused(400, f"{LENGTH} must be a number of bytes of the body")
+    if not (length.isdecimal() and len(length) < 12 and int(length) <= len(body)):
+        raise UsageError(f"{LENGTH} must be a number of bytes of the body")
     text, raw = body[: int(length)], body[int(length) :]
     if text.count(b"[") + text.count(b"{") > MOST_LISTS:
-        raise Refused(400, f"the JSON has more than {MOST_LISTS:,} lists: send data as a flat list, or binary")
+        raise UsageError(f"the JSON has more than {MOST_LISTS:,} lists: send data as a flat list, or binary")
     try:
-        content = json.loads(text)
+        content = check_record(_Request, json.loads(text), "the body", unknown=[], error=UsageError)
     except (ValueError, RecursionError) as error:
-        raise Refused(400, "the body is not JSON") from error
-    if not isinstance(content, dict) or not isinstance(content.get("inputs"), list):
-        raise Refused(400, "the body must be an object with inputs, a list")
-    inputs, name, id_ = content["inputs"], model.input.name, content.get("id")
-    if len(inputs) != 1 or not isinstance(inputs[0], dict) or inputs[0].get("name") != name:
-        raise Refused(400, f"there must be one input, called {name}")
-    if id_ is not None and not (isinstance(id_, str) and len(id_) <= 256):
-        raise Refused(400, "id must be a text of at most 256 characters")
-    known, records = [end.name for end in model.outputs], content.get("outputs")
-    if records is None:
-        outputs = dict.fromkeys(known, _parameters(content).get("binary_data_output") is True)
-    else:
-        records = records if isinstance(records, list) and all(isinstance(one, dict) for one in records) else []
-        names = [one.get("name") for one in records]
-        if not names or any(one not in known or names.count(one) > 1 for one in names[: len(known) + 1]):
-            raise Refused(400, f"outputs must be some of {', '.join(known)}")
-        if any("classification" in _parameters(one) for one in records):
-            raise Refused(400, "classification is not supported: ask for logits, or send a picture to /predict")
-        outputs = {one["name"]: _parameters(one).get("binary_data") is True for one in records}
-    return InferRequest(_read_images(inputs[0], raw, model, preprocess, most), id_, outputs)
+        raise UsageError("the body is not JSON") from error
+    known, is_binary = [end.name for end in model.outputs], content.get("parameters", {}).get("binary_data_output")
+    outputs: dict[str, bool] = {}
+    for one in content.get("outputs", [{"name": name, "parameters": {"binary_data": is_binary}} for name in known]):
+        how = one.get("parameters", {})
+        if one["name"] not in known or "classification" in how:
+            raise UsageError(f"outputs must be some of {', '.join(known)}; classification is not supported")
+        outputs[one["name"]] = how.get("binary_data") is True
+    return _read_images(content["inputs"][0], raw, model, preprocess, most), content.get("id"), outputs
 
 
-def _read_images(
-    record: dict[str, Any], raw: bytes, model: ModelDescription, preprocess: Preprocess, most: int
-) -> Tensor:
-    name, type_, shape = model.input.name, record.get("datatype"), record.get("shape")
-    shapes = {"FP32": [3, *model.sides], "FP16": [3, *model.sides], "UINT8": [*model.sides, 3]}
-    sides = {
-        kind: ", ".join(f"1 to {MAX_SIZE}" if size == ANY else str(size) for size in shapes[kind]) for kind in shapes
-    }
-    takes = " or ".join(f"{kind} [n, {sides[kind]}]" for kind in shapes)
-    if not isinstance(type_, str) or type_ not in shapes:
-        raise Refused(400, f"{name}: datatype is {type_!r:.20}: must be {takes}")
-    if (
-        not isinstance(shape, list)
-        or [type(size) for size in shape] != [int] * 4
-        or not all(
-            1 <= size <= MAX_SIZE if due == ANY else size == due
-            for size, due in zip(shape[1:], shapes[type_], strict=True)
-        )
-    ):
-        raise Refused(400, f"{name}: {type_} {shape!r:.80} came: must be {takes}")
-    if not 1 <= shape[0] <= most:
-        raise Refused(400, f"{name}: {shape[0]} pictures: must be 1 to {most}")
-    values = _read_values(record, raw, _TYPES[type_], name)
-    if values.size != math.prod(shape):
-        raise Refused(400, f"{name}: {values.size} values for the shape {shape}, which has {math.prod(shape)}")
-    if list(values.shape) not in ([values.size], shape):
-        raise Refused(400, f"{name}: data must be numbers, flat or nested as the shape says")
+def _read_images(record: _Input, raw: bytes, model: ModelDescription, preprocess: Preprocess, most: int) -> Tensor:
+    name, kind, shape = record["name"], record["datatype"], record["shape"]
+    due = (*model.sides, 3) if kind == "UINT8" else (3, *model.sides)
+    fits = [size == wanted or (wanted == ANY and size <= MAX_SIZE) for size, wanted in zip(shape[1:], due, strict=True)]
+    if name != model.input.name or shape[0] > most or not all(fits):
+        sizes = ", ".join(f"1 to {MAX_SIZE}" if wanted == ANY else str(wanted) for wanted in due)
+        taken = f"{model.input.name}, {kind} [1 to {most}, {sizes}]"
+        raise UsageError(f"{name:.80}, {kind} {list(shape)}, came: the one input must be {taken}")
+    type_ = next(np.dtype(one).newbyteorder("<") for one, datatype in DATATYPES.items() if datatype == kind)
+    size = record.get("parameters", {}).get("binary_data_size")
+    if size is not None and size != len(raw):
+        raise UsageError(f"{name}: binary_data_size is {size!r:.20}, but {len(raw)} bytes came")
+    try:
+        given = np.array(record.get("data"), np.float64) if size is None else np.frombuffer(raw, type_)
+        with np.errstate(over="ignore", invalid="ignore"):  # a number that is too large becomes infinity
+            values = given.astype(type_)
+        is_exact = kind != "UINT8" or bool((values == given).all())
+        if not is_exact or values.size != math.prod(shape) or values.shape not in ((values.size,), shape):
+            raise ValueError("another number of values, or no bytes")
+    except (ValueError, TypeError, OverflowError) as error:
+        numbers = "whole numbers from 0 to 255" if kind == "UINT8" else "numbers"
+        raise UsageError(f"{name}: data must be {math.prod(shape)} {numbers}, flat or nested as the shape") from error
     tensor = torch.from_numpy(values.reshape(shape))
-    if type_ == "UINT8":
+    if kind == "UINT8":
         return preprocess.normalised(tensor)
     tensor = tensor.float()
-    if not bool(torch.isfinite(tensor).all()):
-        raise Refused(400, f"{name}: holds NaN or infinity")
-    if problem := fault(tensor, preprocess):
-        raise Refused(400, f"{name}: {problem}, or UINT8")
+    problem = fault(tensor, preprocess) if bool(tensor.isfinite().all()) else "holds NaN or infinity"
+    if problem:
+        raise UsageError(f"{name}: {problem}, or UINT8")
     return tensor
 
 
-def _read_values(record: dict[str, Any], raw: bytes, kind: "np.dtype[Any]", name: str) -> np.ndarray:
-    size, data = _parameters(record).get("binary_data_size"), record.get("data")
-    if size is not None:
-        if type(size) is not int or size != len(raw) or size % kind.itemsize:
-            raise Refused(400, f"{name}: binary_data_size is {size!r:.20}, but {len(raw)} bytes came of {kind}")
-        return np.frombuffer(raw, kind).copy()
-    if not isinstance(data, list):
-        raise Refused(400, f"{name}: data must be a list, or binary_data_size must say how many bytes follow")
-    try:
-        values = np.array(data, np.float64)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise Refused(400, f"{name}: data must be numbers, flat or nested as the shape says") from error
-    if kind.kind == "u" and not ((values >= 0) & (values <= 255) & (values % 1 == 0)).all():
-        raise Refused(400, f"{name}: data of UINT8 must be whole numbers from 0 to 255")
-    with np.errstate(over="ignore"):  # a number that is too large becomes infinity
-        return values.astype(kind)
-
-
-def _parameters(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = record.get("parameters")
-    return found if isinstance(found, dict) else {}
-
-
-def write_answer(model: ModelDescription, values: Output, request: InferRequest) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of the answer. `values`: the model's own outputs, float32 [n, width], or maps."""
-    given, abouts, blobs = compute_outputs(model, values), [], []
-    for name, is_binary in request.outputs.items():
+def write_answer(
+    model: ModelDescription, values: Output, id_: str | None, outputs: Mapping[str, bool]
+) -> tuple[bytes, dict[str, str]]:
+    """Return body and headers of the answer. `values`: the model's own outputs, float32 [n, width], or maps; `outputs`:
+    the names asked for, and whether each is binary."""
+    given, abouts, blobs = _compute_outputs(model, values), list[dict[str, Any]](), list[bytes]()
+    for name, is_binary in outputs.items():
         array = given[name]
-        about: dict[str, Any] = {"name": name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)}
+        abouts.append({"name": name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)})
         if is_binary:
-            blobs.append(array.astype(_TYPES[about["datatype"]]).tobytes())
-            about["parameters"] = {"binary_data_size": len(blobs[-1])}
+            blobs.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
+            abouts[-1]["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
-            check_finite(array)
-            about["data"] = array.ravel().tolist()
-        abouts.append(about)
+            abouts[-1]["data"] = array.ravel().tolist()
     content = {"model_name": model.name, "model_version": str(VERSION), "outputs": abouts}
-    text = json.dumps(content | ({} if request.id is None else {"id": request.id})).encode()
+    text = json.dumps(content | ({} if id_ is None else {"id": id_}), allow_nan=False).encode()
     if not blobs:
         return text, {"Content-Type": "application/json"}
     return b"".join((text, *blobs)), {"Content-Type": "application/octet-stream", LENGTH: str(len(text))}
 
 
-def compute_outputs(model: ModelDescription, values: Output) -> dict[str, np.ndarray]:
-    """Return each output by name; those beside logits are computed from logits, as the file's graph does."""
+def _compute_outputs(model: ModelDescription, values: Output) -> dict[str, np.ndarray]:
+    """Each output by name; those beside logits are computed from logits, as the file's graph does."""
     parts = list_tensors(values)
     found = dict(zip([end.name for end in model.outputs], parts, strict=not model.classifies))
     if model.classifies and len(model.outputs) > 1:
@@ -160,9 +130,3 @@ def compute_outputs(model: ModelDescription, values: Output) -> dict[str, np.nda
         count = next((end.shape[0] for end in model.outputs if end.name == "top_classes"), 0)
         found["top_probabilities"], found["top_classes"] = shares.topk(count, dim=1)
     return {end.name: np.ascontiguousarray(found[end.name].cpu().numpy(), end.type) for end in model.outputs}
-
-
-def check_finite(values: Tensor | np.ndarray) -> None:
-    """Refuse an engine's answer that holds NaN or infinity, which JSON cannot express."""
-    if not bool(np.isfinite(np.asarray(values)).all()):
-        raise Refused(500, "the engine gave NaN or infinity: its type is too narrow for this model")

@@ -3,9 +3,10 @@
 import errno
 import os
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,11 +31,10 @@ from swin_quant.exported import Exported, choose_engine, labels_in, load_engines
 from swin_quant.quant.outputs import list_tensors
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.scoring import class_names
-from swin_quant.serving.app import Service, build_app, build_server
-from swin_quant.serving.batcher import ServiceLimits
+from swin_quant.serving.app import Service, ServiceLimits, build_app, build_server
 
 EXAMPLES = """swin-quant serve out/my_int8.onnx
-swin-quant serve out/my_int8.onnx --engine openvino --max-batch 16 --delay-us 1000 --port 8080
+swin-quant serve out/my_int8.onnx --engine openvino --max-batch 16 --port 8080
 curl --data-binary @cat.jpg localhost:8000/predict
 curl -F file=@cat.jpg localhost:8000/predict"""
 
@@ -80,15 +80,14 @@ def serve(
     names = None if labels is None else str(labels)
     with private_copy(open_artifact(artifact)) as copy, _listening(host, port) as listener:
         service = load_service(copy, engine, options, limits, name, names)
-        server = build_server(build_app(service), limits)
+        server = build_server(build_app(service))
         where = "http://{}:{}".format(*listener.getsockname()[:2])
         shown = copy.file.name, service.about["engine"], where, service.model.name, where
         log.info("%s on %s: %s/v2/models/%s, pictures to %s/predict", *shown)
-        try:
-            server.run(sockets=[listener])
-        except KeyboardInterrupt:  # the server handles it, and raises it again when it has ended
-            if not server.should_exit:
-                raise
+        with suppress(ValueError):  # outside the main thread, which alone gets signals
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):  # the last is a postponed one (`cli.guard`)
+                signal.signal(number, server.handle_exit)
+        server.run(sockets=[listener])
         log.info("stopped")
 
 

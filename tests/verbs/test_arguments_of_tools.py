@@ -13,7 +13,7 @@ from commands import Reached
 import swin_quant as sq
 from swin_quant.backends.tensorrt.build import BuildOptions
 from swin_quant.loading import ModelFile
-from swin_quant.serving.batcher import ServiceLimits
+from swin_quant.serving.app import ServiceLimits
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_analyze(verb, model, heard):
 
 def test_serve(verb, exported, tmp_path, heard):
     services, places = heard(verb("serve"), "load_service", ends=True), heard(verb("serve"), "_listening")
-    limits = ServiceLimits(max_batch=3, delay_us=5)
+    limits = ServiceLimits(max_batch=3, max_queue=5)
     asked = {"host": "localhost", "port": 0, "name": "mine", "labels": tmp_path / "names.txt", "threads": 2}
     asked |= {"float_type": "float32", "extension": ("mine.so",), "limits": limits, "device": "cpu"}
     with pytest.raises(Reached):

@@ -10,7 +10,7 @@ from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cli import main
-from swin_quant.serving.batcher import ServiceLimits
+from swin_quant.serving.app import ServiceLimits
 from swin_quant.verbs.serve import load_service
 
 FORMS = [

@@ -66,7 +66,7 @@ def test_a_service_from_start_to_end(served, hand_made, pictures, arithmetic):
     assert ask(f"{address}/predict", b"no picture")[0] == 400
     assert ask(f"{address}/predict", b"x" * 200000)[0] == 413
     hanging.settimeout(30)
-    assert b" 408 " in hanging.recv(4096).split(b"\r\n")[0]
+    assert b" 504 " in hanging.recv(4096).split(b"\r\n")[0]
     silent, late = (socket.create_connection(("127.0.0.1", port)) for _ in range(2))
     late.sendall(head)
     about = ask(f"{address}/v2")[1]["model"]
@@ -77,6 +77,19 @@ def test_a_service_from_start_to_end(served, hand_made, pictures, arithmetic):
     assert time.monotonic() - start < 3, "clients that hang do not keep it"
     silent.close(), late.close()
     assert done.code == 0 and "stopped" in done.err + done.out and "Traceback" not in done.err
+
+
+def test_a_signal_while_it_starts_ends_it(run, hand_made, monkeypatch):
+    """Also a postponed one (`cli.guard`), which comes as SIGALRM while uvicorn starts."""
+    import uvicorn
+
+    load = uvicorn.Config.load
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        monkeypatch.setattr(
+            uvicorn.Config, "load", lambda self, number=number: [signal.raise_signal(number), load(self)]
+        )
+        done = run("serve", hand_made, "--port", 0)
+        assert done.code == 0 and "stopped" in done.err and "Traceback" not in done.err
 
 
 def test_addresses_that_cannot_be_had(run, hand_made):
