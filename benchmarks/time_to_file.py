@@ -97,10 +97,10 @@ def taken(start: float) -> list[float]:
 def run_ours(name: str, checkpoint: Path, data: Path, work: Path) -> dict[str, list[float]]:
     start, found = time.perf_counter(), {}
     import swin_quant as sq
-    from swin_quant.verbs import quantize_steps
+    from swin_quant.verbs import quantize
 
     for step in STEPS:
-        verb = getattr(quantize_steps, step)
+        verb = getattr(quantize, step)
 
         @functools.wraps(verb)  # a step is also written as a command, from its signature
         def timed(*args: object, step=step, verb=verb, **named: object) -> object:
@@ -108,7 +108,7 @@ def run_ours(name: str, checkpoint: Path, data: Path, work: Path) -> dict[str, l
             found[step] = taken(start)
             return result
 
-        setattr(quantize_steps, step, timed)
+        setattr(quantize, step, timed)
     sq.quantize(checkpoint, data, "openvino", work)
     return found
 

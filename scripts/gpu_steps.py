@@ -18,14 +18,14 @@ SECONDS = {
     "cuda": {
         "environment": 8, "compile_ahead": 50, "kernels": 40, "sizes": 26, "essentials": 15, "cuda_engine": 165,
         "train": 9, "calibrate": 8, "score": 8, "export": 4, "export_bfloat16": 4,
-        "export_uint8": 4, "export_fp8": 4, "verify": 8, "evaluate": 8, "logits": 7, "predict": 8,
+        "export_uint8": 4, "export_fp8": 4, "verify": 8, "evaluate": 8, "predict": 8,
         "align": 8, "tune": 10, "bench": 8, "finetune": 8, "torchrun": 8, "step_time": 7, "compile": 10,
         "tests": 8,
     },
     "cpu": {
         "environment": 8, "kernels": 15, "sizes": 10, "essentials": 18, "cuda_engine": 24, "train": 14,
         "calibrate": 12, "score": 12, "export": 8, "export_bfloat16": 6, "export_uint8": 6,
-        "export_fp8": 6, "verify": 12, "evaluate": 20, "logits": 10, "predict": 10, "align": 12,
+        "export_fp8": 6, "verify": 12, "evaluate": 20, "predict": 10, "align": 12,
         "bench": 14, "finetune": 14, "torchrun": 18, "step_time": 14, "compile": 65, "tests": 26,
     },
 }  # fmt: skip
@@ -168,7 +168,6 @@ def deployed(place: Place) -> Iterator[Step]:
                            needs="calibrate export")  # fmt: skip
     yield place.swin_quant("evaluate", "evaluate", *map(place.exported, forms), "--checkpoint", place.calibrated,
                            *on_digits, needs=" ".join(("calibrate", *forms)))  # fmt: skip
-    yield place.swin_quant("logits", "predict", int8, *on_digits, "--logits", place.work / "logits", needs="export")
     yield place.swin_quant("predict", "predict", uint8, "docs/images/report.png", needs="export_uint8")
     yield place.swin_quant("align", "align", place.calibrated, int8, "--policy", "cuda", "--data-path", "digits",
                            "--pictures", 8, needs="calibrate export")  # fmt: skip

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from swin_quant.verbs.quantize import Quantized as Quantized
     from swin_quant.verbs.quantize import quantize as quantize
     from swin_quant.verbs.search import search as search
-    from swin_quant.verbs.search_result import Budget as Budget
+    from swin_quant.verbs.search_costs import Budget as Budget
     from swin_quant.verbs.sensitivity import sensitivity as sensitivity
     from swin_quant.verbs.serve import app as app
     from swin_quant.verbs.verify import verify as verify
@@ -61,7 +61,7 @@ _FACE = {  # name -> its module
     "Policy": "swin_quant.quant.policy",
     "Preprocess": "swin_quant.data.preprocess",
     "Alignment": "swin_quant.report.engines",
-    "Budget": "swin_quant.verbs.search_result",
+    "Budget": "swin_quant.verbs.search_costs",
     "Evaluation": "swin_quant.verbs.evaluation",
     "Finetuned": "swin_quant.verbs.finetune",
     "Quantized": "swin_quant.verbs.quantize",

@@ -7,7 +7,7 @@ SECTIONS = {
         "evaluate": "accuracy and latency of a checkpoint or of artifacts on their engines, the float model first",
         "export": "calibrated checkpoint -> ONNX Runtime, OpenVINO, TensorRT, CUDA, ExecuTorch, FasterTransformer",
         "verify": "an artifact against its checkpoint on real pictures: logits within tolerance or not",
-        "predict": "the most probable classes of pictures, from a checkpoint or an artifact; or its logits",
+        "predict": "the most probable classes of pictures, from a checkpoint or an artifact",
         "report": "the accuracy-delta table of any number of run cards",
     },
     "make": {

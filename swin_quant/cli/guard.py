@@ -1,7 +1,7 @@
 """End every failure in one line on standard error and an exit code; a traceback only if asked for."""
 
-import codecs
 import contextlib
+import errno
 import io
 import json
 import os
@@ -101,9 +101,8 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
     os.close(handle)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    codecs.register_error("swin_quant.names", _encoded)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
-        sys.stdout.reconfigure(errors="swin_quant.names")
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path need not be text
     code = _outcome(work, verbose)
     try:
         sys.stdout.flush()
@@ -148,7 +147,7 @@ def _in_words(error: Exception, verbose: bool) -> str:
         return "out of memory"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{os.fsdecode(error.filename)}: {_reason(error)}"
-    if isinstance(error, OSError) and _is_full(sys.stdout):
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO):
         return f"{_NO_OUTPUT}: {_reason(error)}"
     return f"{name}: {error}" + ("" if verbose else "; this is a bug of swin-quant: --verbose shows where")
 
@@ -174,25 +173,6 @@ def _complain(message: str, verbose: bool) -> None:
         found = {"message": told, "extraInfo": {"py_callstack": told, "timestamp": str(int(time.time()))}}
         with contextlib.suppress(OSError):
             Path(file).write_text(json.dumps({"message": found}), encoding="utf-8")
-
-
-def _encoded(error: UnicodeError) -> tuple[str | bytes, int]:
-    """A path that standard output's encoding lacks as its own bytes, which a shell can use, or with escapes."""
-    try:
-        return codecs.lookup_error("surrogateescape")(error)
-    except UnicodeError:
-        return codecs.lookup_error("backslashreplace")(error)
-
-
-def _is_full(stream: TextIO) -> bool:
-    """Whether not even a line feed can be written to a stream's file."""
-    try:
-        os.write(stream.fileno(), b"\n")
-    except io.UnsupportedOperation:  # there is no file
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _drop(stream: TextIO) -> None:

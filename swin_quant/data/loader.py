@@ -221,8 +221,3 @@ class DrawnBatches:
             self.limit.count(batch.unreadable)
             self._seen += batch.indices
             yield batch
-
-
-def seeded_order(pictures: Pictures, seed: int) -> list[str]:
-    """The names of all pictures, unreadable ones too, in the order in which `DrawnBatches` takes them."""
-    return [pictures.names[index] for index in sample(len(pictures), len(pictures), seed)]

@@ -28,8 +28,7 @@ from swin_quant.report.verdict import artifact_verdict
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.engine import half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.artifact_scoring import Scoring, score_artifacts
-from swin_quant.verbs.evaluation import BATCH, Evaluation, score_model
+from swin_quant.verbs.evaluation import BATCH, Evaluation, Scoring, score_artifacts, score_model
 from swin_quant.verbs.timing import compare_latency
 
 EXAMPLES = """swin-quant evaluate out/my_calib.pth --data-path imagenet
@@ -54,7 +53,6 @@ def evaluate(
     threads: int | None = None,
     float_type: Literal["float32", "bfloat16", "float16"] | None = None,
     extension: tuple[str, ...] = (),
-    fake_quant: bool = False,
     own_float: Annotated[bool, Parameter(negative="--no-own-float")] = True,
     no_accuracy: bool = False,
     batch_size: Annotated[int | None, Parameter(parse=False)] = None,
@@ -75,7 +73,6 @@ def evaluate(
         threads: threads of an engine (default: the engine chooses)
         float_type: type in which an engine that can choose runs float layers
         extension: openvino: libraries with operators of your own (docs/custom_operators.md)
-        fake_quant: also score the simulation in torch beside an artifact
         own_float: also score the float model on the engine of an artifact
         no_accuracy: measure latency alone, on random inputs: no pictures are needed
         batch_size: Pictures at a time (default: 8, on a GPU 32): a latency is that of a batch in deployment.
@@ -107,10 +104,10 @@ def evaluate(
         options = EngineOptions(threads, float_type, this_world().device.type, extensions=extension)
         named = model.checkpoint if isinstance(model, SubjectFiles) else None
         floats = str(original) if original else None
-        scoring = Scoring(source, names or None, options, half, named, floats, fake_quant, own_float)
+        scoring = Scoring(source, names or None, options, half, named, floats, own_float)
         return _score_artifacts(exported, replace(scoring, origin=exported[0].origin, timed=timed))
     for_artifacts = {"engine": names, "threads": threads, "extension": extension, "float_type": float_type}
-    for_artifacts |= {"fake_quant": fake_quant, "own_float": not own_float}
+    for_artifacts["own_float"] = not own_float
     if wrong := [name for name, value in for_artifacts.items() if value]:
         raise UsageError(f"‹{wrong[0]}› is not for checkpoints: name an artifact")
     chosen = policies_from(policies)

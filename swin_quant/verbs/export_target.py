@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import takers, target_named, targets
 from swin_quant.backends.saturation import at_risk, safe_on, without_saturation
-from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import compute_sha256, ensure_writable_dir, resolve_path
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -156,31 +157,20 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
             told = "policy %s is the run card's, not the built-in %s: ‹policy› %s takes that one"
             log.warning(told, described(own), own.name, own.name)
         return own
-    scored = {result.policy_sha256: result.policy for result in card.measured() if result.policy}
+    scored = {result.policy_sha256 for result in card.measured() if result.policy}
     is_made = bool(card.training or card.calibration or card.results)
     fits = own.name in fitting and is_made or own.has_float8 and any(policy.has_float8 for policy in offered)
     is_narrow = any((rule.bits or 8) < 8 for rule in own.rules) and backend.takes(own)  # chosen for its weights
-    fits = fits or is_narrow
-    if card.training and not fits:
-        told = "policy %s stays, since the model was trained under it: %s runs policy %s best, see ‹policy›"
-        log.warning(told, own.name, target, fitting[0])
-    elif not fits and (measured := [policy for policy in offered if policy.sha256 in scored]):
-        log.info("policy %s is exported: it was scored, and %s runs it", measured[0].name, target)
-        return measured[0]
-    elif not fits:
-        best = _best(offered, target, checkpoint)
-        if own.sha256 != best.sha256:
-            what = "in float8" if own.has_float8 else f"not for {target}"
-            told = "the file gets %s: score it by `evaluate` with ‹policy› %s, or keep the other by ‹policy› %s"
-            log.warning(f"policy %s of the run card is %s: {told}", own.name, what, best.name, best.name, own.name)
-        return best
-    elif scored and own.sha256 not in scored:
-        told = "policy %s of the run card is exported, though %s was scored: ‹policy› chooses"
-        log.warning(told, own.name, listed(map(str, scored.values()), 3))
-    elif own.name != fitting[0] and backend.load and not is_narrow:  # a file for any engine has no best
-        told = "policy %s is exported, as calibrated. %s runs policy %s best: score that one, then give ‹policy› %s"
-        log.info(told, own.name, target, fitting[0], fitting[0])
-    return own
+    stays = fits or is_narrow or bool(card.training)
+    measured = next((policy for policy in offered if policy.sha256 in scored), None)
+    chosen = own if stays else measured or _best(offered, target, checkpoint)
+    is_other = chosen.sha256 not in scored and (bool(scored) or chosen.sha256 != own.sha256)
+    is_other = is_other or not (fits or is_narrow) and stays
+    # A file for any engine has no best policy.
+    if is_other or chosen is not own or (chosen.name != fitting[0] and backend.load and not is_narrow):
+        told = "policy %s goes into the file. The run card's is %s, and %s runs %s best: ‹policy› chooses"
+        log.log(WARNING if is_other else INFO, told, chosen.name, own.name, target, fitting[0])
+    return chosen
 
 
 def _best(fitting: Sequence[Policy], target: str, checkpoint: str | Path | None) -> Policy:

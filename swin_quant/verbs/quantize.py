@@ -1,38 +1,39 @@
 """From a float checkpoint to an artifact that was verified and scored: calibrate, export, verify, evaluate."""
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from torch import nn
 
 from swin_quant.arguments import checked
+from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engine_named, target_named
 from swin_quant.base.arguments import Fields, Parameter
-from swin_quant.base.distributed import one_process
-from swin_quant.base.errors import UsageError, called_in_python
+from swin_quant.base.cpu import cpu_kind
+from swin_quant.base.distributed import one_process, this_world
+from swin_quant.base.errors import UsageError
 from swin_quant.base.files import ensure_writable_dir
+from swin_quant.cards.card import RunCard
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
-from swin_quant.data.sources import TRAIN, place_has
-from swin_quant.exported import Exported, open_model
+from swin_quant.exported import Exported, SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
-from swin_quant.policies import Policies, PolicyChoice, one_policy
-from swin_quant.quant import AUTO
-from swin_quant.quant.calibration import Method
-from swin_quant.quant.policy import load_policy
+from swin_quant.policies import Policies, PolicyChoice
+from swin_quant.quant import AUTO, SEARCHED_ON
+from swin_quant.report.engines import Verification
 from swin_quant.report.verdict import DeployVerdict, export_verdict
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
-from swin_quant.verbs.export_here import check_tunable
-from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, float_type_options
-from swin_quant.verbs.quantization import Quantization
-from swin_quant.verbs.quantize_steps import finish, refuse_contradictions, steps, tell_policy
+from swin_quant.verbs.export_target import engine_for, float_type_options
+from swin_quant.verbs.quantize_plan import check_target, make_plan, refuse_contradictions
+from swin_quant.verbs.quantize_steps import Steps, hash_files
 from swin_quant.verbs.search import search
-from swin_quant.verbs.search_result import Budget, refuse_useless
+from swin_quant.verbs.search_costs import Budget, policy_file, refuse_useless
 from swin_quant.verbs.verify import verify
 
 EXAMPLES = """swin-quant quantize swin_tiny_patch4_window7_224.pth --data-path imagenet --for openvino --output out
@@ -111,90 +112,70 @@ def quantize(
     """
     one_process("quantize")
     choice = PolicyChoice((policy,) if policy else ()) if isinstance(policy, str | None) else policy
+    refuse_contradictions(choice, budget != Budget(), tune, bool(float_type or int4_weights))
     is_searched = isinstance(choice, PolicyChoice) and choice.policy == (AUTO,)
-    if budget != Budget() and not is_searched:
-        raise UsageError(f"a budget needs ‹policy› {AUTO}, which searches for a policy that keeps it")
-    if tune and (choice != PolicyChoice() or float_type or int4_weights):
-        raise UsageError(
-            "‹tune› chooses the policy, and times files in the engine's fastest types: leave ‹policy› and what changes "
-            "one, ‹float_type› and ‹int4_weights› out"
-        )
-    if isinstance(choice, PolicyChoice):
-        if len(choice.policy) > 1:
-            raise UsageError(f"--policy {' '.join(choice.policy)}: give one")
-        if is_searched and choice.saturation_safe:
-            raise UsageError("--saturation-safe: a search measures policies as they are: leave it out")
-        if is_searched and choice != PolicyChoice((AUTO,)):
-            change = next(one.name for one in fields(choice) if one.name != "policy" and getattr(choice, one.name))
-            told = "is for a policy with a name: calibrate, then `search --policy NAME` with it"
-            raise UsageError(f"--policy {AUTO}: ‹{change}› {told}")
-    given = asked_for(PictureSet() if pictures is None else pictures)
-    source = given.settled() if isinstance(given, PictureSet) else given
-    target = target_named(backend)
-    with called_in_python(calibrator="method"):
-        kind = "percentile" if method is None and percentile is not None else method
-        found_by = Method(kind, exact=exact) if percentile is None else Method(kind, percentile, exact)
     if isinstance(model, str | Path):
         model = ModelFile(str(model), cfg=str(config) if config else None)
-    if isinstance(model, ModelFile) and isinstance(pictures, PictureSet) and pictures.upright is not None:
-        model = replace(model, opts=(*model.opts, "DATA.UPRIGHT", str(pictures.upright)))
-    is_plain = isinstance(passes, str | None) and scored_on is None
-    if is_plain and isinstance(choice, PolicyChoice) and isinstance(model, ModelFile) and isinstance(given, PictureSet):
-        cfg = model.config()
-        model.need_checkpoint().forget()
-        output = Path(folder or Path("output", cfg.MODEL.NAME))
-        settled = given.settled(cfg)
-        asked = replace(given, path=settled.path, zip_mode=settled.zip_mode or None)
-        if not settled.path or (not place_has(settled.path, TRAIN) and not Path(settled.path).exists()):
-            settled.with_default_split(TRAIN).open()  # says what is missing, before a policy compiles operators
-        wanted = (choice, found_by, passes if isinstance(passes, str) else None, budget, int4_weights, tune)
-        job = Quantization(model, cfg, output, target, settled, asked, *wanted, float_type, threads, half)
-        refuse_contradictions(job)
-        tell_policy(job.checkpoint.card, job.policy, is_chosen=bool(job.choice.policy))
-        if dry_run:
-            for step in steps(job, job.exported_file):
-                print(step.command + ("    # done" if step.is_done else ""))
-            if job.engine and not job.has_val:
-                print(f"# not scored: {settled.path} has no val split")
-            return None
-        made = finish(job)
-        verdict = export_verdict(
-            made, target, job.engine, job.calibrated, settled.path, f"{settled.path} has no val split"
-        )
-        return Quantized(Exported(made), Evaluation(tuple(made.card.measured()), made.card, verdict=verdict))
-    if dry_run:
-        raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")
-    if config and not isinstance(model, ModelFile):
+    elif config and not isinstance(model, ModelFile):
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
-    subject = model.load() if isinstance(model, ModelFile) else open_model(model)
-    engine = engine_for(target)
-    exporting: dict[str, Any] = {"int4_weights": int4_weights, "tune": tune}
-    exporting |= float_type_options(target, engine_named(engine) if engine else None, float_type)
-    place, folder = source if isinstance(source, PictureSet) else None, folder or Path("output", subject.name)
-    if place and scored_on is None and place_has(place.path, "val", bool(place.zip_mode)):
-        scored_on = replace(place, split=None, count=None, seed=None)
-    target.exporting.check_packages()
-    ensure_writable_dir(folder)
-    own = None if is_searched else one_policy(policy)
-    named = own or load_policy(target.exporting.policies_for(subject.card.config)[0])
-    tell_policy(subject.card, named, is_chosen=is_searched or own is not None)
-    if tune:
-        tuned = ExportTarget.parse(target.name, "int8", {"int4_weights": int4_weights})
-        check_tunable(tuned, own, replace(subject.card, policy=named.to_dict()))
-    check_policy(target, named)
-    calibrate(subject, source, named, method=method, percentile=percentile, exact=exact, passes=passes, folder=folder)
+    source, target = asked_for(PictureSet() if pictures is None else pictures), target_named(backend)
+    plan, engine = make_plan(model, source, target, choice, passes, scored_on), engine_for(target)
+    files, place, subject = plan.files, plan.place, plan.subject
+    if files is None and dry_run:
+        raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")
+    float_types = float_type_options(target, engine_named(engine) if engine else None, float_type)
+    check_target(plan, target, is_searched, int4_weights, tune)
+    folder = Path(folder or Path("output", plan.name))
+    calibrated = files.calibrated_file(folder, plan.used) if files else folder
+    read = files.hash_calibration(plan.used, passes) if files else {}
+    is_scored = engine is not None and plan.scored is not None
+    read_val = {"the pictures": files.hash_scored()} if files and is_scored else {}
+    if not dry_run:
+        target.exporting.check_packages()
+        ensure_writable_dir(folder)
+        if is_searched and place:
+            budget.or_default.tell_if_few(SEARCHED_ON)
+    count = 2 + is_searched + bool(engine) + is_scored
+    steps = Steps(folder / f"{plan.name}.steps" if files else None, count, dry_run)
+    device: Any = subject.device if files else "auto"
+    output = "--output", shlex.quote(str(folder))
     timing: dict[str, Any] = {"threads": threads, "float_type": float_type}
+    live: dict[str, Any] = {"then": lambda made: made.save_in(folder, this_world())} if files else {}
+    how: dict[str, Any] = {"model": subject, "pictures": plan.pictures, "policy": plan.policy, "passes": passes}
+    how |= {"method": method, "percentile": percentile, "exact": exact}
+    calibrated, made = steps.run(calibrate, how, read, calibrated, *output, folder=folder, **live)
+    own, read, used = ModelFile(str(calibrated), device=device) if files else made, hash_files(calibrated), plan.policy
     if is_searched:
-        searched_on = replace(place, count=None) if place else source
-        found = search(subject, searched_on, target.name, folder, budget=budget, **timing)
-        refuse_useless(found, target, subject.checkpoint)
-    exported = export(subject, target.name, folder, **exporting)
-    scored = Evaluation((), exported.card)
+        drawn = replace(place, count=None, batch=None) if place else source
+        how = {"model": own, "pictures": drawn, "engine": target.name, "folder": folder, "budget": budget.or_default}
+        expected = policy_file(folder, plan.name, target.name)
+        found, _ = steps.run(search, how | timing, read, expected, then=refuse_useless)
+        used, read = PolicyChoice((str(found),)), hash_files(calibrated, found)
+    read |= {"the CPU": str(cpu_kind())} if tune else {}
+    how = {"model": ModelFile(str(calibrated)) if files else made, "backend": target.name, "folder": folder}
+    how |= {"policy": None if tune else used, "int4_weights": int4_weights, "tune": tune, **float_types}
+    live = {"model": made} if made is not None and not is_searched and not tune else {}  # which need not be read
+    file = folder / files.expected_file(plan.used, target, int4_weights) if files else folder
+    file, exported = steps.run(export, how, read, file, **live)
     if engine:
-        verify(exported, source if scored_on is None else scored_on, engine, **timing).check()
-        if scored_on is not None:
-            scored = evaluate(exported, scored_on, engine=engine, half=half, **timing)
+        how = {"artifact": str(file), "pictures": plan.shown, "engine": (engine,), "device": device, **timing}
+        live = {} if files else {"artifact": exported}
+        done = {"then": Verification.check, "has_results": lambda card: card.verification}
+        steps.run(verify, how, hash_files(file), file, **done, **live)
+    if is_scored:
+        how = {"model": SubjectFiles(files=(str(file),), device=device), "pictures": plan.scored, "half": half}
+        live = {} if files else {"model": exported}
+        how |= {"engine": (engine,), **timing}
+        steps.run(evaluate, how, hash_files(file) | read_val, file, has_results=RunCard.measured, **live)
+
     data = place.path if place else "DIR"
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
-    verdict = scored.verdict or export_verdict(exported.artifact, target, engine, subject.checkpoint, data, unscored)
-    return Quantized(exported, replace(scored, verdict=verdict))
+    if dry_run:
+        if engine and not is_scored:
+            print(f"# not scored: {unscored}")
+        return None
+    artifact = open_artifact(file)
+    checkpoint = calibrated if files else subject.checkpoint
+    verdict = export_verdict(artifact, target, engine, checkpoint, data, unscored)
+    results = Evaluation(tuple(artifact.card.measured()), artifact.card, verdict=verdict)
+    return Quantized(Exported(artifact, exported.origin if exported else None), results)

@@ -1,9 +1,8 @@
-"""The accuracy-delta table of any number of run cards, as measured: for a terminal, Markdown, CSV, JSON, a page."""
+"""The accuracy-delta table of any number of run cards, as measured: on the terminal, in files, and as a page."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
@@ -15,56 +14,30 @@ from swin_quant.cards.paths import card_path
 from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.report import SUFFIXES
 from swin_quant.report.accuracy import AccuracyTable
-from swin_quant.report.table import print_text
 from swin_quant.report.verdict import has_classes
 from swin_quant.verbs.report_page import write_page
 
 EXAMPLES = """swin-quant report out/swin_tiny_patch4_window7_224_calib.json
 swin-quant report out/mode1 out/mode2 --output docs/results
-swin-quant report out/*/*_calib.json --format csv > table.csv
 swin-quant report out --html report.html --data-path data"""
 _NAME = "accuracy"  # first part of the names of files in --output
 _NO_RESULT = "no result: run `swin-quant evaluate`"
 _WITHOUT = ("seed", "cache_mode")
 
 
-@dataclass(frozen=True)
-class Report:
-    """The accuracy-delta table, and the form that it is printed in."""
-
-    table: AccuracyTable
-    format: str = "terminal"
-
-    def show(self) -> None:
-        """Print the table."""
-        if self.format == "terminal":
-            self.table.show()
-        else:
-            print_text(str(self))
-
-    def to_json(self) -> dict[str, Any]:
-        """The rows by the keys of CSV, and the footnotes."""
-        return self.table.as_data()
-
-    def __str__(self) -> str:
-        return self.table.text(self.format)
-
-
 def report(
     cards: tuple[str | Path, ...],
     *,
-    format: Literal["terminal", "markdown", "csv"] = "terminal",
     folder: Annotated[str | Path | None, Parameter(name="--output")] = None,
     html: str | Path | None = None,
     pictures: Annotated[
         Source | None, Fields(PictureSet, "pictures for the page: those that INT8 classifies differently", (), _WITHOUT)
     ] = None,
-) -> Report:
+) -> AccuracyTable:
     """Print the accuracy-delta table of run cards, as measured; write it, and a page with all that they hold.
 
     Args:
         cards: run cards, or folders of run cards
-        format: form that is printed
         folder: also write accuracy.md, accuracy.csv and accuracy.json there
         html: also write the page there: one file, which needs no network
         pictures: Pictures of which 256 are compared for the page, evenly spread; they need no labels.
@@ -102,7 +75,7 @@ def report(
         if source is not None and not isinstance(source, PictureSet):
             raise UsageError("pictures: the page shows them: give a place on disk")
         write_page(Path(html), read, source)
-    return Report(table, format)
+    return table
 
 
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:

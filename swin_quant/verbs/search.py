@@ -25,8 +25,7 @@ from swin_quant.quant.policy import apply_policy
 from swin_quant.report.nodes import Search
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export import ensure_saved, refuse_changed
-from swin_quant.verbs.search_costs import Losses, in_order, measure_layers, without
-from swin_quant.verbs.search_result import Budget, write_found
+from swin_quant.verbs.search_costs import Budget, Losses, in_order, measure_layers, without, write_found
 from swin_quant.verbs.sensitivity import read_sample
 from swin_quant.verbs.timing import Timer
 

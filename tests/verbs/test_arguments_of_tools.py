@@ -48,14 +48,14 @@ def test_package(verb, exported, tmp_path, heard):
 def test_report(verb, exported, pictures, val, tmp_path, heard):
     sq.evaluate(exported, val, half="none", own_float=False)
     card = exported.file.with_suffix(".json")
-    assert verb("report").report((card,), format="csv", folder=tmp_path / "table").format == "csv"
+    verb("report").report((card,), folder=tmp_path / "table")
     assert {one.suffix for one in (tmp_path / "table").iterdir()} == {".md", ".csv", ".json"}
     pages = heard(verb("report"), "write_page", ends=True)
     with pytest.raises(Reached):
         verb("report").report((card,), html=tmp_path / "page.html", pictures=sq.pictures(pictures, "val", 3))
     file, cards, source = pages[0].values()
     assert (file, [*cards], source.count) == (tmp_path / "page.html", [card], 3)
-    assert_all(verb("report").report, "cards", "format", "folder", "html", "pictures")
+    assert_all(verb("report").report, "cards", "folder", "html", "pictures")
 
 
 def test_analyze(verb, model, heard):

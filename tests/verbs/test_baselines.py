@@ -147,12 +147,11 @@ def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures):
     (artifact,) = folder.glob("*.pt")
     assert str(runs) not in artifact.with_suffix(".json").read_text()
     flags = ["--data-path", pictures, "--device", "cpu", "--half", "none", *ENGINES]
-    assert run("evaluate", artifact, *flags, "--fake-quant").code == 0
-    found, int8 = measured(artifact), ("torch fake-quant", "int8")
-    assert list(found) == [FLOAT32, ("ptq", *int8), ("qat", *int8), UNQUANTIZED, ("qat", "TorchScript", "int8")]
+    assert run("evaluate", artifact, *flags).code == 0
+    found = measured(artifact)
+    assert list(found) == [FLOAT32, ("qat", "TorchScript", "int8")]
     assert found[FLOAT32].loss == same(measured(qat(runs))[FLOAT32])
-    result, simulated = found["qat", "TorchScript", "int8"], found[("qat", *int8)]
-    assert result.delta_acc1 == pytest.approx(simulated.delta_acc1) and result.sqnr_db < 30
+    assert found["qat", "TorchScript", "int8"].sqnr_db < 30
     qat(runs).unlink()
     shutil.rmtree(runs / "ptq")
     assert run("evaluate", artifact, *flags).code == 0, "the original is enough"

@@ -100,14 +100,14 @@ def test_evaluate_of_a_checkpoint(file, micro, pictures, heard):
 def test_evaluate_of_an_artifact(exported, micro, val, heard):
     scored = heard(VERBS["evaluate"], "score_artifacts", ends=True)
     asked = {"half": "float16", "original": micro / "swin.pth", "engine": "openvino", "threads": 3}
-    asked |= {"float_type": "bfloat16", "extension": ("mine.so",), "fake_quant": True}
+    asked |= {"float_type": "bfloat16", "extension": ("mine.so",)}
     for more in ({}, {"own_float": False}, {"no_accuracy": True}):
         with pytest.raises(Reached):
             sq.evaluate(exported, val, batch_size=2, **asked | more)
     scoring, other, third = (call["scoring"] for call in scored)
     options = scoring.options
     assert (options.threads, options.float_type, options.extensions) == (3, "bfloat16", ("mine.so",))
-    assert (scoring.half, scoring.engines, scoring.fake_quant) == ("float16", ("openvino",), True)
+    assert (scoring.half, scoring.engines) == ("float16", ("openvino",))
     assert (scoring.original, scoring.pictures.batch) == (str(micro / "swin.pth"), 2)
     assert (other.own_float, third.own_float, scoring.timed, third.timed) == (False, True, None, 2)
     assert names_of("evaluate") == {"model", "pictures", "policies", "own_float", "no_accuracy", "batch_size", *asked}
@@ -298,29 +298,18 @@ def test_sensitivity(model, pictures, heard):
 def test_predict(file, exported, pictures, tmp_path, heard):
     verb = importlib.import_module("swin_quant.verbs.predict")
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
-    by, ended = heard(verb, "_classifier"), heard(verb, "classify", ends=True)
+    loads, runs, inferred = (heard(verb, name) for name in ("load_engines", "engine_under", "infer"))
     asked = {"threads": 2, "float_type": "float32", "extension": (), "device": "cpu"}
     given = PictureSet(images=(str(pictures / "val"),), batch=3, workers=1, max_unreadable=0.25)
-    with pytest.raises(Reached):
-        sq.predict(exported, given, 2, "onnxruntime", labels=tmp_path / "names.txt", **asked)
-    subject, policies, engine, options = by[0].values()
-    assert (subject.file, policies, engine) == (exported.file, [], "onnxruntime")
+    found = sq.predict(exported, given, 2, "onnxruntime", labels=tmp_path / "names.txt", **asked)
+    artifact, engines, options = loads[0].values()
+    assert (artifact.file, engines) == (exported.file, ["onnxruntime"])
     assert {name: getattr(options, f"{name}s" if name == "extension" else name) for name in asked} == asked
-    how = ended[0]["how"]
-    assert (ended[0]["top"], how.batch, how.workers, how.max_unreadable) == (2, 3, 1, 0.25)
-    assert ended[0]["by"].names == ["one", "two", "three"]
-    with pytest.raises(Reached):
-        sq.predict(file, given, policy="ft-mode1")
-    assert [one.name for one in list(by[1].values())[1]] == ["ft-mode1"]
-    shards, logits = heard(verb, "classify_shards", ends=True), heard(verb, "write_logits", ends=True)
-    for more in ({"folder": tmp_path / "out", "shard": 2}, {"logits": tmp_path / "logits"}):
-        with pytest.raises(Reached):
-            sq.predict(exported, given, engine="onnxruntime", **more)
-    sharding = next(one for one in shards[0].values() if hasattr(one, "rows"))
-    assert (sharding.folder, sharding.rows) == (tmp_path / "out", 2)
-    assert tmp_path / "logits" in logits[0].values()
-    more = {"policy", "labels", "folder", "shard", "logits"}
-    assert names_of("predict") == {"model", "images", "top", "engine", *more, *asked}
+    assert {"batch_size": 3, "workers": 1, "max_unreadable": 0.25}.items() <= inferred[0].items()
+    assert all(len(best) == 2 and {one.name for one in best} < {"one", "two", "three"} for best in found.values())
+    sq.predict(file, given, policy="ft-mode1")
+    assert [one.name for one in list(runs[0].values())[2]] == ["ft-mode1"]
+    assert names_of("predict") == {"model", "images", "top", "engine", "policy", "labels", *asked}
 
 
 def test_train_trains_as_it_is_asked_to(micro, pictures, tmp_path, heard):

@@ -9,8 +9,8 @@ from torch import nn
 
 import swin_quant as sq
 from swin_quant.backends.backend import Backend
-from swin_quant.verbs import export_compared
-from swin_quant.verbs.export_compared import input_amax, likenesses
+from swin_quant.verbs import export_here
+from swin_quant.verbs.export_here import input_amax, likenesses
 
 
 class Net(nn.Module):
@@ -46,7 +46,7 @@ def said(caplog):
 @pytest.fixture
 def noisy(monkeypatch):
     """OpenVINO with added errors, in proportion to the largest value of one output."""
-    load = export_compared.engine_loader
+    load = export_here.engine_loader
 
     def break_it(share, **details):
         def loader(name):
@@ -62,7 +62,7 @@ def noisy(monkeypatch):
 
             return broken
 
-        monkeypatch.setattr(export_compared, "engine_loader", loader)
+        monkeypatch.setattr(export_here, "engine_loader", loader)
 
     return break_it
 
@@ -128,7 +128,7 @@ def test_a_likeness_leaves_what_chance_does():
     (equal,) = likenesses(["x"], [exact], [exact], [exact], 60.0)
     assert equal.fake_quant_db == 60 and equal.spare_db > 0
     (few,) = likenesses(["x"], [exact[:1, :1] + 0.1], [exact[:1, :1] - 0.1], [exact[:1, :1]], 60.0)
-    assert few.margin_db > 8
+    assert few.spare_db > 8
     (lost,) = likenesses(["x"], [exact * torch.nan], [exact - 0.1], [exact], 60.0)
     assert not lost.spare_db >= 0
 

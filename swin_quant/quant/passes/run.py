@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
-from swin_quant.cards.records import AdviceRecord, PassRecord
+from swin_quant.cards.records import PassRecord
 from swin_quant.quant.calibration import Calibration, check_weights
 from swin_quant.quant.check import compare, compute_logits
 from swin_quant.quant.passes import PassContext
@@ -160,13 +160,3 @@ class PassPlan:
         steps = self.recipe.for_bits(min(weights, activations), activations) if self.recipe else self.steps
         refuse(model, steps)
         return replace(self, steps=steps, recipe=None)
-
-    def made(self, records: Sequence[PassRecord], advice: Sequence[AdviceRecord] = ()) -> bool:
-        """Whether a calibration with these passes and this advice followed the same plan."""
-        done = [{"name": one["name"], **one["options"]} for one in records]
-        if self.automatic and not done and any(one["kind"] == "outliers" for one in advice):
-            return False  # outliers remain, so no automatic pass was wanted
-        variants = self.recipe.variants if self.recipe else [self.steps]
-        if self.automatic and not self.steps:
-            variants = [*variants, EVENED, CORRECTED, (*EVENED, *CORRECTED)]
-        return done in [[step.to_dict() for step in steps] for steps in variants]

@@ -238,6 +238,8 @@ class AccuracyTable:
         texts = [{"text": note.text, "rows": note.rows} for note in self.notes]
         return {"schema": SCHEMA, "rows": records(COLUMNS, self.rows), "footnotes": texts}
 
+    to_json = as_data
+
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows), in_cells=True)

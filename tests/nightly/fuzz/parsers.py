@@ -20,7 +20,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -39,9 +38,7 @@ from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import engines_for
 from swin_quant.backends.saturation import caution, exact_kernels
-from swin_quant.base.distributed import World
-from swin_quant.base.files import configs_dir
-from swin_quant.base.shards import Sharding, Shards
+from swin_quant.base.files import configs_dir, write_json
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
 from swin_quant.checkpoint import load_calibrated, load_float
@@ -72,6 +69,7 @@ from swin_quant.train.outdir import STEP_COLUMNS, STEPS, Table, open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
 from swin_quant.verbs.analyze import analyze_onnx
+from swin_quant.verbs.quantize_steps import Steps
 from swin_quant.verbs.report import report
 
 Files = dict[str, bytes]
@@ -233,9 +231,9 @@ def reports() -> list[Files]:
 
 
 def make_report(folder: Path) -> None:
+    table = report((str(folder),))
     for form in FORMATS:
-        with contextlib.redirect_stdout(io.StringIO()):
-            report((str(folder),), format=form).show()
+        table.text(form)
 
 
 def shipped(kind: str) -> list[Files]:
@@ -256,6 +254,11 @@ def configs() -> list[Files]:
 
 def rules(folder: Path) -> None:
     settings_for(model(), load_policy(str(folder / "x.yaml")))
+
+
+def step_records() -> list[Files]:
+    one = {"words": ["calibrate", "x.pth"], "inputs": {"the policy": "0"}, "file": "x_calib.pth", "sha256": "0"}
+    return [_written("x.steps", functools.partial(write_json, value=some)) for some in ([one], [one, one])]
 
 
 def tuner_files() -> list[Files]:
@@ -296,33 +299,6 @@ def search_ranges(folder: Path) -> None:
     for found in read_statistics(folder / "x.stats.npz", NODES).values():
         for name in RANGE_METHODS:
             search_range(name, found, 8)
-
-
-class Told(TypedDict):
-    unreadable: int
-
-
-def prediction_shards() -> list[Files]:
-    def write(path: Path) -> None:
-        import pyarrow
-
-        columns = [("picture", pyarrow.string()), ("best", pyarrow.list_(pyarrow.int32()))]
-        shards_in(path.parent).write(
-            0, [{"picture": "a", "best": [1, 2]}, {"picture": "b", "best": None}], columns, told
-        )
-
-    told = {"unreadable": 1}
-    return [_written("x", write)]
-
-
-def shards_in(folder: Path) -> Shards:
-    return Shards(Sharding(folder), "predictions", 2, "0" * 64)
-
-
-def go_on_with_predictions(folder: Path) -> None:
-    shards = shards_in(folder)
-    if not shards.left(World()):
-        shards.facts(0, Told)
 
 
 # Pictures
@@ -627,7 +603,6 @@ PARSERS = (
     *(
         [
             Parser("Parquet", parquets, functools.partial(read_data_set, "parquet")),
-            Parser("shard of predictions", prediction_shards, go_on_with_predictions),
         ]
         if has_pyarrow
         else []
@@ -642,6 +617,7 @@ PARSERS = (
     Parser("FasterTransformer export", exports, read_artifact),
     Parser("artifact and its card", deployed, deploy),
     *([Parser("ExecuTorch program", programs, open_program)] if has_executorch else []),
+    Parser("record of steps", step_records, lambda folder: Steps(folder / "x.steps", 1, False)),
     Parser("tuner file", tuner_files, lambda folder: read_tuned(folder / "x.in")),
     Parser("statistics", statistics, search_ranges),
     Parser("snapshot", snapshots, go_on),

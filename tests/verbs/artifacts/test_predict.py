@@ -1,10 +1,9 @@
-"""`predict`: classes from a checkpoint or an artifact, unreadable pictures, and Parquet files that are continued."""
+"""`predict`: classes from a checkpoint or an artifact, unreadable pictures."""
 
 import json
 
 import numpy as np
 import onnx
-import pyarrow.parquet as parquet
 import pytest
 
 from swin_quant.backends.artifact import finish_artifact
@@ -93,11 +92,8 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
         ("{checkpoint} {all} --engine openvino", "--engine is not for checkpoints"),
         ("{checkpoint} {all} --threads 2", "--threads is not for checkpoints"),
         ("{hand} nothing*.png", "nothing*.png: no picture there"),
-        ("{hand} {all} --shard 2", "--shard: is for --output"),
-        ("{hand} {all} --output x --shard 0", "--shard 0: must be at least 1"),
         ("{hand} {all} --data-path x", "both name the pictures"),
         ("{hand}", "no pictures: give"),
-        ("{hand} --logits out", "no pictures: give"),
     ],
 )
 def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, monkeypatch, flags, message):
@@ -143,100 +139,3 @@ def test_a_file_that_is_not_one_of_names(tmp_path, content, says):
         (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(SwinQuantError, match=says):
         class_names(2, str(tmp_path / "labels.txt"))
-
-
-@pytest.fixture
-def logits(run, tmp_path):
-    """logits(artifact and flags ...) -> the arrays that were written."""
-
-    def go(*words):
-        run("predict", *words, "--logits", tmp_path / "out").ok()
-        (written,) = (tmp_path / "out").glob("*_logits.npz")
-        return dict(np.load(written))  # allow_pickle is off
-
-    return go
-
-
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_logits_against_arithmetic(logits, hand_made, pictures, arithmetic, engine):
-    arrays = logits(hand_made, "--engine", engine, "--data-path", pictures, "--batch", 2)
-    files = sorted((pictures / "val").rglob("*.png"))
-    assert arrays["names"].tolist() == [file.relative_to(pictures / "val").as_posix() for file in files]
-    assert arrays["logits"].dtype == np.float32 and arrays["logits"].shape == (7, 3)
-    np.testing.assert_allclose(arrays["logits"], [arithmetic(file) for file in files], atol=1e-5)
-    assert (arrays["top1"] == arrays["logits"].argmax(1)).all()
-    assert arrays["labels"].tolist() == [("cat", "dog", "fox").index(file.parent.name) for file in files]
-
-
-def test_one_engine_does_without_being_named(logits, hand_made, own_pictures):
-    files = sorted(own_pictures.rglob("*.png"))
-    files[1].write_bytes(b"broken")
-    arrays = logits(hand_made, *files[:4], "--max-unreadable", 0.5)
-    assert arrays["names"].tolist() == [str(file) for file in (files[0], *files[2:4])]
-    assert arrays["labels"].tolist() == [-1, -1, -1]
-
-
-@pytest.fixture
-def many(own_pictures):
-    """A folder of 7 pictures; the third and the fourth, which fill a shard, cannot be read."""
-    files = sorted((own_pictures / "val").rglob("*.png"))
-    for file in files[2:4]:
-        file.write_bytes(b"no picture")
-    return own_pictures / "val"
-
-
-def read(folder):
-    manifest = json.loads((folder / "predictions.json").read_text())
-    tables = [parquet.read_table(folder / name).to_pylist() for name in manifest["files"]]
-    return manifest, tables
-
-
-def test_rows_are_the_answers_of_predict_in_the_order_of_the_pictures(run, hand_made, many, tmp_path):
-    done = run("predict", hand_made, many, "--output", tmp_path / "out", "--shard", 2).ok()
-    assert done.out.strip() == str(tmp_path / "out" / "predictions.json")
-    manifest, tables = read(tmp_path / "out")
-    assert [len(table) for table in tables] == [2, 2, 2, 1] and manifest["unreadable"] == 2
-    plain = json.loads(run("predict", hand_made, many, "--json", "-").out)
-    rows = [row for table in tables for row in table]
-    expected = {one["picture"]: one["classes"] for one in plain["pictures"]}
-    assert [row["picture"] for row in rows] == sorted(map(str, many.rglob("*.png")))
-    for row in rows:
-        assert [guess["index"] for guess in row["classes"]] == [
-            guess["index"] for guess in expected.get(row["picture"], [])
-        ]
-        assert (row["unreadable"] is None) == (row["picture"] in expected)
-    first = rows[0]["classes"][0]
-    assert first["probability"] == pytest.approx(expected[rows[0]["picture"]][0]["probability"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_two_ranks_write_what_one_does(run, forked, hand_made, many, tmp_path):
-    words = ["predict", hand_made, many, "--shard", 2, "--threads", 1, "--device", "cpu"]
-    assert run(*words, "--output", tmp_path / "one").code == 0
-    ends = forked(2, *words, "--output", tmp_path / "two")
-    assert [done.code for done in ends] == [0, 0], ends
-    assert ends[1].out == "" and read(tmp_path / "one") == read(tmp_path / "two")
-
-
-def test_an_interrupted_prediction_resumes(run, hand_made, many, tmp_path):
-    words = ["predict", hand_made, many, "--shard", 2, "--output", tmp_path]
-    assert run(*words).code == 0
-    whole = read(tmp_path)
-    (tmp_path / "predictions-00002-of-00004.parquet").unlink()
-    kept = (tmp_path / "predictions-00000-of-00004.parquet").stat().st_mtime_ns
-    done = run(*words)
-    assert done.code == 0 and "3 of 4 shards are there already" in done.err
-    assert read(tmp_path) == whole
-    assert (tmp_path / "predictions-00000-of-00004.parquet").stat().st_mtime_ns == kept
-
-
-@pytest.mark.parametrize("what", ["other options", "no Parquet"])
-def test_shards_of_something_else_are_not_touched(run, hand_made, many, tmp_path, what):
-    words = ["predict", hand_made, many, "--shard", 4, "--output", tmp_path]
-    assert run(*words).code == 0
-    place = tmp_path / "predictions-00001-of-00002.parquet"
-    if what == "no Parquet":
-        place.write_bytes(b"notes")
-    before = place.read_bytes()
-    message = run(*words, *(["--top", 1] if what == "other options" else [])).error(2)
-    assert "is not of this model, these pictures and options" in message and place.read_bytes() == before
