@@ -257,6 +257,7 @@ def build_server(app: Any) -> Any:
         ws="none",
         lifespan="off",
         log_level="critical",
+        log_config=None,  # configuring closes all handlers, and absl closes standard error with its own
         access_log=False,
         server_header=False,
         h11_max_incomplete_event_size=2**14,
