@@ -19,7 +19,6 @@ class Classifier(nn.Module):
 
     `input_shape`: of one input, channels first: (channels, height, width) for pictures.
     `architecture`: its entry in the registry, set by `build_model`, which names its blocks, stages and pairs.
-    `maps`: height and width of the map of tokens in each stage, for networks with maps.
     `output_kind`: the kind of output. Without logits there are no classes, and `left_out` (a pattern of `re`) matches
     the keys of a checkpoint that it does not need. Maps are of `output_stages`, or have `output_names`.
     `convert_names`: gives the weights of another publisher the names of this network.
@@ -45,9 +44,9 @@ class Classifier(nn.Module):
     parameters_read: frozenset[str] = frozenset()
     inputs: Inputs | None = None
 
-    def __init__(self, input_shape: Sequence[int], classes: int, maps: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(self, input_shape: Sequence[int], classes: int) -> None:
         super().__init__()
-        self.input_shape, self.classes, self.maps = tuple(input_shape), classes, maps
+        self.input_shape, self.classes = tuple(input_shape), classes
 
     @property
     def in_chans(self) -> int:
@@ -75,7 +74,7 @@ class Architecture:
 
     `build(cfg)` gives a `Classifier` with freshly initialised weights, nodes off. `blocks`: the parts that repeat, in
     the order of the forward pass; they are recomputed to save memory, sharded, and counted by layer decay. `stages`:
-    the parts whose outputs are features. `pairs`: a norm and the linears that alone read its output, so that a factor
+    the parts that can be frozen. `pairs`: a norm and the linears that alone read its output, so that a factor
     can move from one to the others; stars stand for the same words in all. `exchanges`: other such places;
     `streams(model)`: such places in residual streams, which depend on the depth. `padded`: parts that see zeros beside
     tokens where a map has no whole windows, so that no offset may move into them. `no_decay`: parts of the names of

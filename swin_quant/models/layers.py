@@ -219,7 +219,7 @@ class Swin(Classifier):
 
     def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
         g = geometry
-        super().__init__((g.in_chans, *g.sides), g.classes, tuple(map(g.tokens, range(len(g.depths)))))
+        super().__init__((g.in_chans, *g.sides), g.classes)
         self.geometry = g
         self.patch_embed = PatchEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
         tokens = math.prod(g.tokens(0))

@@ -31,18 +31,6 @@ def window_reverse(windows: Tensor, window: int, height: int, width: int) -> Ten
     return x.transpose(2, 3).reshape(-1, height, width, windows.shape[-1])
 
 
-def relative_coords_table(window: int, pretrained_window: int = 0) -> Tensor:
-    """float32 [1, 2w - 1, 2w - 1, 2]: log-spaced relative coordinates, the input of Swin V2's position MLP.
-
-    Coordinates are normalised by the window of the pre-training, if there was one, so that a model with a larger window
-    gets the values that it was trained on, and larger ones. (Liu et al., Swin Transformer V2, 2022.)
-    """
-    offsets = torch.arange(1 - window, window, dtype=torch.float32)
-    offsets = 8 * offsets / ((pretrained_window or window) - 1)
-    offsets = torch.sign(offsets) * torch.log2(offsets.abs() + 1) / math.log2(8)
-    return torch.stack(torch.meshgrid(offsets, offsets, indexing="ij"), dim=-1)[None]
-
-
 def offset_index(window: Window) -> Tensor:
     """int64 [L, L]: the row of the bias table, which has (2h - 1) * (2w - 1), for two tokens of a window."""
     high, wide = window
@@ -52,9 +40,15 @@ def offset_index(window: Window) -> Tensor:
 
 
 def offset_coordinates(window: Window, pretrained: int = 0) -> Tensor:
-    """float32 [1, 2h - 1, 2w - 1, 2]: the coordinates of every offset, each side as in a square window of that side."""
-    rows, columns = (relative_coords_table(side, pretrained)[0].diagonal()[0] for side in window)
-    return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)[None]
+    """float32 [1, 2h - 1, 2w - 1, 2]: log-spaced coordinates of every offset, the input of Swin V2's position MLP.
+
+    Each side is normalised as in a square window of that side, or by the window of the pre-training, if there was one:
+    a model with a larger window gets the values that it was trained on, and larger ones. (Liu et al., Swin Transformer
+    V2, 2022.)
+    """
+    offsets = [8 * torch.arange(1 - side, side, dtype=torch.float32) / ((pretrained or side) - 1) for side in window]
+    spaced = (torch.sign(each) * torch.log2(each.abs() + 1) / math.log2(8) for each in offsets)
+    return torch.stack(torch.meshgrid(*spaced, indexing="ij"), dim=-1)[None]
 
 
 def cut(x: Tensor, window: Window) -> Tensor:

@@ -17,7 +17,7 @@ from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import architecture, from_dict, load_config, to_dict
 from swin_quant.config.load import shipped_configs
 from swin_quant.models import build_model
-from swin_quant.models.maps import relative_coords_table
+from swin_quant.models.maps import offset_coordinates
 from swin_quant.quant.quantizer import named_nodes
 from tests.checkpoint.published import opened as as_read
 from tests.helpers.refusals import refused
@@ -34,7 +34,7 @@ def on_meta(cfg):
     state = {key: value for key, value in model.state_dict().items() if not key.endswith("_amax")}
     for key in [key for key in state if key.endswith("relative_coords_table")]:
         pretrained = architecture(cfg).PRETRAINED_WINDOW_SIZES[int(key.split(".")[1])]
-        state[key] = relative_coords_table((state[key].shape[1] + 1) // 2, pretrained)
+        state[key] = offset_coordinates(((state[key].shape[1] + 1) // 2,) * 2, pretrained)
     return state
 
 
