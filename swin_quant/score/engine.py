@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,6 @@ class Engine:
     sizes: tuple[int, ...] = ()
     run_open: Run | None = field(default=None, compare=False)
     prepared: Prepared | None = field(default=None, compare=False)
-    html: ClassVar[Callable[["Engine"], str] | None] = None  # how a notebook shows one: `Exported.load` sets it
 
     def __call__(self, images: Any) -> Any:
         """The outputs for float tensors [B, 3, H, W], preprocessed, or for pictures: files, folders, PIL's, uint8
@@ -85,9 +84,6 @@ class Engine:
 
     def __repr__(self) -> str:
         return ", ".join(f"{key} {text}" for key, text in self.facts.items() if text)
-
-    def _repr_html_(self) -> str | None:
-        return self.html() if self.html else None
 
     @property
     def label(self) -> str:
