@@ -15,7 +15,6 @@ from swin_quant.base.files import json_text
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
 from swin_quant.report.accuracy.rows import (
-    COLUMN,
     COLUMNS,
     AccuracyRow,
     Footnote,
@@ -23,6 +22,7 @@ from swin_quant.report.accuracy.rows import (
     delta_style,
     delta_with_error,
     footnotes,
+    get_resolution,
     is_simulated,
     latency,
     list_rows,
@@ -149,10 +149,11 @@ def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
         last = unquantized and line.result.engine == engines[0]
         return last, not line.is_baseline, engines.index(line.result.engine), not is_float(line.result.precision)
 
+    size = get_resolution(rows[0])
     first, measured = rows[0], [one for row in rows for one in row.measured if one.ms_per_picture]
     settings = {f"ms a picture on {one.device}, batch {one.batch_size}" for one in measured}
     details = (
-        COLUMN["resolution"].cell(first),
+        f"{size}x{size}" if isinstance(size, int) else size or BLANK,
         f"{first.place}, {first.measured[-1].pictures} pictures",
         f"calibrator {first.calibrated_by}" if first.calibrated_by else BLANK,
         next(iter(settings)) if len(settings) == 1 else BLANK,
@@ -174,7 +175,7 @@ BLOCK_COLUMNS: tuple[Column[Line], ...] = (
         "delta_acc1",
         "Δ acc@1",
         _delta,
-        show=lambda line: delta_with_error(line.row, 2),
+        show=lambda line: delta_with_error(line.row),
         style=lambda line: delta_style(line.row),
         blank="",
     ),
@@ -243,7 +244,7 @@ class AccuracyTable:
         texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
         groups: dict[Hashable, dict[int, AccuracyRow]] = {}  # of one model on one list of pictures
         for index, row in enumerate(self.rows):
-            pictures = COLUMN["resolution"].cell(row), row.card.original_sha256, dataset_key(row.dataset)
+            pictures = get_resolution(row), row.card.original_sha256, dataset_key(row.dataset)
             groups.setdefault((row.card.name, *pictures, row.calibrated_by), {})[index] = row
         found = [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in groups.values()]
         lines = [line for block in found for line in block.lines]
