@@ -183,6 +183,13 @@ def time_calls(engine: Engine, batch: int, shape: Sequence[int], seconds: float)
     return taken
 
 
+def now(device: torch.device) -> float:
+    """The time in seconds when all work that a device was given is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def milliseconds(engine: Callable[[Tensor], Tensor], images: Tensor) -> float:
     """The time of one call on `images` [B, 3, H, W], on the engine's device.
 
@@ -212,16 +219,11 @@ def throughput(
     """
 
     def repeat(times: int) -> tuple[int, float]:
-        def now() -> float:
-            if images.is_cuda:
-                torch.cuda.synchronize(images.device)
-            return time.perf_counter()
-
-        start, done = now(), 0
+        start, done = now(images.device), 0
         while done < times and (done == 0 or time.perf_counter() - start <= seconds / 2):
             engine(images)
             done += 1
-        return done, now() - start
+        return done, now(images.device) - start
 
     with torch.inference_mode():
         repeat(warm_up)

@@ -34,6 +34,7 @@ class AccuracyRow:
     `quantized`: None if a card has only torch's float results on a data set. `own`: the fastest float result of the
     row's engine with the same checkpoint, from any of the cards. `policy`: the name of the policy of `quantized`,
     unique among the rows. `others`: torch's float results that no column shows, e.g. a second half-precision type.
+    `marks`: the numbers of its footnotes.
     """
 
     card: RunCard
@@ -44,6 +45,7 @@ class AccuracyRow:
     own: Result | None = None
     policy: str | None = None
     others: tuple[Result, ...] = ()
+    marks: str = ""
 
     @property
     def result(self) -> Result:
@@ -55,6 +57,19 @@ class AccuracyRow:
     def is_quantized(self) -> bool:
         """Whether `quantized` is there and no float."""
         return self.quantized is not None and not is_float(self.quantized.precision)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the float32 that deltas are against."""
+        return self.float32 is not None and self.quantized == self.float32
+
+    @property
+    def called(self) -> str:
+        """The weights, the type, the policy, and the numbers of its footnotes."""
+        if self.weights and self.weights in UNQUANTIZED.values():
+            return f"{self.weights.partition(' ')[0]} {self.result.precision}"
+        words = (self.weights, self.result.precision, self.policy, f"[{self.marks}]" if self.marks else None)
+        return " ".join(filter(None, words))
 
     @property
     def measured(self) -> list[Result]:
