@@ -7,7 +7,6 @@ cards are read. A key that is not known is refused. An incompatible format has a
 """
 
 import dataclasses
-import functools
 import importlib.metadata
 import os
 import platform
@@ -46,8 +45,8 @@ from swin_quant.cards.records import (
     sha256_in,
 )
 
-FAMILY, FORMAT = "swin-quant/run-card/", 1
-SCHEMA = f"{FAMILY}{FORMAT}"
+FAMILY = "swin-quant/run-card/"
+SCHEMA = f"{FAMILY}1"
 
 
 def versions() -> dict[str, str | None]:
@@ -58,7 +57,7 @@ def versions() -> dict[str, str | None]:
         "swin_quant": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        **{package: _installed(package) for package in ("timm", "numpy")},
+        **{package: importlib.metadata.version(package) for package in ("timm", "numpy")},
         "platform": platform.platform(),
         "cpu": _cpu(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -68,14 +67,6 @@ def versions() -> dict[str, str | None]:
 def made_now() -> dict[str, Any]:
     """What a card says of the moment and the place at which its file was made."""
     return {"versions": versions(), "created": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-
-
-@functools.cache
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)  # reads a file: importing timm would take seconds
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str | None:
@@ -237,14 +228,10 @@ def verify_checkpoint(card: RunCard, path: str | os.PathLike[str], sha256: Calla
 def _check_card(content: Any, where: str) -> None:
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
-        text = schema if isinstance(schema, str) else ""
-        if (newer := re.fullmatch(re.escape(FAMILY) + "([0-9]{1,9})", text)) and int(newer[1]) > FORMAT:
-            raise SwinQuantError(
-                f"{where}: is a run card of format {newer[1]}, which a newer swin-quant wrote: update this one, which "
-                f"reads format {FORMAT}"
-            )
-        shown = f"its schema is {schema!r:.60}" if text else "it names no schema"
-        raise SwinQuantError(f"{where}: is not a run card of this version: {shown}, not {SCHEMA!r}")
+        raise SwinQuantError(
+            f"{where}: is not a run card that this version reads: its schema is {schema!r:.60}, not {SCHEMA!r}: a card "
+            "with a larger number needs a newer swin-quant"
+        )
     check_record(RunCard, {key: value for key, value in content.items() if key != "schema"}, where)
     for index, result in enumerate(content.get("results", ())):
         check_record(Result, result, where, f"results[{index}]")
