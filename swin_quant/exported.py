@@ -15,7 +15,7 @@ from swin_quant.backends.backend import function
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.registry import backends, engine_named, takers, targets
 from swin_quant.base.distributed import World
-from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
+from swin_quant.base.errors import SwinQuantError, UsageError, one_line
 from swin_quant.base.files import compute_sha256, require_file
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
@@ -34,7 +34,6 @@ from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.outputs import named
 from swin_quant.quant.policy import Policy, policy_from_dict
 from swin_quant.quant.quantizer import named_nodes
-from swin_quant.report.table import Value, html_facts
 from swin_quant.report.verdict import after_export
 from swin_quant.score.engine import Engine
 from swin_quant.score.options import EngineOptions
@@ -104,23 +103,6 @@ class Exported:
 
     def __repr__(self) -> str:
         return f"{self.file}: {self.artifact.record['backend']}, {self._what}"
-
-    def _repr_html_(self) -> str:
-        record, policy, checkpoint = self.artifact.record, self.card.policy, self.card.checkpoint
-        facts: dict[str, Value] = {
-            "file": str(self.file),
-            "for": record["backend"],
-            "precision": record["precision"],
-            "policy": policy["name"] if policy else None,
-            "size": f"{self.file.stat().st_size / 2**20:.1f} MB",
-            "made from": checkpoint["file"] if checkpoint else None,
-            "classes": listed(self.card.class_names, 3) or None,
-        }
-        for name, value in record["options"].items():
-            if value not in (None, False, []):
-                several = [f"{key} {one}" for key, one in value.items()] if isinstance(value, dict) else value
-                facts[name] = ", ".join(map(str, several)) if isinstance(several, list | tuple) else str(several)
-        return html_facts(self.card.name, facts)
 
 
 def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:
@@ -199,9 +181,6 @@ def open_subject(given: Any) -> Model | Exported:
     if isinstance(given, Mapping):
         raise UsageError("a state dict holds weights alone: torch.save it to a file, and give sq.load(FILE)")
     raise UsageError(f"{type(given).__name__}: is no model: give sq.load(CHECKPOINT), sq.wrap(module, SIZE) or a file")
-
-
-Engine.html = lambda engine: html_facts(engine.name, engine.facts)
 
 
 def read_config(artifact: Artifact, overrides: Mapping[str, Any] | None = None) -> CfgNode:

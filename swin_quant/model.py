@@ -37,7 +37,6 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.statistics_file import SUFFIX, statistics_bytes
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.nodes import NodeRow, list_nodes
-from swin_quant.report.table import html_facts
 from swin_quant.score.engine import engine_under
 
 
@@ -362,9 +361,6 @@ class Model:
         more = [f"{key} {facts[key]}" for key in ("calibrated", "policy") if key in facts]
         said = [facts["network"], facts["size"], *more]
         return f"{self.name}: {', '.join(said)}" + (f" ({self.file})" if self.file else "")
-
-    def _repr_html_(self) -> str:
-        return html_facts(self.name, self._facts())
 
     def _facts(self) -> dict[str, str | None]:
         """The facts for `repr` and for a notebook, in words."""

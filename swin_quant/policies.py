@@ -11,9 +11,6 @@ from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.quant import AUTO
 from swin_quant.quant.policy import Policy, Rule, load_policy
-from swin_quant.report.nodes import policy_html
-
-Policy.html = policy_html  # `quant` lies below `report`, and does not import it
 
 
 @dataclass(frozen=True)

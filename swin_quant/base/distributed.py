@@ -197,14 +197,13 @@ def process_group(device: str = "auto", local_rank: int | None = None) -> Iterat
 def _meeting_place() -> tuple[str, int]:
     """The address at which a launcher lets the ranks meet. UsageError without one."""
     host, port = os.environ.get("MASTER_ADDR", ""), _number("MASTER_PORT", 0)
-    problem = None if host and 0 < port < 2**16 else "an address and a port are needed"
     try:
-        socket.getaddrinfo(host or None, port)
-    except (OSError, UnicodeError) as error:
-        problem = getattr(error, "strerror", None) or "no valid name"
-    if problem:
+        if not host or not 0 < port < 2**16:
+            raise ValueError("an address and a port are needed")
+        socket.getaddrinfo(host, port)
+    except (OSError, ValueError) as error:  # a UnicodeError is a ValueError
         raise UsageError(
             f"WORLD_SIZE asks for several ranks, but MASTER_ADDR and MASTER_PORT ({host}:{port}) do not say where they "
-            f"meet: start with torchrun, which sets them ({problem})"
-        )
+            f"meet: start with torchrun, which sets them ({error})"
+        ) from error
     return host, port

@@ -1,18 +1,16 @@
 """Progress bars and messages, on one console on standard error.
 
-Bars appear only on a terminal and in a notebook, on rank 0 and unless quiet; elsewhere occasional lines report how far
-it is. Messages go through `logging`, so that a library user can redirect or silence them; `set_up` is for the command
-line.
+Bars appear only on a terminal, on rank 0 and unless quiet; elsewhere occasional lines report how far it is. Messages go
+through `logging`, so that a library user can redirect or silence them; `set_up` is for the command line.
 """
 
 import contextlib
-import html
 import io
 import logging
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,7 +23,6 @@ console = Console(stderr=True)
 bars = True
 log = logging.getLogger("swin_quant")
 clock: Callable[[], float] = time.monotonic  # seconds
-NOTEBOOK_SECONDS = 0.5  # between two states of a notebook's bar
 LINE_SECONDS = 5.0  # between plain lines, or a tenth of the time that has passed: a long log stays readable
 
 
@@ -85,30 +82,12 @@ works: list[str] = []  # in progress, the outermost first
 
 
 class Lines:
-    """Lines instead of a bar, without a terminal: the share of `total` that is done, and the time so far and left.
-
-    In a notebook they are one bar, that of the outermost work, with a line of each work inside it; it goes at the end.
-    """
-
-    _open: ClassVar[list["Lines"]] = []  # the outermost first
-    _cell: ClassVar[Any] = None  # what they share in a notebook
+    """Lines instead of a bar, without a terminal: the share of `total` that is done, and the time so far and left."""
 
     def __init__(self, total: int | None, done: int = 0, noun: str = "") -> None:
         self.total, self.before, self.start = total, done, clock()
-        self.pause = NOTEBOOK_SECONDS if console.is_jupyter else LINE_SECONDS
-        self.due = self.start + self.pause
+        self.due = self.start + LINE_SECONDS
         self.noun = f" {noun}" if noun else ""
-        self.line = self.share = ""
-
-    def __enter__(self) -> "Lines":
-        Lines._open.append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        Lines._open.remove(self)
-        if not Lines._open and Lines._cell:
-            Lines._cell.update({"text/plain": "", "text/html": ""}, raw=True)
-            Lines._cell = None
 
     def show(self, description: str, done: int, note: str = "") -> None:
         """Write a line, if enough time has passed."""
@@ -116,24 +95,12 @@ class Lines:
         if not bars or console.is_terminal or now < self.due:
             return
         took = now - self.start
-        self.due = now + (self.pause if console.is_jupyter else max(self.pause, took / 10))
+        self.due = now + max(LINE_SECONDS, took / 10)
         left = ""
         if self.total and self.before < done < self.total:
             left = f", about {span(took * (self.total - done) / (done - self.before))} left"
-        line = f"{description}: {done}{f' of {self.total}' * bool(self.total)}{self.noun}, {note}{span(took)}{left}"
-        if not console.is_jupyter:
-            log.info("%s", line)
-            return
-        self.line, self.share = line, f' value="{done}" max="{self.total}"' if self.total else ""
-        from IPython.display import display  # a notebook has it
-
-        works = [one for one in Lines._open if one.line]
-        text = "; ".join(one.line for one in works)
-        content = {"text/plain": text, "text/html": f"<progress{works[0].share}></progress> {html.escape(text)}"}
-        if Lines._cell:
-            Lines._cell.update(content, raw=True)
-        else:
-            Lines._cell = display(content, raw=True, display_id=True)
+        total = f" of {self.total}" if self.total else ""
+        log.info("%s: %d%s%s, %s%s%s", description, done, total, self.noun, note, span(took), left)
 
 
 def span(seconds: float) -> str:
@@ -153,7 +120,8 @@ def track(items: Iterable[T], description: str, total: int | None = None, noun: 
     """Yield `items` under a bar of `total` items, or with plain lines without a terminal. `noun`: their plural."""
     works.append(description)
     try:
-        with make_bar("{task.description}", noun) as progress, Lines(total, noun=noun) as lines:
+        lines = Lines(total, noun=noun)
+        with make_bar("{task.description}", noun) as progress:
             task = progress.add_task(description, total=total)
             for number, item in enumerate(items, 1):
                 yield item

@@ -4,7 +4,7 @@ A record is a dataclass or a TypedDict. Types are str, bool, int, float (finite;
 tuple[T, T], tuple[T, ...], dict[str, T], T | None, T | list[T] (or a tuple), Any and records;
 `Annotated[T, within(least=1)]` says more. Errors are one line with source and key. (pydantic and msgspec: the first
 takes as long to import as `--help` may, and wants another TypedDict before Python 3.12; neither names the keys of a
-newer file or of a mapping.)
+mapping.)
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def checked(
     With `text`, it is read as a number, a switch or a list where one is due, as of YAML (`1e-4` is text there) and
     command lines. Keys that a record does not have are refused.
     """
-    return _Reading(source, text, None, error).value(kind, data, key)
+    return _Reading(source, text, error).value(kind, data, key)
 
 
 def check_record(
@@ -76,18 +76,18 @@ def check_record(
     data: Any,
     source: str,
     key: str = "",
-    unknown: list[str] | None = None,
+    lenient: bool = False,
     error: type[SwinQuantError] = SwinQuantError,
 ) -> Mapping[str, Any]:
-    """Like `checked`, for a record that need not be built: returns its fields. Keys that it does not have are added to
-    `unknown`, if that is a list."""
-    return _Reading(source, False, unknown, error).fields(kind, data, key)
+    """Like `checked`, for a record that need not be built: returns its fields. If `lenient`, keys that it does not have
+    are left out."""
+    return _Reading(source, False, error, lenient).fields(kind, data, key)
 
 
 def check_fields(record: Any) -> None:
     """UsageError unless the fields of a dataclass made in code fit their annotations."""
     for name, kind in get_fields(type(record))[0].items():
-        value = _Reading("", False, None, UsageError).value(kind, getattr(record, name), name)
+        value = _Reading("", False, UsageError).value(kind, getattr(record, name), name)
         object.__setattr__(record, name, value)  # it may be frozen; lists are tuples now, and 1 is 1.0 for a float
 
 
@@ -122,7 +122,6 @@ def _read_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """The keys that a record has in plain data, with their types, and those of them that may be absent.
 
     A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
-    A field with the metadata `json: False` is no key.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     if typing.is_typeddict(kind):
@@ -130,8 +129,7 @@ def _read_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
             name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is NotRequired
         }
         return hints | inner, set(kind.__optional_keys__)
-    fields = [field for field in dataclasses.fields(kind) if field.metadata.get("json", True)]
-    absent = dataclasses.MISSING
+    fields, absent = dataclasses.fields(kind), dataclasses.MISSING
     made = {f.name for f in fields if f.default_factory in (list, dict) or _is_record(f.default_factory)}
     constant = made | {field.name for field in fields if field.default is not absent}
     return {field.name: hints[field.name] for field in fields}, constant
@@ -150,8 +148,8 @@ class _Reading:
 
     source: str
     text: bool
-    unknown: list[str] | None
     error: type[SwinQuantError]
+    lenient: bool = False
     also: str = ""  # further values that are allowed
 
     def refuse(self, problem: str) -> NoReturn:
@@ -193,12 +191,10 @@ class _Reading:
         content, (known, optional) = self._check_kind(Mapping, data, key, "a mapping"), get_fields(kind)
         prefix = f"{key}." if key else ""
         surplus = sorted(prefix + _shown(name) for name in content if name not in known)
-        if surplus and self.unknown is None:  # before what is lacking: it may be that, misspelt
+        if surplus and not self.lenient:  # before what is lacking: it may be that, misspelt
             self.refuse(unknown_key(surplus[0], [prefix + name for name in known]))
         if lacking := sorted(prefix + name for name in known.keys() - optional - content.keys()):
             self.refuse(f"lacks {listed(lacking)}")
-        if self.unknown is not None:
-            self.unknown.extend(surplus)
         return {name: self.value(known[name], content[name], prefix + name) for name in known if name in content}
 
     def _is_several(self, data: Any) -> bool:

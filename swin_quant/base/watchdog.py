@@ -1,8 +1,6 @@
 """A thread beside each rank that ends all ranks when one fails, freezes, dies or never comes."""
 
 import os
-import signal
-import socket
 import sys
 import threading
 import time
@@ -46,8 +44,6 @@ class Watchdog:
         self._own_reason: str | None = None
         self._told, self._stopped = threading.Event(), threading.Event()
         self._last_word = threading.Lock()  # this process's: its main thread's, or this watchdog's
-        self._signals = _Signals()
-        self._asked_tick: int | None = None  # when a signal asked this process to end, before all had joined
         self._threads = [threading.Thread(target=self._count, name="watchdog", daemon=True)]
         self._threads[0].start()
 
@@ -60,7 +56,6 @@ class Watchdog:
         """All ranks are connected: from now on only silence counts."""
         self._heard = dict.fromkeys(self._others, self._tick)
         self._joined = True
-        self._signals.close()
 
     def closing(self) -> None:
         """This rank has done its work: another rank may end before it, and take the store along."""
@@ -87,7 +82,6 @@ class Watchdog:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._signals.close()
         for thread in self._threads:
             thread.join(timeout=5)
 
@@ -125,8 +119,6 @@ class Watchdog:
     def _count(self) -> None:
         while not self._stopped.wait(_TICK_SECONDS):
             self._tick += 1
-            if self._asked_tick is None and not self._joined and self._signals.came():
-                self._asked_tick = self._tick
             if (reason := self._verdict()) and self._last_word.acquire(blocking=False):
                 self._tell(reason)
                 with suppress(OSError, ValueError):  # standard error is closed or has no reader
@@ -141,8 +133,6 @@ class Watchdog:
             return self._reason if self._broken or now - self._reason_tick >= _GRACE_TICKS else None
         if self._broken and not self._closing:
             return f"{self.host} is gone"
-        if not self._joined and self._asked_tick is not None and now - self._asked_tick >= _GRACE_TICKS:
-            return f"rank {self.rank} was interrupted"
         if not self._joined and now > _JOIN_TICKS:
             missing = [str(rank) for rank in self._others if rank not in self._heard]
             who = f"rank {', '.join(missing)}" if self._answered is not None else self.host
@@ -157,29 +147,3 @@ class Watchdog:
                 if now - tick > _SILENCE_TICKS:
                     return f"rank {rank} stopped answering"
         return None
-
-
-class _Signals:
-    """Whether Ctrl-C or SIGTERM came, also while the main thread waits in a library, where no handler of ours runs.
-
-    SIGALRM stands for a postponed one (`cli.guard`).
-    """
-
-    def __init__(self) -> None:
-        self._read, self._write = socket.socketpair()
-        self._read.setblocking(False)
-        self._write.setblocking(False)
-        self._before: int | None = None
-        with suppress(ValueError):  # not the main thread: it gets no signals
-            self._before = signal.set_wakeup_fd(self._write.fileno(), warn_on_full_buffer=False)
-
-    def came(self) -> bool:
-        with suppress(BlockingIOError):
-            return bool({signal.SIGINT, signal.SIGTERM, signal.SIGALRM} & set(self._read.recv(4096)))
-        return False
-
-    def close(self) -> None:
-        """Listen no longer; from the same thread."""
-        if self._before is not None:
-            signal.set_wakeup_fd(self._before)
-            self._before = None

@@ -2,12 +2,11 @@
 
 It makes a run repeatable and an import checkable. The annotations here and in `records` are the schema: reading and
 making a card both check every key and type against them, since a card comes from another machine as easily as from
-here. A card can grow: a later key is optional (a default, or a part of a record with `total=False`), and keys of a
-newer version are kept unchanged, with a warning. An incompatible format has another number in `SCHEMA`.
+here. A card can grow: a later key is optional (a default, or a part of a record with `total=False`), so that older
+cards are read. A key that is not known is refused. An incompatible format has another number in `SCHEMA`.
 """
 
 import dataclasses
-import functools
 import importlib.metadata
 import os
 import platform
@@ -16,19 +15,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime, timezone
 from functools import reduce
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from swin_quant.base import __version__
-from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import compute_data_sha256, compute_sha256, finite, one_at_a_time, read_json, write_json
+from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import compute_sha256, finite, one_at_a_time, read_json, write_json
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.base.schema import check_record, checked, get_fields
 from swin_quant.cards.paths import located, portable_path, with_paths
 from swin_quant.cards.records import (
-    QAT,
     ArtifactRecord,
     CalibrationRecord,
     CheckpointRecord,
@@ -47,8 +45,8 @@ from swin_quant.cards.records import (
     sha256_in,
 )
 
-FAMILY, FORMAT = "swin-quant/run-card/", 1
-SCHEMA = f"{FAMILY}{FORMAT}"
+FAMILY = "swin-quant/run-card/"
+SCHEMA = f"{FAMILY}1"
 
 
 def versions() -> dict[str, str | None]:
@@ -59,7 +57,7 @@ def versions() -> dict[str, str | None]:
         "swin_quant": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        **{package: _installed(package) for package in ("timm", "numpy")},
+        **{package: importlib.metadata.version(package) for package in ("timm", "numpy")},
         "platform": platform.platform(),
         "cpu": _cpu(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -69,14 +67,6 @@ def versions() -> dict[str, str | None]:
 def made_now() -> dict[str, Any]:
     """What a card says of the moment and the place at which its file was made."""
     return {"versions": versions(), "created": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-
-
-@functools.cache
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)  # reads a file: importing timm would take seconds
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu() -> str | None:
@@ -92,8 +82,7 @@ def _cpu() -> str | None:
 class RunCard:
     """A run, as recorded. `results` holds `Result`s as JSON; `measured()` gives them as objects.
 
-    `class_names`: the model's class names in order, where known. `wrapped`: how a user's module was captured. `newer`:
-    further keys that a newer version wrote.
+    `class_names`: the model's class names in order, where known. `wrapped`: how a user's module was captured.
     `checked`: the card comes from a file that was checked already.
     """
 
@@ -114,7 +103,6 @@ class RunCard:
     class_names: ClassNames = field(default_factory=list)
     wrapped: WrappedRecord | None = None
     created: Moment = field(default_factory=lambda: made_now()["created"])
-    newer: dict[str, Any] = field(default_factory=dict, metadata={"json": False})
     checked: InitVar[bool] = False
 
     def __post_init__(self, checked: bool) -> None:
@@ -123,9 +111,7 @@ class RunCard:
 
     def to_dict(self) -> dict[str, Any]:
         """The card as it is in JSON."""
-        content = dataclasses.asdict(self)
-        newer = content.pop("newer")
-        return {"schema": SCHEMA, **content, **newer}
+        return {"schema": SCHEMA, **dataclasses.asdict(self)}
 
     @property
     def is_qat(self) -> bool:
@@ -166,34 +152,16 @@ class RunCard:
         return sha256_in(self.checkpoint or self.source)
 
     def measured(self) -> list[Result]:
-        """The results, typed.
-
-        Older results without the hash of a policy's rules get the card's. Older cards without `weights` compare QAT
-        with its own weights unquantized, which are not its original: these comparisons are left out.
-        """
-        results = [Result.from_record(record) for record in self.results]
-        none: dict[str, Any] = dict.fromkeys(("agreement", "sqnr_db", "delta_acc1", "delta_acc1_se"))
-        results = [
-            dataclasses.replace(result, weights=QAT, **none) if self.is_qat and result.weights is None else result
-            for result in results
-        ]
-        own = self.policy or {}
-        sha256 = compute_data_sha256(own["rules"]) if "rules" in own else None
-        return [
-            dataclasses.replace(result, policy_sha256=sha256)
-            if result.policy and result.policy_sha256 is None and result.policy == own.get("name")
-            else result
-            for result in results
-        ]
+        """The results, typed."""
+        return [Result(**record) for record in self.results]
 
     def with_result(self, result: Result) -> "RunCard":
         """A card that also holds `result`, in place of an older one for the same engine, policy and pictures."""
-        same, own = attrgetter("engine", "precision", "weights", "dataset"), result.policy_sha256
-        older = [
-            same(old) == same(result)
-            and (old.policy_sha256 == own if old.policy_sha256 and own else old.policy == result.policy)
-            for old in self.measured()
-        ]
+
+        def identity(one: Result) -> tuple[object, ...]:
+            return one.engine, one.precision, one.weights, one.dataset, one.policy_sha256 or one.policy
+
+        older = [identity(old) == identity(result) for old in self.measured()]
         results = [record for record, is_older in zip(self.results, older, strict=True) if not is_older]
         place = older.index(True) if True in older else len(results)
         results.insert(place, finite(dataclasses.asdict(result)))
@@ -221,24 +189,15 @@ class RunCard:
     @classmethod
     @reads("run card", lambda cls, path: path)
     def read(cls, path: str | os.PathLike[str]) -> "RunCard":
-        """Read and check a card; errors name the file and the key. Keys of a newer version are kept and warned of."""
+        """Read and check a card; errors name the file and the key."""
         content = read_json(path, "run card")
         try:
-            unknown = _check_card(content, str(path))
+            _check_card(content, str(path))
             content = with_paths(content, lambda file: located(file, Path(path)))
             del content["schema"]
-            newer = {key: content.pop(key) for key in content.keys() - get_fields(cls)[0]}
-            card = cls(**content, newer=newer, checked=True)
+            return cls(**content, checked=True)
         except RecursionError as error:
             raise SwinQuantError(f"{path}: is not a run card: it is nested too deeply") from error
-        if unknown:
-            _warn_about_newer_keys(str(path), tuple(unknown))
-        return card
-
-
-@functools.cache  # a command may read a card more than once
-def _warn_about_newer_keys(path: str, keys: tuple[str, ...]) -> None:
-    log.warning("%s: kept as it is, but not understood, since a newer swin-quant wrote it: %s", path, listed(keys))
 
 
 def _newest(records: Iterable[Any], record: Any, *keys: str) -> list[Any]:
@@ -266,28 +225,21 @@ def verify_checkpoint(card: RunCard, path: str | os.PathLike[str], sha256: Calla
         )
 
 
-def _check_card(content: Any, where: str) -> list[str]:
-    """The keys that only a newer version knows."""
+def _check_card(content: Any, where: str) -> None:
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:
-        text = schema if isinstance(schema, str) else ""
-        if (newer := re.fullmatch(re.escape(FAMILY) + "([0-9]{1,9})", text)) and int(newer[1]) > FORMAT:
-            raise SwinQuantError(
-                f"{where}: is a run card of format {newer[1]}, which a newer swin-quant wrote: update this one, which "
-                f"reads format {FORMAT}"
-            )
-        shown = f"its schema is {schema!r:.60}" if text else "it names no schema"
-        raise SwinQuantError(f"{where}: is not a run card of this version: {shown}, not {SCHEMA!r}")
-    unknown: list[str] = []
-    check_record(RunCard, {key: value for key, value in content.items() if key != "schema"}, where, unknown=unknown)
+        raise SwinQuantError(
+            f"{where}: is not a run card that this version reads: its schema is {schema!r:.60}, not {SCHEMA!r}: a card "
+            "with a larger number needs a newer swin-quant"
+        )
+    check_record(RunCard, {key: value for key, value in content.items() if key != "schema"}, where)
     for index, result in enumerate(content.get("results", ())):
-        check_record(Result, result, where, f"results[{index}]", unknown)
+        check_record(Result, result, where, f"results[{index}]")
     if artifact := content.get("artifact"):
         known = artifact["options"].keys() & get_fields(KnownOptions)[0]
         check_record(KnownOptions, {key: artifact["options"][key] for key in known}, where, "artifact.options")
     if content.get("policy") is not None:
         checked(str, content["policy"].get("name"), where, "policy.name")
-    return unknown
 
 
 def update(path: Path, read: RunCard, change: Callable[[RunCard], RunCard]) -> RunCard:

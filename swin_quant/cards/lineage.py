@@ -22,7 +22,6 @@ from swin_quant.cards.records import RangesRecord, TrainingRecord, sha256_in
 
 _MOST_STARTS = 32  # QAT after QAT; a card can name itself
 _MOST_CARDS, _LARGEST = 4096, 64 << 20
-_BELOW = 2  # folders
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,11 @@ def dependents(file: Path) -> list[Path]:
     if not file.is_file():
         return []
     resolved, sha256 = file.resolve(), compute_sha256(file)
-    cards = (card for card in islice(_cards(resolved.parent), _MOST_CARDS) if card != card_path(resolved))
+    folder, above = resolved.parent, resolved.parent.parent
+    places = [folder.glob("*.json"), folder.glob("*/*.json"), folder.glob("*/*/*.json")]
+    places += [above.glob("*.json"), above.glob("*/*.json")] if above != folder else []
+    cards = dict.fromkeys(card for place in places for card in sorted(islice(place, _MOST_CARDS)) if card.is_file())
+    cards.pop(card_path(resolved), None)
     found = [made for card in cards if (made := _find_derived_file(card, resolved, sha256))]
     return [Path(os.path.normpath(file.parent / os.path.relpath(made, resolved.parent))) for made in found]
 
@@ -141,26 +144,6 @@ def refuse_to_replace(file: Path, content: bytes | memoryview | None = None) -> 
             f"{file}: {listed(map(str, needed), 2)} {'was' if len(needed) == 1 else 'were'} made of what lies there, "
             "and would be compared with another: give another name or folder"
         )
-
-
-def _cards(folder: Path) -> Iterator[Path]:
-    places = [folder, *(below for depth in range(1, _BELOW + 1) for below in _folders(folder, depth))]
-    if folder.parent != folder:
-        places += [folder.parent, *(beside for beside in _folders(folder.parent, 1) if beside != folder)]
-    for place in places:
-        yield from sorted(path for path in _entries(place) if path.suffix == ".json" and path.is_file())
-
-
-def _folders(folder: Path, depth: int) -> list[Path]:
-    found = [path for path in _entries(folder) if path.is_dir() and not path.is_symlink()]
-    return sorted(found) if depth == 1 else [each for path in sorted(found) for each in _folders(path, depth - 1)]
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return [Path(entry) for entry in islice(os.scandir(folder), _MOST_CARDS)]
-    except OSError:  # not ours to read
-        return []
 
 
 def _find_derived_file(path: Path, file: Path, sha256: str) -> Path | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from swin_quant.base.schema import Must, get_fields, within
+from swin_quant.base.schema import Must, within
 from swin_quant.cards.paths import is_bare_name
 
 
@@ -310,11 +310,6 @@ class Result:
     calibrator: str | None = None
     delta_ptq: float | None = None
     delta_ptq_se: float | None = None
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "Result":
-        """A result of a card, without keys of a newer version."""
-        return cls(**{key: value for key, value in record.items() if key in get_fields(cls)[0]})
 
 
 def sha256_in(record: Mapping[str, Any] | None) -> str | None:

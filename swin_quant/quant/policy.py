@@ -10,11 +10,11 @@ section 1.5).
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from torch import nn
 
@@ -82,14 +82,10 @@ class Policy:
     name: str
     rules: tuple[Rule, ...]
     description: str = ""
-    html: ClassVar[Callable[["Policy"], str] | None] = None  # set by `sq.policy`, for notebooks
 
     def __repr__(self) -> str:
         count = len(self.rules)
         return f"policy {self.name}, {count} rule{'s' * (count != 1)}"
-
-    def _repr_html_(self) -> str | None:
-        return self.html() if self.html else None
 
     @property
     def sha256(self) -> str:

@@ -12,7 +12,7 @@ from swin_quant.backends.registry import targets
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.cards.records import GroupRecord, SensitivityRecord, TriedPolicies, TriedRecord
 from swin_quant.quant import GROUP_KINDS
-from swin_quant.quant.policy import Policy, Rule
+from swin_quant.quant.policy import Policy
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.ranges import get_range
 from swin_quant.quant.watch import watching
@@ -24,7 +24,6 @@ from swin_quant.report.table import (
     field,
     figure,
     folded,
-    html_table,
     print_text,
     records,
     screen_width,
@@ -128,27 +127,6 @@ class PolicyList:
     def _backends(self) -> list[list[str]]:
         able = {name: backend.exporting.policies for name, backend in targets().items()}
         return [[name for name, taken in able.items() if policy.name in taken] for policy in self.policies]
-
-
-_RULES: tuple[Column[Rule], ...] = (
-    Column("enable", "enable", lambda rule: ", ".join(rule.enable) or None, may_lack=True),
-    Column("disable", "disable", lambda rule: ", ".join(rule.disable) or None, may_lack=True),
-    Column("nodes", "nodes", lambda rule: ", ".join(rule.nodes) or None, may_lack=True),
-    Column("format", "format", field("format"), may_lack=True),
-    Column("bits", "bits", field("bits"), right=True, may_lack=True),
-    Column("granularity", "granularity", field("granularity"), may_lack=True),
-    Column("block", "block", field("block"), right=True, may_lack=True),
-    Column("narrow_range", "narrow range", field("narrow_range"), may_lack=True),
-    Column("symmetric", "symmetric", field("symmetric"), may_lack=True),
-    Column("amax", "amax", field("amax"), right=True, may_lack=True),
-)
-
-
-def policy_html(policy: Policy) -> str:
-    """The rules of a policy, a row each."""
-    remarks = [policy.description] if policy.description else []
-    table = ReportTable(_RULES, policy.rules, [*remarks, "Later rules override earlier ones."])
-    return html_table(table, policy.name)
 
 
 @dataclass(frozen=True)

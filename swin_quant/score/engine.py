@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,6 @@ class Engine:
     sizes: tuple[int, ...] = ()
     run_open: Run | None = field(default=None, compare=False)
     prepared: Prepared | None = field(default=None, compare=False)
-    html: ClassVar[Callable[["Engine"], str] | None] = None  # how a notebook shows one: `Exported.load` sets it
 
     def __call__(self, images: Any) -> Any:
         """The outputs for float tensors [B, 3, H, W], preprocessed, or for pictures: files, folders, PIL's, uint8
@@ -85,9 +84,6 @@ class Engine:
 
     def __repr__(self) -> str:
         return ", ".join(f"{key} {text}" for key, text in self.facts.items() if text)
-
-    def _repr_html_(self) -> str | None:
-        return self.html() if self.html else None
 
     @property
     def label(self) -> str:
@@ -187,6 +183,13 @@ def time_calls(engine: Engine, batch: int, shape: Sequence[int], seconds: float)
     return taken
 
 
+def now(device: torch.device) -> float:
+    """The time in seconds when all work that a device was given is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def milliseconds(engine: Callable[[Tensor], Tensor], images: Tensor) -> float:
     """The time of one call on `images` [B, 3, H, W], on the engine's device.
 
@@ -216,16 +219,11 @@ def throughput(
     """
 
     def repeat(times: int) -> tuple[int, float]:
-        def now() -> float:
-            if images.is_cuda:
-                torch.cuda.synchronize(images.device)
-            return time.perf_counter()
-
-        start, done = now(), 0
+        start, done = now(images.device), 0
         while done < times and (done == 0 or time.perf_counter() - start <= seconds / 2):
             engine(images)
             done += 1
-        return done, now() - start
+        return done, now(images.device) - start
 
     with torch.inference_mode():
         repeat(warm_up)

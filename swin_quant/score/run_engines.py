@@ -3,7 +3,6 @@ apart: maps and embeddings have no accuracy, but SQNR and cosine.
 """
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from swin_quant.data.preprocess import Preprocess, Transform
 from swin_quant.data.sampling import chunks
 from swin_quant.quant.distance import decibels
 from swin_quant.quant.outputs import Output, rows
-from swin_quant.score.engine import Engine, Run
+from swin_quant.score.engine import Engine, Run, now
 
 BATCH = 32  # pictures at a time, where nobody says
 CPU = torch.device("cpu")
@@ -149,14 +148,9 @@ def evenly(total: int, count: int | None) -> list[int]:
 
 
 def _run(name: str, engine: Run, images: Tensor) -> EngineOutput:
-    def now() -> float:
-        if images.is_cuda:
-            torch.cuda.synchronize(images.device)
-        return time.perf_counter()
-
-    start = now()
+    start = now(images.device)
     output = engine(images)
-    seconds = now() - start
+    seconds = now(images.device) - start
     logits = rows(output).float()
     if not logits.isfinite().all():
         raise SwinQuantError(f"engine {name}: logits hold NaN or infinity for {len(images)} pictures")
@@ -272,35 +266,29 @@ def compare_engines(
     names: Sequence[str],
     world: World,
 ) -> list[FeatureScore]:
-    """The outputs of each engine beside float32's, of all and of each by name; labels are not needed.
+    """The scores of all engines against the first, the float reference: of all outputs together, then of each, if there
+    are several `names`; labels are not needed.
 
-    UsageError on several ranks, and if the original is not found.
+    UsageError on several ranks, without a picture, and if the first engine is not float32.
     """
     if world.size > 1:
         raise UsageError("features are scored in one process: start it without torchrun")
-    if not isinstance(source, PictureSet):
-        return compare_outputs(engines, batches(source, False, prepared), world.device, names)
-    source, known = source.with_default_split("val"), prepared.known
-    opened = source.open()
-    indices = sorted(source.indices(opened))
-    limit = UnreadableLimit(len(indices), source.max_unreadable)
-    workers = default_workers(source.workers, 1, len(indices))
-    parts = chunks(indices, (source.batch or BATCH) if known.is_square else 1)
-    loaded = readable_batches(opened, known, parts, limit, workers, f"comparing {', '.join(engines)}")
-    return compare_outputs(engines, loaded, world.device, names)
-
-
-def compare_outputs(
-    engines: Mapping[str, Engine], batches: Iterable[Batch], device: torch.device, names: Sequence[str] = ()
-) -> list[FeatureScore]:
-    """The scores of all engines against the first, the float reference; then those of each output, if there are several
-    `names`. UsageError if the first is not float32, and without a picture."""
     first, *others = engines
     if engines[first].precision != "float32":
         raise UsageError("outputs are compared with the original float model, which is not found: give ‹float› FILE")
+    if isinstance(source, PictureSet):
+        source, known = source.with_default_split("val"), prepared.known
+        opened = source.open()
+        indices = sorted(source.indices(opened))
+        limit = UnreadableLimit(len(indices), source.max_unreadable)
+        workers = default_workers(source.workers, 1, len(indices))
+        chosen = chunks(indices, (source.batch or BATCH) if known.is_square else 1)
+        loaded = readable_batches(opened, known, chosen, limit, workers, f"comparing {', '.join(engines)}")
+    else:
+        loaded = batches(source, False, prepared)
     parts = [None, *(names if len(names) > 1 else ())]
     sums = {(part, key): OutputDifference() for part in parts for key in others}
-    for _, found in run_engines(engines, batches, device):
+    for _, found in run_engines(engines, loaded, world.device):
         for (part, key), one in sums.items():
             pair = found[key].output, found[first].output
             one.add(*(pair if part is None else (output[names.index(part)] for output in pair)))

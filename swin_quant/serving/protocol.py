@@ -55,7 +55,7 @@ def read_request(
     if text.count(b"[") + text.count(b"{") > MOST_LISTS:
         raise UsageError(f"the JSON has more than {MOST_LISTS:,} lists: send data as a flat list, or binary")
     try:
-        content = check_record(_Request, json.loads(text), "the body", unknown=[], error=UsageError)
+        content = check_record(_Request, json.loads(text), "the body", lenient=True, error=UsageError)
     except (ValueError, RecursionError) as error:
         raise UsageError("the body is not JSON") from error
     known, is_binary = [end.name for end in model.outputs], content.get("parameters", {}).get("binary_data_output")

@@ -319,7 +319,8 @@ def bar(total: int, done: int) -> Iterator[Show]:
     """Inside the context, a function to call after every step with position, loss, LR and images/s. It draws a bar, or
     prints lines without a terminal."""
     figures = "loss {task.fields[loss]:.3f}  lr {task.fields[lr]:.2e}  {task.fields[speed]:.0f} images/s"
-    with make_bar("epoch {task.fields[epoch]}", figures) as display, Lines(total, done, "steps") as lines:
+    lines = Lines(total, done, "steps")
+    with make_bar("epoch {task.fields[epoch]}", figures) as display:
         task = display.add_task("", total=total, completed=done, epoch=1, loss=0.0, lr=0.0, speed=0.0)
 
         def show(position: Position, loss: float, lr: float, speed: float) -> None:

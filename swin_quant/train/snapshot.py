@@ -216,7 +216,7 @@ class _Parts(TypedDict):
 
 def check_snapshot(content: dict[str, Any], model: nn.Module) -> None:
     """ValueError or SwinQuantError unless a snapshot has all its parts, of the right types and for this model."""
-    check_record(_Parts, content, "its state", unknown=[])
+    check_record(_Parts, content, "its state", lenient=True)
     check_weights(content["model"], model.state_dict())
     try:
         json.dumps(content["settings"])

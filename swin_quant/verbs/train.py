@@ -1,5 +1,6 @@
 """Train a float model, from scratch or from weights: writes <NAME>.pth, its run card and logs, then scores it."""
 
+import html
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -53,7 +54,7 @@ class TrainedFile(Evaluated):
         return str(self.evaluation) or f"{self.file}: not scored: the pictures have no val split"
 
     def _repr_html_(self) -> str:
-        return self.evaluation._repr_html_() or self.load()._repr_html_()
+        return self.evaluation._repr_html_() or f"<p>{html.escape(str(self))}</p>"
 
 
 def train(

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-import logging
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from cards_of_results import ARTIFACT, CALIBRATION, TRAINING, VERIFICATION
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint
 from swin_quant.cards.records import Result
-from swin_quant.quant.policy import policy_from_dict
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
 HERE = Path(__file__).parent
@@ -95,20 +93,6 @@ def test_results_of_policies_of_one_name_are_told_apart_by_their_rules():
     assert made.with_result(renamed).measured() == [renamed, other], "the rules are what a policy is"
 
 
-def test_a_result_of_before_rules_were_recorded_is_of_the_card_s_policy_of_that_name():
-    own = {"name": "ft-mode1", "rules": [{"enable": ["role:gemm_weight"]}]}
-    sha256 = policy_from_dict(own, "here").sha256
-    made = card(policy=own, results=[dataclasses.asdict(RESULT)])
-    assert [result.policy_sha256 for result in made.measured()] == [sha256]
-    elsewhere = dataclasses.replace(RESULT, policy_sha256="f" * 64)
-    assert made.with_result(elsewhere).measured()[1:] == [elsewhere], "another of that name takes no place"
-    again = dataclasses.replace(RESULT, policy_sha256=sha256)
-    assert made.with_result(again).measured() == [again]
-    unknown = card(policy={**own, "name": "qdq"}, results=[dataclasses.asdict(RESULT)])
-    assert unknown.measured() == [RESULT]
-    assert unknown.with_result(elsewhere).measured() == [elsewhere], "no rules are known: the name decides"
-
-
 WRONG = {
     "schema": ("swin-quant/run-card/0", "run-card/0"),
     "name": ("../escape", "name"),
@@ -179,7 +163,7 @@ def test_what_a_card_cannot_be_without(tmp_path):
 
 
 @pytest.mark.parametrize("file", CARDS, ids=lambda path: path.name)
-def test_a_card_of_every_version_is_read_and_rewritten_without_loss(tmp_path, file, caplog):
+def test_a_card_of_every_version_is_read_and_rewritten_without_loss(tmp_path, file):
     old = json.loads(file.read_text())
     read = RunCard.read(file)
     read.with_result(RESULT).write(tmp_path / "x.json")
@@ -187,37 +171,20 @@ def test_a_card_of_every_version_is_read_and_rewritten_without_loss(tmp_path, fi
     assert new["results"].pop() == dataclasses.asdict(RESULT)
     assert {key: new[key] for key in old} == old
     later = {"verification", "sensitivity", "searches", "class_names", "wrapped"}
-    assert new.keys() - old.keys() <= later and not caplog.records
+    assert new.keys() - old.keys() <= later
     assert len(read.measured()) == len(old["results"]) > 0
 
 
-def test_what_a_newer_version_added_is_kept_and_warned_of_in_one_line(tmp_path, caplog):
-    content = written(tmp_path / "x.json")
-    content["engines"] = [{"new": 1}]
-    content["newer"] = "a key of that name"
-    content["calibration"]["b\nits"] = 4
-    content["source"]["url"] = None
-    content["results"][0]["energy"] = 2.5
-    content["results"][0]["dataset"]["license"] = "MIT"
-    (tmp_path / "x.json").write_text(json.dumps(content))
-    with caplog.at_level(logging.WARNING, "swin_quant"):
-        read = RunCard.read(tmp_path / "x.json")
-        assert RunCard.read(tmp_path / "x.json") == read, "read twice, warned of once"
-    (record,) = caplog.records
-    text = record.getMessage()
-    assert str(tmp_path / "x.json") in text and "newer" in text and "\n" not in text
-    assert "source.url" in text and "engines" in text and "and 1 more" in text
-    assert read.measured() == [dataclasses.replace(RESULT, dataset={**DATASET, "license": "MIT"})]
-    other = dataclasses.replace(RESULT, policy="ft-mode2")
-    dataclasses.replace(read.with_result(other), policy=None).write(tmp_path / "y.json")
-    again = json.loads((tmp_path / "y.json").read_text())
-    assert again == {**content, "policy": None, "results": [*content["results"], dataclasses.asdict(other)]}
+def test_a_key_that_is_not_known_is_refused(tmp_path):
+    for place in ("", "calibration", "source"):
+        content = written(tmp_path / "x.json")
+        (content[place] if place else content)["novel"] = 1
+        refused(tmp_path / "x.json", content, f"unknown key '{place}{'.' * bool(place)}novel'")
 
 
 def test_a_card_of_a_newer_format_says_to_update(tmp_path):
     newer = {**written(tmp_path / "x.json"), "schema": "swin-quant/run-card/2"}
-    refused(tmp_path / "x.json", newer, "format 2", "update", "format 1")
-    refused(tmp_path / "x.json", {"schema": "swin-quant/run-card/10", "all": "else"}, "format 10", "update")
+    refused(tmp_path / "x.json", newer, "run-card/2", "run-card/1", "needs a newer swin-quant")
     refused(tmp_path / "x.json", {"schema": "other/run-card/2"}, "is not a run card")
 
 
@@ -328,21 +295,3 @@ def test_a_place_must_be_relative_and_plain(tmp_path, path):
     content = written(tmp_path / "x.json")
     content["source"]["path"] = path
     refused(tmp_path / "x.json", content, "path")
-
-
-def test_qat_of_before_its_original_was_the_baseline_is_compared_with_nothing(tmp_path):
-    """Its float32 was measured on the trained weights: a printed +1.34 was a loss of 1.26 points."""
-    float32 = dataclasses.replace(RESULT, engine="torch", precision="float32", policy=None, acc1=79.7)
-    old = dataclasses.replace(RESULT, acc1=81.0, agreement=97.0, sqnr_db=20.0, delta_acc1=1.34, delta_acc1_se=0.4)
-    content = {**written(tmp_path / "x.json"), "training": TRAINING}
-    content["results"] = [dataclasses.asdict(result) for result in (float32, old)]
-    (tmp_path / "x.json").write_text(json.dumps(content))
-    read = RunCard.read(tmp_path / "x.json")
-    assert read.is_qat and not card().is_qat and not dataclasses.replace(read, policy=None, calibration=None).is_qat
-    assert [(r.acc1, r.weights, r.agreement, r.sqnr_db, r.delta_acc1, r.delta_acc1_se) for r in read.measured()] == [
-        (79.7, "qat", None, None, None, None),
-        (81.0, "qat", None, None, None, None),
-    ]
-    newer = dataclasses.replace(old, weights="qat", delta_acc1=-1.26)
-    original = dataclasses.replace(float32, weights="original", acc1=82.28)
-    assert read.with_result(newer).with_result(original).measured()[1:] == [newer, original]

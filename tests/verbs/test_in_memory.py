@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 import safetensors.torch
@@ -18,7 +17,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.quant.layer import QuantLinear
-from swin_quant.quant.policy import Policy, Rule
 
 
 def test_importing_it_changes_nothing_and_takes_no_torch():
@@ -79,14 +77,6 @@ def test_a_model_of_the_user_s_own_needs_no_file_and_no_config(pictures, tensors
         _ = model.config
     with pytest.raises(sq.UsageError, match="preprocess"):
         sq.calibrate(Own(), sq.pictures(pictures, "train", 8), policy)
-
-
-def test_a_policy_shows_all_that_its_rules_say():
-    html = sq.policy("cpu").html()
-    assert "symmetric" in html and "False" in html
-    for field in fields(Rule):
-        rule = Rule(**{field.name: {"block": 32, "bits": 4, "amax": 1.5}.get(field.name, ("shown",))})
-        assert any(text in Policy("p", (rule,)).html() for text in ("shown", "32", "4", "1.5")), field.name
 
 
 def test_invalid_arguments_are_refused_in_one_line(model, train, val, pictures, tmp_path):

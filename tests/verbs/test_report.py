@@ -194,15 +194,13 @@ def test_pictures_that_the_quantized_model_sees_otherwise(page, own, pictures, t
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_gone_and_two_runs_that_differ(page, own, tmp_path):
+def test_a_checkpoint_that_is_gone(page, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
-    card["calibration"]["seed"] = 77
     card["checkpoint"]["sha256"] = "0" * 64
     (tmp_path / "other.json").write_text(json.dumps(card))
     own.unlink()
     text = page(own.with_suffix(".json"), tmp_path / "other.json")
     assert "the checkpoint is not beside the card" in text and facts_of(text)["nodes"] == []
-    assert re.search(r"calibration\.seed</td><td[^>]*>0</td><td[^>]*>77</td>", text)
 
 
 def test_contradicting_options_and_a_card_as_the_page_are_refused(run, own, snapshot):

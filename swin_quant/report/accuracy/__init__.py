@@ -13,9 +13,8 @@ from rich.cells import cell_len
 
 from swin_quant.base.files import json_text
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import ORIGINAL, UNQUANTIZED, Result
+from swin_quant.cards.records import ORIGINAL, UNQUANTIZED
 from swin_quant.report.accuracy.rows import (
-    COLUMN,
     COLUMNS,
     AccuracyRow,
     Footnote,
@@ -23,6 +22,7 @@ from swin_quant.report.accuracy.rows import (
     delta_style,
     delta_with_error,
     footnotes,
+    get_resolution,
     is_simulated,
     latency,
     list_rows,
@@ -60,43 +60,18 @@ _WEIGHTS_LEGEND = {
 
 
 @dataclass(frozen=True)
-class Line:
-    """One result, which `row` has as `quantized` even where it is float; `marks`: the numbers of its footnotes."""
-
-    row: AccuracyRow
-    marks: str = ""
-
-    @property
-    def result(self) -> Result:
-        return self.row.result
-
-    @property
-    def is_baseline(self) -> bool:
-        return self.row.float32 is not None and self.row.quantized == self.row.float32
-
-    @property
-    def called(self) -> str:
-        """The weights, the type and the policy."""
-        weights = self.row.weights
-        if weights and weights in UNQUANTIZED.values():
-            return f"{weights.partition(' ')[0]} {self.result.precision}"
-        words = (weights, self.result.precision, self.row.policy, f"[{self.marks}]" if self.marks else None)
-        return " ".join(filter(None, words))
-
-
-@dataclass(frozen=True)
 class TableBlock:
     """The results of one model on one list of pictures. `details`: the facts that they share, for the heading."""
 
     name: str
     details: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[AccuracyRow, ...]
 
     @property
     def heading(self) -> str:
         return f"{self.name}: {', '.join(self.details)}"
 
-    def table(self, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[Line]:
+    def table(self, remarks: Sequence[str] = (), width: int | None = None) -> ReportTable[AccuracyRow]:
         """The lines, and the columns that fit into `width`; None: all."""
         columns = shown(BLOCK_COLUMNS, self.lines)
         for extra in _EXTRA:
@@ -120,39 +95,38 @@ class TableBlock:
         yield ""
 
 
-def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
-    floats: dict[Hashable, Line] = {}
-    quantized: list[Line] = []
+def _block(rows: Sequence[AccuracyRow]) -> TableBlock:
+    floats: dict[Hashable, AccuracyRow] = {}
 
-    def keep(line: Line) -> None:
-        """Keep a float line: one that several cards measured once, by its fastest time."""
-        one = line.result
+    def keep(row: AccuracyRow) -> None:
+        """Keep a float result: one that several cards measured once, by its fastest time."""
+        one = row.result
         weights = None if one.weights == ORIGINAL else one.weights
         key = one.engine, one.precision, weights, one.acc1, one.acc5
         if key not in floats or latency(one) < latency(floats[key].result):
-            floats[key] = line
+            floats[key] = row
 
-    for row, mark in zip(rows, marks, strict=True):
+    for row in rows:
         for base in (row.float32, row.half, *row.others):
             if base:
-                keep(Line(replace(row, quantized=base, policy=None), "" if row.quantized else mark))
-        if row.is_quantized:
-            quantized.append(Line(row, mark))
-        elif row.quantized:
-            keep(Line(row, mark))
+                keep(replace(row, quantized=base, policy=None, marks="" if row.quantized else row.marks))
+        if row.quantized and not row.is_quantized:
+            keep(row)
+    quantized = [row for row in rows if row.is_quantized]
     lines = [*floats.values(), *quantized]
     engines = list(dict.fromkeys(line.result.engine for line in lines))
 
-    def place(line: Line) -> tuple[bool, bool, int, bool]:
+    def place(line: AccuracyRow) -> tuple[bool, bool, int, bool]:
         """The float32 baseline, torch's other float results, then engine by engine, the float lines first."""
-        unquantized = line.row.weights in UNQUANTIZED.values()
+        unquantized = line.weights in UNQUANTIZED.values()
         last = unquantized and line.result.engine == engines[0]
         return last, not line.is_baseline, engines.index(line.result.engine), not is_float(line.result.precision)
 
+    size = get_resolution(rows[0])
     first, measured = rows[0], [one for row in rows for one in row.measured if one.ms_per_picture]
     settings = {f"ms a picture on {one.device}, batch {one.batch_size}" for one in measured}
     details = (
-        COLUMN["resolution"].cell(first),
+        f"{size}x{size}" if isinstance(size, int) else size or BLANK,
         f"{first.place}, {first.measured[-1].pictures} pictures",
         f"calibrator {first.calibrated_by}" if first.calibrated_by else BLANK,
         next(iter(settings)) if len(settings) == 1 else BLANK,
@@ -161,23 +135,16 @@ def _block(rows: Sequence[AccuracyRow], marks: Sequence[str]) -> TableBlock:
     return TableBlock(first.card.name, shared, tuple(sorted(lines, key=place)))
 
 
-def _delta(line: Line) -> float | None:
-    return None if line.is_baseline else line.row.delta("acc1")
+def _delta(line: AccuracyRow) -> float | None:
+    return None if line.is_baseline else line.delta("acc1")
 
 
-BLOCK_COLUMNS: tuple[Column[Line], ...] = (
+BLOCK_COLUMNS: tuple[Column[AccuracyRow], ...] = (
     Column("result", "result", field("called"), fold=True),
     Column("engine", "engine", field("result", "engine"), fold=True),
     figure("acc1", "acc@1", field("result", "acc1"), "{:.2f}"),
     figure("acc5", "acc@5", field("result", "acc5"), "{:.2f}"),
-    Column(
-        "delta_acc1",
-        "Δ acc@1",
-        _delta,
-        show=lambda line: delta_with_error(line.row, 2),
-        style=lambda line: delta_style(line.row),
-        blank="",
-    ),
+    Column("delta_acc1", "Δ acc@1", _delta, show=delta_with_error, style=delta_style, blank=""),
     figure("agreement", "agree", field("result", "agreement"), "{:.2f}"),
     figure("sqnr_db", "SQNR dB", field("result", "sqnr_db"), "{:.1f}"),
     Column(
@@ -187,7 +154,7 @@ BLOCK_COLUMNS: tuple[Column[Line], ...] = (
         show=lambda one: "sim." if is_simulated(one.result.engine) else f"{one.result.ms_per_picture:.2f}",
         right=True,
     ),
-    Column("verified", "verified", field("row", "verified"), may_lack=True, blank=""),
+    Column("verified", "verified", field("verified"), may_lack=True, blank=""),
 )
 _EXTRA = ("acc5", "sqnr_db")  # left out of a narrow terminal, in this order
 
@@ -243,13 +210,14 @@ class AccuracyTable:
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
         texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
-        groups: dict[Hashable, dict[int, AccuracyRow]] = {}  # of one model on one list of pictures
+        groups: dict[Hashable, list[AccuracyRow]] = {}  # of one model on one list of pictures
         for index, row in enumerate(self.rows):
-            pictures = COLUMN["resolution"].cell(row), row.card.original_sha256, dataset_key(row.dataset)
-            groups.setdefault((row.card.name, *pictures, row.calibrated_by), {})[index] = row
-        found = [_block(list(some.values()), [marks.get(index, "") for index in some]) for some in groups.values()]
+            pictures = get_resolution(row), row.card.original_sha256, dataset_key(row.dataset)
+            group = groups.setdefault((row.card.name, *pictures, row.calibrated_by), [])
+            group.append(replace(row, marks=marks.get(index, "")))
+        found = [_block(some) for some in groups.values()]
         lines = [line for block in found for line in block.lines]
         legend = [LEGEND] if any(_delta(line) is not None for line in lines) else []
-        weights = {line.row.weights for line in lines}
+        weights = {line.weights for line in lines}
         legend += [text for key, text in _WEIGHTS_LEGEND.items() if key in weights]
         return found, [*legend, *texts]

@@ -6,7 +6,7 @@ sentences that readers of a row need; rows with the same sentence share one.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from swin_quant.base.errors import listed, one_line
@@ -23,7 +23,7 @@ from swin_quant.cards.records import (
     VerificationRecord,
 )
 from swin_quant.quant.policy import told_apart
-from swin_quant.report.table import Column, field, figure
+from swin_quant.report.table import Column, Value, field
 from swin_quant.score.engine import EAGER, FAKE_QUANT, HALF_TYPES, is_float
 
 
@@ -34,6 +34,7 @@ class AccuracyRow:
     `quantized`: None if a card has only torch's float results on a data set. `own`: the fastest float result of the
     row's engine with the same checkpoint, from any of the cards. `policy`: the name of the policy of `quantized`,
     unique among the rows. `others`: torch's float results that no column shows, e.g. a second half-precision type.
+    `marks`: the numbers of its footnotes.
     """
 
     card: RunCard
@@ -44,6 +45,7 @@ class AccuracyRow:
     own: Result | None = None
     policy: str | None = None
     others: tuple[Result, ...] = ()
+    marks: str = ""
 
     @property
     def result(self) -> Result:
@@ -55,6 +57,19 @@ class AccuracyRow:
     def is_quantized(self) -> bool:
         """Whether `quantized` is there and no float."""
         return self.quantized is not None and not is_float(self.quantized.precision)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it is the float32 that deltas are against."""
+        return self.float32 is not None and self.quantized == self.float32
+
+    @property
+    def called(self) -> str:
+        """The weights, the type, the policy, and the numbers of its footnotes."""
+        if self.weights and self.weights in UNQUANTIZED.values():
+            return f"{self.weights.partition(' ')[0]} {self.result.precision}"
+        words = (self.weights, self.result.precision, self.policy, f"[{self.marks}]" if self.marks else None)
+        return " ".join(filter(None, words))
 
     @property
     def measured(self) -> list[Result]:
@@ -118,16 +133,9 @@ class AccuracyRow:
         return getattr(self.quantized, metric) - getattr(self.float32, metric)
 
     @property
-    def stale(self) -> bool:
-        """Whether the recorded comparison is with another float result: its standard error is not our delta's then."""
-        delta, recorded = self.delta("acc1"), self.quantized.delta_acc1 if self.quantized else None
-        return delta is not None and recorded is not None and abs(delta - recorded) > 1e-6
-
-    @property
     def delta_acc1_se(self) -> float | None:
         """The paired standard error of the top-1 delta, in points."""
-        comparable = self.float32 and self.quantized and not self.stale
-        return self.quantized.delta_acc1_se if self.quantized and comparable else None
+        return self.quantized.delta_acc1_se if self.float32 and self.quantized else None
 
     @property
     def distinguishable(self) -> bool | None:
@@ -200,10 +208,10 @@ def _policy(row: AccuracyRow) -> tuple[str, str | None] | None:
     return None if result is None or result.policy is None else (result.policy, result.policy_sha256)
 
 
-def delta_with_error(row: AccuracyRow, digits: int = 3) -> str:
+def delta_with_error(row: AccuracyRow) -> str:
     """The top-1 delta with its standard error, and ~ where it is within two of zero."""
     delta, error = row.delta("acc1") or 0.0, row.delta_acc1_se
-    text = f"{delta:+.{digits}f}" if error is None else f"{delta:+.{digits}f} ±{error:.{digits}f}"
+    text = f"{delta:+.2f}" if error is None else f"{delta:+.2f} ±{error:.2f}"
     return f"{text} ~" if row.distinguishable is False else text
 
 
@@ -214,50 +222,44 @@ def delta_style(row: AccuracyRow) -> str:
     return "dim" if not row.distinguishable else "red" if (row.delta("acc1") or 0) < 0 else "green"
 
 
-def _resolution(row: AccuracyRow) -> int | str | None:
+def get_resolution(row: AccuracyRow) -> int | str | None:
     """The side of square pictures; height and width of oblong ones as 192x224."""
     size = row.card.preprocess.get("size")
     return "x".join(map(str, size)) if isinstance(size, list) else size if type(size) is int else None
 
 
-COLUMNS: tuple[Column[AccuracyRow], ...] = (
-    Column("name", "name", field("card", "name")),
-    Column(
-        "resolution",
-        "resolution",
-        _resolution,
-        show=lambda row: size if isinstance(size := _resolution(row), str) else f"{size}x{size}",
-        right=True,
-    ),
-    Column("dataset", "dataset", field("place")),
-    Column("policy", "policy", field("policy")),
-    Column("precision", "type", field("quantized", "precision")),
-    Column("weights", "weights", field("weights"), may_lack=True),
-    Column("calibrator", "calibrator", field("calibrator")),
-    figure("pictures", "pictures", lambda row: row.measured[-1].pictures, "{:d}"),
-    figure("acc1", "acc@1", field("float32", "acc1"), "{:.3f}"),
-    figure("acc5", "acc@5", field("float32", "acc5"), "{:.3f}"),
-    Column("half_precision", "half (H)", field("half", "precision")),
-    figure("half_acc1", "acc@1(H)", field("half", "acc1"), "{:.3f}"),
-    figure("quantized_acc1", "acc@1(I)", field("quantized", "acc1"), "{:.3f}"),
-    figure("quantized_acc5", "acc@5(I)", field("quantized", "acc5"), "{:.3f}"),
-    Column("delta_acc1", "Δ acc@1", lambda row: row.delta("acc1"), show=delta_with_error, style=delta_style),
-    Column("delta_acc1_se", "", field("delta_acc1_se")),
-    figure("delta_acc5", "Δ acc@5", lambda row: row.delta("acc5"), "{:+.3f}"),
-    figure("agreement", "agree %", field("quantized", "agreement"), "{:.2f}"),
-    figure("sqnr_db", "SQNR dB", field("quantized", "sqnr_db"), "{:.1f}"),
-    figure("ms", "ms", field("float32", "ms_per_picture"), "{:.3f}"),
-    figure("half_ms", "ms(H)", field("half", "ms_per_picture"), "{:.3f}"),
-    figure("quantized_ms", "ms(I)", field("quantized", "ms_per_picture"), "{:.3f}"),
-    Column("engine", "engine", field("quantized", "engine")),
-    Column("own_precision", "float (E)", field("own", "precision"), may_lack=True),
-    figure("own_acc1", "acc@1(E)", field("own", "acc1"), "{:.3f}", may_lack=True),
-    figure("own_ms", "ms(E)", field("own", "ms_per_picture"), "{:.3f}", may_lack=True),
-    Column("verified", "verified", field("verified"), may_lack=True),
-    Column("device", "", lambda row: row.measured[-1].device),
-    Column("batch_size", "", lambda row: row.measured[-1].batch_size),
-)
-COLUMN = {column.key: column for column in COLUMNS}
+_VALUES: dict[str, Callable[[AccuracyRow], Value]] = {
+    "name": field("card", "name"),
+    "resolution": get_resolution,
+    "dataset": field("place"),
+    "policy": field("policy"),
+    "precision": field("quantized", "precision"),
+    "weights": field("weights"),
+    "calibrator": field("calibrator"),
+    "pictures": lambda row: row.measured[-1].pictures,
+    "acc1": field("float32", "acc1"),
+    "acc5": field("float32", "acc5"),
+    "half_precision": field("half", "precision"),
+    "half_acc1": field("half", "acc1"),
+    "quantized_acc1": field("quantized", "acc1"),
+    "quantized_acc5": field("quantized", "acc5"),
+    "delta_acc1": lambda row: row.delta("acc1"),
+    "delta_acc1_se": field("delta_acc1_se"),
+    "delta_acc5": lambda row: row.delta("acc5"),
+    "agreement": field("quantized", "agreement"),
+    "sqnr_db": field("quantized", "sqnr_db"),
+    "ms": field("float32", "ms_per_picture"),
+    "half_ms": field("half", "ms_per_picture"),
+    "quantized_ms": field("quantized", "ms_per_picture"),
+    "engine": field("quantized", "engine"),
+    "own_precision": field("own", "precision"),
+    "own_acc1": field("own", "acc1"),
+    "own_ms": field("own", "ms_per_picture"),
+    "verified": field("verified"),
+    "device": lambda row: row.measured[-1].device,
+    "batch_size": lambda row: row.measured[-1].batch_size,
+}
+COLUMNS = [Column(key, "", value) for key, value in _VALUES.items()]  # for programs
 
 
 _UNREADABLE = "unreadable: "  # begins a result's note that names unreadable pictures
@@ -275,22 +277,13 @@ class Footnote:
 
 
 def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
-    """The footnotes of a table: on its figures, on pictures and baselines that differ between rows, and on the runs."""
-    baselines: dict[Hashable, set[tuple[float, float]]] = defaultdict(set)  # of each float checkpoint on its pictures
+    """The footnotes of a table: on its figures, on pictures that differ between rows, and on the runs."""
     lists: dict[str, set[Hashable]] = defaultdict(set)  # of pictures, under each name of a data set
     for row in rows:
         lists[row.place].add(dataset_key(row.dataset))
-        if row.float32:
-            baselines[row.card.original_sha256, dataset_key(row.dataset)].add((row.float32.acc1, row.float32.acc5))
     found: dict[tuple[int, str], dict[int, None]] = {}
     for index, row in enumerate(rows):
-        source = row.card.original_sha256
-        accuracies = sorted(baselines[source, dataset_key(row.dataset)]) if row.float32 and source else []
         notes = [*_describe_figures(row), *_describe_run(row)]
-        if source and len(accuracies) > 1:
-            each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in accuracies)
-            text = f"float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
-            notes.append((6, f"inconsistent: {text}"))
         if len(lists[row.place]) > 1:
             notes.append((7, f"{row.place} is not the same list of pictures in all rows: do not compare them"))
         for place, text in notes:
@@ -317,12 +310,6 @@ def _describe_figures(row: AccuracyRow) -> Iterator[tuple[int, str]]:
         )
     elif not row.float32:
         yield 3, f"float32 was not scored on {row.place}, so there is no delta"
-    counts = {result.precision: result.pictures for result in row.measured}
-    if len(set(counts.values())) > 1:
-        figures = ", ".join(f"{precision} {count}" for precision, count in counts.items())
-        yield 4, f"not scored on the same number of pictures ({figures}): the delta is not of one set of pictures"
-    if row.stale:
-        yield 5, "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
 
 
 def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:

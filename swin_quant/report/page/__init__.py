@@ -29,20 +29,6 @@ from swin_quant.score.scoring import Guess
 
 MOST_NODES = 2000  # rows that a browser sorts within a second
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"  # makes the library visible to the page's own script
-# The parts of a card that hold settings and inputs; results have their own tables.
-_PARTS = (
-    "config",
-    "preprocess",
-    "source",
-    "checkpoint",
-    "policy",
-    "calibration",
-    "training",
-    "artifact",
-    "versions",
-)
-_NO_SETTINGS = ("files", "advice", "epochs", "passes", "others", "path", "check", "unreadable")
-_LONGEST_SETTING = 80  # characters
 _COLUMNS = (
     ("name", "node", False),
     ("role", "role", False),
@@ -156,36 +142,12 @@ def _sections(
         yield "training", ("Training", '<div class="chart" id="training-chart"></div>')
     if compared := [checkpoint for checkpoint in checkpoints if checkpoint.compared]:
         yield "pictures", ("Pictures classified otherwise", "".join(map(_pictures, compared)))
-    if len(cards) > 1:
-        yield "differences", ("Differences between the runs", f'<div class="wide">{differences(cards)}</div>')
     contents = (json.dumps(finite(without_paths(card)), indent=1, ensure_ascii=False) for card in cards)
     details = (
         f"<details><summary>{_text(_file(card))}</summary><pre>{html.escape(content)}</pre></details>"
         for card, content in zip(cards, contents, strict=True)
     )
     yield "cards", ("Run cards", "".join(details))
-
-
-def differences(cards: Sequence[RunCard]) -> str:
-    """An HTML table of the settings that differ between cards: a line for each setting, a column for each card."""
-
-    def list_leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-        if isinstance(value, dict):
-            for key, each in value.items():
-                if key not in _NO_SETTINGS:
-                    yield from list_leaves(f"{name}.{key}", each)
-        elif value is not None:
-            text = str(value)
-            yield name, text if len(text) <= _LONGEST_SETTING else f"{text[: _LONGEST_SETTING - 1]}…"
-
-    contents = [card.to_dict() for card in cards]
-    flat = [dict(leaf for part in _PARTS for leaf in list_leaves(part, one.get(part))) for one in contents]
-    names = dict.fromkeys(name for each in flat for name in each)
-    keys = [name for name in names if len({each.get(name) for each in flat}) > 1]
-    columns: list[Column[str]] = [Column("setting", "setting", str)]
-    for number, (card, each) in enumerate(zip(cards, flat, strict=True)):
-        columns.append(Column(str(number), _file(card), each.get))
-    return html_table(ReportTable(columns, keys)) if keys else "<p>Nothing.</p>"
 
 
 def _file(card: RunCard) -> str:
