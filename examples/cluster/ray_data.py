@@ -1,4 +1,4 @@
-"""Predict the classes of very many pictures on a Ray cluster, as `swin-quant predict --output` does on one machine.
+"""Predict the classes of very many pictures on a Ray cluster, into Parquet files.
 
     python examples/cluster/ray_data.py out/my_int8.onnx PICTURES answers
 

@@ -120,7 +120,7 @@ def predict(
         preprocess, on, classes, names = subject.preprocess, subject.device, subject.classes, subject.class_names
         loaded = engine_under(subject.module, on, (policies or subject.policies)[:1])
     names = class_names(classes, None if labels is None else str(labels), names)
-    if how.max_unreadable is None or not isinstance(images, PictureSet):
+    if not isinstance(images, PictureSet) or images.max_unreadable is None:
         how = replace(how, max_unreadable=1.0)
     if len(pictures) == 1 and (flaw := pictures.flaw(0)):
         raise SwinQuantError(flaw)

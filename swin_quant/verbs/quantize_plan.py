@@ -43,11 +43,11 @@ def refuse_contradictions(choice: Policies, has_budget: bool, tune: bool, change
             "one, ‹float_type› and ‹int4_weights› out"
         )
     if len(named.policy) > 1:
-        raise UsageError(f"--policy {' '.join(named.policy)}: give one")
+        raise UsageError(f"‹policy› {' '.join(named.policy)}: give one")
     if is_searched and named != PolicyChoice((AUTO,)):
         change = next(one.name for one in fields(named) if one.name != "policy" and getattr(named, one.name))
         told = "is for a policy with a name: calibrate, then `search --policy NAME` with it"
-        raise UsageError(f"--policy {AUTO}: ‹{change}› {told}")
+        raise UsageError(f"‹policy› {AUTO}: ‹{change}› {told}")
 
 
 class FileInputs:

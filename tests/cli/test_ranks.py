@@ -84,7 +84,7 @@ def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, fork
 
     def before(rank):
         from swin_quant.quant.passes import run as running
-        from swin_quant.verbs import calibration as passes
+        from swin_quant.verbs import calibration_passes as passes
 
         passes.outliers = lambda piece: {} if rank else {"layers.0.blocks.0.norm1": 6.0}
         if rank:

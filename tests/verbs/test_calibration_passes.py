@@ -20,7 +20,8 @@ from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy
-from swin_quant.verbs.calibration import Observed, improve, improved, make_context, outliers_left
+from swin_quant.verbs.calibration import Observed
+from swin_quant.verbs.calibration_passes import improve, improved, make_context, outliers_left
 from tests.outliers import plant
 
 
