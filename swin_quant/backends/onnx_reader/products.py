@@ -55,7 +55,7 @@ class Inspection:
     asymmetric: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in JSON's types, with the number of products in each format."""
+        """The report as data for JSON, with the number of products in each format."""
         return asdict(self) | {f"{kind}_gemms": sum(one.format == kind for one in self.gemms) for kind in QUANTIZED}
 
 
