@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from swin_quant.base.errors import SwinQuantError, UsageError, listed, one_line
+from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import compute_sha256, one_at_a_time, require_file
-from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard, made_now
 from swin_quant.cards.paths import card_path
@@ -54,7 +53,7 @@ class Artifact:
 def finish_artifact(
     file: Path, card: RunCard, backend: str, precision: str, options: Mapping[str, Any], others: Sequence[Path] = ()
 ) -> Artifact:
-    """Write the run card of `file` and of the `others` beside it; a warning says how it differs from one before.
+    """Write the run card of `file` and of the `others` beside it.
 
     `card` is the checkpoint's; its results are not copied.
     """
@@ -67,30 +66,9 @@ def finish_artifact(
         others=[{"file": other.name, "sha256": compute_sha256(other)} for other in others],
     )
     card = replace(card, artifact=record, results=[], **made_now())
-    try:
-        old = RunCard.read(card_path(file)) if card_path(file).is_file() else card
-    except SwinQuantError:
-        old = card
-    before, now = _choices(old), _choices(card)
-    changed = [key for key in before | now if before.get(key) != now.get(key)]
-    if old.artifact and changed:  # in the batch, for example, which file names lack
-        told = {key: (f"{before.get(key)!s}", f"{now.get(key)!s}") for key in changed}
-        short = {key: f"{key} {was} (now {there})" for key, (was, there) in told.items() if len(was + there) < 80}
-        differences = listed((short.get(key, f"another {key}") for key in changed), 4)
-        lost = ", and its results" if old.results else ""
-        log.warning("%s: replaces an export with %s%s", file, one_line(differences), lost)
     with one_at_a_time(file.parent):  # else a measurement of the replaced file could overwrite the new card
         card.write(card_path(file))
     return Artifact(file, card)
-
-
-def _choices(card: RunCard) -> dict[str, Any]:
-    """The checkpoint, policy and options of an export."""
-    made = {
-        "checkpoint": card.checkpoint["sha256"][:12] if card.checkpoint else None,
-        "policy": card.policy.get("name") if card.policy else None,
-    }
-    return made | (card.artifact["options"] if card.artifact else {})
 
 
 @reads("artifact")

@@ -93,20 +93,18 @@ def chosen_targets(names: Sequence[str] = ()) -> dict[str, Target]:
     return {name: known[name] for name in names} if names else dict(known)
 
 
-def get_status(target: Target, operator: str, network: str | None, is_onnx: bool = False) -> Status:
-    """How `target` takes an operator of torch, or of ONNX with `is_onnx`, in the architecture `network`."""
+def get_status(target: Target, operator: str, network: str | None) -> Status:
+    """How `target` takes an operator of torch in the architecture `network`."""
     if target.networks is not None and network not in target.networks:
         return Status(UNSUPPORTED, target.whole, "; ".join(target.sources.values()))
     source = "; ".join(target.sources.values())
     tables = ((SUPPORTED, target.supported), (REPLACED, target.expanded), (UNSUPPORTED, target.unsupported))
     if target.reads == "torch":
-        if is_onnx:
-            return Status(NOT_KNOWN)
         if instead := target.replaced.get(operator):
             return Status(REPLACED, instead.by, target.sources.get(instead.source, instead.source))
         kind = next((kind for kind, names in tables if operator in names and kind != REPLACED), NOT_KNOWN)
         return Status(kind, "", source if kind != NOT_KNOWN else "")
-    parts = (operator,) if is_onnx else exporter().writes.get(operator, ())
+    parts = exporter().writes.get(operator, ())
     kinds = [next((kind for kind, names in tables if part in names), NOT_KNOWN) for part in parts]
     if UNSUPPORTED in kinds:
         return Status(UNSUPPORTED, " + ".join(parts), source)
@@ -165,7 +163,6 @@ class Analysis:
     variations: Sequence[Variation] = ()
     checked: Sequence[Checked] = ()
     replaced: Sequence[str] = ()
-    depending: Sequence[str] = ()
 
     @property
     def macs(self) -> int:
@@ -207,7 +204,6 @@ class Analysis:
                 for name, title in self.titles.items()
             },
             "shapes": [asdict(one) for one in self.variations],
-            "depending": list(self.depending),
             "replacements": [asdict(one) for one in self.checked],
         }
 

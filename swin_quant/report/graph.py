@@ -9,7 +9,7 @@ from typing import Any
 
 from swin_quant.backends.backend import function
 from swin_quant.backends.onnx_reader.file import open_onnx, read_model
-from swin_quant.backends.onnx_reader.npu_rules import NPUS, Misfit
+from swin_quant.backends.onnx_reader.npu_rules import NPUS
 from swin_quant.backends.onnx_reader.products import QUANTIZED, Inspection, inspect_model
 from swin_quant.backends.registry import takers
 from swin_quant.base.errors import listed, one_line
@@ -57,7 +57,7 @@ def quantized_products(file: Path, in_functions: bool = True) -> list[str]:
     model = read_model(file)
     if not in_functions:
         del model.functions[:]
-    return [gemm.node.name for gemm in inspect_model(model).gemms if gemm.int8]
+    return [gemm.node for gemm in inspect_model(model).gemms if gemm.format == INT8]
 
 
 def integer_products(quantized: list[str], ran: Mapping[str, str]) -> IntegerProducts:
@@ -96,7 +96,7 @@ class GraphReport:
     report: Inspection
     engines: Mapping[str, IntegerProducts]
     npu: str | None = None
-    misfits: Sequence[Misfit] = ()
+    misfits: Sequence[str] = ()
 
     def show(self) -> None:
         """Print it as wide as the terminal; for an NPU, whether the file keeps its rules and which nodes do not."""
@@ -135,8 +135,7 @@ class GraphReport:
         counts = {name: asdict(one) for name, one in self.engines.items()}
         found = {"file": self.file.name, **self.report.to_dict(), "engines": counts}
         if self.npu:
-            misfits = [asdict(one) for one in self.misfits]
-            found["npu"] = {"for": self.npu, **asdict(NPUS[self.npu]), "misfits": misfits}
+            found["npu"] = {"for": self.npu, **asdict(NPUS[self.npu]), "misfits": self.misfits}
         return found
 
 
@@ -178,11 +177,8 @@ def sections(analysis: Analysis) -> Iterator[tuple[str, ReportTable[Any] | None,
     known = [f"known to none of the tables: {', '.join(unknown)}"] if unknown else []
     columns = [OPERATORS[0], *(make_column(key, title) for key, title in analysis.titles.items())]
     yield "targets", ReportTable(columns, analysis.operators, [_LEGEND]), known
-    if analysis.depending:
-        depends = f"control flow or shapes depend on data: {listed(analysis.depending)}"
-    else:
-        depends = "nothing asks for a value: control flow does not depend on data"
-    yield "shapes and control flow", None, [*map(sentence, analysis.variations), depends]
+    flow = "nothing asks for a value: control flow does not depend on data"
+    yield "shapes and control flow", None, [*map(sentence, analysis.variations), flow]
     if analysis.checked:
         yield "equivalent replacements", ReportTable(CHECKED, analysis.checked), ()
 

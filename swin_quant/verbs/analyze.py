@@ -2,29 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 from torch import Tensor, nn
 
 from swin_quant.arguments import checked
-from swin_quant.backends.onnx_reader.products import counted
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError
-from swin_quant.base.reading import reads
 from swin_quant.config.sides import sides
 from swin_quant.loading import ModelFile, model_or_shapes
 from swin_quant.model import Model
-from swin_quant.operators.analysis import Analysis, analyze_module, chosen_targets, get_status
-from swin_quant.operators.trace import Variation
+from swin_quant.operators.analysis import Analysis, analyze_module
 from swin_quant.report.graph import analysis_text, sections
 from swin_quant.report.table import NARROW, Printed, ReportTable
 
 EXAMPLES = """swin-quant analyze swin_tiny_patch4_window7_224.pth
 swin-quant analyze --cfg swin_tiny_patch4_window7_224
 swin-quant analyze my.pth --cfg my.yaml --check-replacements
-swin-quant analyze out/my_int8.onnx --batch 8 --target onnxruntime openvino
 swin-quant analyze out/my_calib.pth --replace roll gather --target tensorrt --json report.json"""
 
 
@@ -58,11 +53,10 @@ def analyze(
     check_replacements: bool = False,
     batch: int = 1,
 ) -> Analyzed:
-    """Analyse a model, or an ONNX file, before anything is quantized: operators, targets, shapes.
+    """Analyse a model before anything is quantized: operators, targets, shapes.
 
     Args:
-        model: One of ours, of timm's or of your own; a checkpoint; an ONNX file, whose graph alone is analysed; or a
-            config, whose shapes need no weights.
+        model: One of ours, of timm's or of your own; a checkpoint; or a config, whose shapes need no weights.
         images: Preprocessed pictures [B, 3, H, W], which replacements are checked with; or their shape alone.
         targets: only these targets (default: all that are known)
         replace: replace these operators by equivalent ones first: roll, gather, ...
@@ -97,38 +91,9 @@ def analyze(
 
 def _analyze_file(file: ModelFile, batch: int, how: dict[str, Any]) -> Analysis:
     if str(file.checkpoint).endswith(".onnx"):
-        if file.cfg or how["replace"] or how["check"]:
-            raise UsageError(
-                f"{file.checkpoint}: is an ONNX file, whose graph is analysed alone: give a checkpoint for more"
-            )
-        return analyze_onnx(Path(str(file.checkpoint)), batch, how["targets"])
+        raise UsageError(f"{file.checkpoint}: is an ONNX file, which `swin-quant show` reads: give a checkpoint")
     cfg = file.config()
     if how["check"] and not file.opened:
         raise UsageError("--check-replacements runs the model: give a checkpoint")
     model = model_or_shapes(cfg, file.opened)
     return analyze_module(model, (batch, model.in_chans, *sides(cfg.DATA.IMG_SIZE)), cfg.MODEL.NAME, **how)
-
-
-@reads("ONNX file")
-def analyze_onnx(path: Path, batch: int = 1, targets: Sequence[str] = ()) -> Analysis:
-    """Analyse the graph of any ONNX file for `batch` pictures, without running it. SwinQuantError names the file."""
-    tables = chosen_targets(targets)
-    found = counted(path, batch)
-    follows = Variation("batch", False, 0, f"the file says {batch}")
-    if found.open_batch:
-        pairs = zip(found.calls, counted(path, batch + 1).calls, strict=True)
-        follows = Variation("batch", True, sum(a.inputs != b.inputs or a.outputs != b.outputs for a, b in pairs))
-    return Analysis(
-        path.name,
-        found.images,
-        found.parameters,
-        found.calls,
-        {key: table.title for key, table in tables.items()},
-        {key: table.sources for key, table in tables.items()},
-        {
-            name: {key: get_status(table, name, None, is_onnx=True) for key, table in tables.items()}
-            for name in dict.fromkeys(call.name for call in found.calls)
-        },
-        [follows],
-        depending=found.depending,
-    )

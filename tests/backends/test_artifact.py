@@ -5,7 +5,6 @@ import pytest
 from swin_quant.backends.artifact import finish_artifact, read_artifact
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import RunCard
-from swin_quant.cards.records import Result
 
 
 @pytest.fixture
@@ -19,18 +18,6 @@ def artifact(tmp_path):
 def test_an_artifact_is_opened_with_its_record(artifact):
     record = read_artifact(artifact.file).record
     assert record["backend"] == "onnx" and record["options"] == {"opset": 20} and record["precision"] == "int8"
-
-
-def test_an_export_of_other_options_says_what_it_replaces(artifact, caplog):
-    card = RunCard("x", {}, {})
-    finish_artifact(artifact.file, card, "onnx", "int8", {"opset": 20, "batch": None})  # batch: none before either
-    assert caplog.text == ""
-    data = {"name": "animals", "split": "val", "pictures": 7, "sha256": None}
-    result = Result("onnxruntime", "int8", None, data, 7, 50.0, 100.0, 0.7, 1, "cpu")
-    read_artifact(artifact.file).card.with_result(result).write(artifact.file.with_suffix(".json"))
-    finish_artifact(artifact.file, card, "onnx", "int8", {"opset": 17, "batch": 8})
-    (line,) = caplog.messages
-    assert line == (f"{artifact.file}: replaces an export with opset 20 (now 17), batch None (now 8), and its results")
 
 
 def renamed(file):

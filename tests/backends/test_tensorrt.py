@@ -274,7 +274,7 @@ def test_a_missing_library_or_gpu_is_one_line_that_says_what_to_install(monkeypa
 ])  # fmt: skip
 def test_the_type_of_a_product_is_read_from_its_kernel_first(layer, ran):
     gemms = inspect_model(graph()).gemms
-    metadata = f"[ONNX Layer: {gemms[0].node.name}]\x1e[ONNX Layer: act]"
+    metadata = f"[ONNX Layer: {gemms[0].node}]\x1e[ONNX Layer: act]"
     layers = {"Layers": [{"Name": "fused", "LayerType": "fusion", "Metadata": metadata, **layer}]}
     row, missing = read_layers(json.dumps(layers), gemms).rows
     assert (row.layer, row.ran) == ("fused", ran)

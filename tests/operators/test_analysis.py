@@ -28,7 +28,6 @@ def test_how_targets_take_an_operator():
     assert get_status(targets()["fastertransformer"], "roll", None).kind == UNSUPPORTED  # for no Swin
     assert get_status(targets()["openvino"], "gelu", None).kind == SUPPORTED
     assert get_status(targets()["onnxruntime"], "hardswish", None).kind == REPLACED  # a function of other operators
-    assert get_status(targets()["openvino"], "MaxUnpool", None, is_onnx=True).kind == UNSUPPORTED
 
 
 def test_onnx_runtime_has_the_kernels_of_its_table():

@@ -33,7 +33,7 @@ def test_as_json_after_replacements(run, micro):
         (["--replace", "rol"], "--replace 'rol'; did you mean roll?"),
         (["--target", "tvm"], "--target 'tvm': there are cuda, "),
         (["--check-replacements"], "give a checkpoint"),
-        (["x.onnx"], "x.onnx: is an ONNX file, whose graph is analysed alone"),
+        (["x.onnx"], "x.onnx: is an ONNX file, which `swin-quant show` reads"),
     ],
 )
 def test_bad_input_is_one_line(run, micro, words, said):

@@ -8,7 +8,6 @@ CUDA then ends the capture.
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,11 +36,9 @@ class HostSession:
         self._bound: OrderedDict[int, Bound] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the pictures' device, or in `out` if that is
-        given."""
+    def __call__(self, images: Tensor) -> Tensor:
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the pictures' device."""
         given = as_input(self.network, images)
-        check_out(out, len(images), self.network, self.tensors)
         with self._lock:
             if (batch := len(images)) not in self._bound:
                 while len(self._bound) >= _KEPT:
@@ -52,7 +49,7 @@ class HostSession:
             bound = self._bound[batch]
             bound.images.copy_(given)
             bound()
-            return bound.logits.clone().to(images.device) if out is None else out.copy_(bound.logits)
+            return bound.logits.clone().to(images.device)
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class GraphSession:
     """A network on a GPU. A batch runs in the next larger captured size; the surplus logits are not read.
 
     Work is queued on the caller's stream; nothing waits for it before the session is dropped. With pictures on the GPU
-    in the network's own format, a call allocates only the logits that it returns, and nothing if `out` is given.
+    in the network's own format, a call allocates only the logits that it returns.
     Programs are captured when a batch first needs them, for `sizes` up to `largest`, with the fusions and
     tiles of `machine`. A program captured after a larger one shares its memory.
     """
@@ -87,9 +84,8 @@ class GraphSession:
         # (`record_stream` would query those streams, and another library may have destroyed its own.)
         weakref.finalize(self, _wait_for, self._done).atexit = False
 
-    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
-        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the pictures' device. `out`, such a tensor on
-        the GPU, takes the logits; then a call with pictures on the GPU allocates nothing.
+    def __call__(self, images: Tensor) -> Tensor:
+        """Pictures float [B, in, S, S] -> logits float32 [B, classes], on the pictures' device.
 
         A network that takes pixels also takes uint8 [B, S, S, in], without conversion.
         """
@@ -100,17 +96,16 @@ class GraphSession:
                     "the CUDA engine replays graphs of its own: call it outside of your CUDA graph's capture"
                 )
             given = as_input(self.network, images)
-            check_out(out, count, self.network, self.tensors)
             with self._lock:
                 captured, stream = self.captured(count), torch.cuda.current_stream()
                 stream.wait_event(self._done)
                 # All that may fail comes before the replay.
-                logits = torch.empty_like(captured.bound.logits[:count]) if out is None else out
+                logits = torch.empty_like(captured.bound.logits[:count])
                 captured.bound.images[:count].copy_(given, non_blocking=True)
                 captured.graph.replay()
                 logits.copy_(captured.bound.logits[:count])
                 self._done.record(stream)
-            return logits.to(images.device) if out is None else out
+            return logits.to(images.device)
 
     def captured(self, batch: int) -> Captured:
         """The program that runs this batch, captured now if it is the first of its size."""
@@ -171,16 +166,6 @@ def sizes(largest: int) -> list[int]:
     """
     steps = sorted({step for power in range(largest.bit_length()) for step in (2**power, 3 * 2**power)})
     return [step for step in steps if step < largest] + [largest]
-
-
-def check_out(out: Tensor | None, count: int, network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """UsageError unless `out` can take the logits of `count` pictures on the device of `tensors`."""
-    classes, device = network.spec.geometry.classes, next(iter(tensors.values())).device
-    if out is not None and (out.shape != (count, classes) or out.dtype != torch.float32 or out.device != device):
-        raise UsageError(
-            f"out: must be float32 {count} x {classes} on {device}, not "
-            f"{str(out.dtype).removeprefix('torch.')} {' x '.join(map(str, out.shape))} on {out.device}"
-        )
 
 
 def as_input(network: Network, images: Tensor) -> Tensor:

@@ -124,10 +124,6 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     """
     onnx = library("onnx", "onnx")
     library("onnxscript", "onnx")
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        raise UsageError(f"‹output› {ascii(str(folder))}: is no UTF-8, and ONNX takes no other path") from None
     folder = ensure_writable_dir(folder)
     if options.labels and len(options.labels) != model.classes:
         raise UsageError(f"‹labels›: {len(options.labels)} labels for {model.classes} classes: give one each, in order")
@@ -175,8 +171,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     called = "int4" if options.int4_weights else quantized.lower()
     file = folder / f"{card.name}{kind}_{options.suffix(called)}.onnx"
     if options.npu:
-        copied = onnx.ModelProto.FromString(proto.SerializeToString())
-        if wrong := [str(one) for target in NPUS for one in misfits(copied, target)]:
+        if wrong := [one for target in NPUS for one in misfits(proto, target)]:
             why = listed(dict.fromkeys(wrong), 3)
             raise UsageError(f"{card.name}: ‹npu›: {why}: this network has no form for NPUs here")
     others = store(proto, file)

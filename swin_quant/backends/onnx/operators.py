@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from swin_quant.backends.onnx.group_norm import group_norm
 from swin_quant.quant.fake_quant import E4M3, FP8, round_to_grid_
 
 GELU_OPSET = 20  # the first with Gelu
@@ -69,23 +68,65 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
     return x[:, places]
 
 
+def constant(value: Any, kind: Any = None) -> Any:
+    """A constant of a translation, of numpy's type `kind`, by default that of the value."""
+    from onnx.numpy_helper import from_array
+    from onnxscript import opset18
+
+    return opset18.Constant(value=from_array(np.asarray(value, kind)))
+
+
+def group_norm(
+    x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True
+) -> Any:
+    """The ONNX form of `aten.group_norm`, as torch's exporter takes it. x: [N, C, ...].
+
+    OpenVINO runs these operators with channels last, as convolutions; it would copy each map into the order of the
+    exporter's own form, [N, groups, -1], and back. One group is a layer norm of all dimensions. Several, of a map in
+    float32, are a factor and an offset of each channel, from its mean m and variance v: the mean M of a group is that
+    of m, and its variance that of v + (m - M)^2.
+    """
+    import onnx_ir as ir
+    from onnxscript import opset18
+    from onnxscript.function_libs.torch_lib.ops.core import aten_native_group_norm
+
+    op: Any = opset18  # its stubs know no symbolic value
+    if groups > 1 and (len(x.shape) != 4 or x.dtype != ir.DataType.FLOAT):
+        return aten_native_group_norm(x, weight, bias, group=groups, eps=eps)[0]
+    kind = x.dtype.numpy()
+    weight = constant(np.ones(x.shape[1]), kind) if weight is None else weight
+    bias = constant(np.zeros(x.shape[1]), kind) if bias is None else bias
+    if groups == 1:
+        scale, shift = (op.Unsqueeze(one, constant([*range(1, len(x.shape) - 1)])) for one in (weight, bias))
+        return op.LayerNormalization(x, scale, shift, axis=1, epsilon=eps)[0]
+    places, last, grouped = constant([2, 3]), constant([2]), constant([0, groups, -1])
+    mean = op.ReduceMean(x, places)
+    apart = op.Sub(x, mean)
+    # [N, groups, C / groups], as all below
+    means, variances = op.Reshape(mean, grouped), op.Reshape(op.ReduceMean(op.Mul(apart, apart), places), grouped)
+    middle = op.ReduceMean(means, last)
+    away = op.Sub(means, middle)
+    variance = op.ReduceMean(op.Add(variances, op.Mul(away, away)), last)
+    weight, bias = (op.Reshape(one, constant([1, groups, -1])) for one in (weight, bias))
+    factor = op.Div(weight, op.Sqrt(op.Add(variance, constant(eps, kind))))
+    offset = op.Sub(bias, op.Mul(middle, factor))
+    factor, offset = (op.Reshape(one, constant([0, x.shape[1], 1, 1])) for one in (factor, offset))
+    return op.Add(op.Mul(x, factor), offset)
+
+
 def translations(opset: int, channels_last: bool = False) -> dict[Any, Callable[..., Any]]:
     """For `torch.onnx.export(custom_translation_table=...)`: QuantizeLinear, DequantizeLinear; GELU before opset 20;
-    convolutions of volumes, whose absent bias onnxscript 0.7.2 writes as [channels, 2]; searches and running extremes,
-    which it lacks. `channels_last`: group norms, too.
+    convolutions of volumes, whose absent bias onnxscript 0.7.2 writes as [channels, 2]. `channels_last`: group norms,
+    too.
 
     Opset 20 has an operator for GELU, which releases of 2023 lack. ONNX Runtime and OpenVINO make one of x first times
     1 + erf(x / sqrt 2), then times a half; of the exporter's own order ONNX Runtime makes none.
     """
     import ml_dtypes
     import onnx_ir as ir
-    from onnx.numpy_helper import from_array
     from onnxscript import opset18
 
     op: Any = opset18  # its stubs know no symbolic value
-
-    def constant(value: Any, kind: Any = None) -> Any:
-        return op.Constant(value=from_array(np.asarray(value, kind)))
 
     def pair(x: Any, scale: Any, zero_point: int | None = None, format: str = "int8") -> Any:
         kind = ml_dtypes.float8_e4m3fn if format == FP8 else np.int8
@@ -124,26 +165,6 @@ def translations(opset: int, channels_last: bool = False) -> dict[Any, Callable[
         parts = (x, weight) if bias is None else (x, weight, bias)
         return op.Conv(*parts, strides=strides, pads=[*pads, *pads], dilations=dilations, group=groups)
 
-    def places(ordered: Any, values: Any, out_int32: bool = False, right: bool = False, side: str | None = None) -> Any:
-        below = op.LessOrEqual if right or side == "right" else op.Less
-        axes = [constant([axis]) for axis in (-2, -1)]
-        smaller = below(op.Unsqueeze(ordered, axes[0]), op.Unsqueeze(values, axes[1]))
-        kind = ir.DataType.INT32 if out_int32 else ir.DataType.INT64
-        return op.ReduceSum(op.Cast(smaller, to=kind), axes[1], keepdims=0)
-
-    def running(x: Any, dim: int, least: bool = False) -> Any:
-        axis, kind = dim % len(x.shape), x.dtype.numpy()
-        last = [one for one in range(len(x.shape)) if one != axis] + [axis]
-        zero, one, before, behind = map(constant, (0, 1, [-2], [-1]))
-        order = op.Range(zero, op.Squeeze(op.Shape(x, start=axis, end=axis + 1)), one)
-        seen = op.GreaterOrEqual(op.Unsqueeze(order, behind), op.Unsqueeze(order, before))
-        ends = np.iinfo(kind) if np.issubdtype(kind, np.integer) else np.finfo(kind)
-        unseen = constant(ends.max if least else ends.min, kind)
-        spread = op.Where(seen, op.Unsqueeze(op.Transpose(x, perm=last), before), unseen)
-        most, place = (op.ReduceMin, op.ArgMin) if least else (op.ReduceMax, op.ArgMax)
-        found = most(spread, behind, keepdims=0), place(spread, axis=-1, keepdims=0, select_last_index=1)
-        return tuple(op.Transpose(one, perm=np.argsort(last).tolist()) for one in found)
-
     ops = torch.ops.swin_quant
     own: dict[Any, Callable[..., Any]] = {torch.ops.aten.gelu.default: gelu} if opset < GELU_OPSET else {}
     own |= {torch.ops.aten.group_norm.default: group_norm} if channels_last else {}
@@ -153,7 +174,4 @@ def translations(opset: int, channels_last: bool = False) -> dict[Any, Callable[
         ops.quantize.default: rounded,
         ops.gather.default: lambda x, places: op.Gather(x, places, axis=1),
         torch.ops.aten.conv3d.default: conv3d,
-        torch.ops.aten.searchsorted.Tensor: places,
-        torch.ops.aten.cummax.default: running,
-        torch.ops.aten.cummin.default: lambda x, dim: running(x, dim, least=True),
     }

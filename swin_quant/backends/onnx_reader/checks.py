@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from swin_quant.backends.onnx_reader.worker import InferenceError, ask
+from swin_quant.backends.onnx_reader.worker import ask
 from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.data.pictures import printable
 
@@ -23,7 +23,6 @@ OPSETS = range(17, 22)  # LayerNormalization came with 17; INT4 weights need 21,
 MAX_ELEMENTS = 2**30  # in one tensor, for one picture; Swin V2-L at 384 pixels needs 2**25
 STANDARD = ("", "ai.onnx")
 _MOST_DIMENSIONS = 32
-_MOST_CASTS = 8  # one behind the other, of one scale
 _KEPT_BYTES = 1 << 18  # in each tensor that shape inference gets: shapes and scales are smaller
 _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 _WHERE = re.compile(r"^\[ONNXRuntimeError\] .*? failed:(/.*:\d+ .*\) )?")  # its place in ONNX Runtime's sources
@@ -65,13 +64,12 @@ def check_operators(model: Any) -> int:
 def tensors(model: Any) -> Iterator[Any]:
     """Every tensor that the file holds: initializers and attributes."""
     for graph in graphs(model.graph, *model.functions):
-        attributes = [attribute for node in graph.node for attribute in node.attribute]
-        if getattr(graph, "sparse_initializer", None) or any(
-            one.HasField("sparse_tensor") or one.sparse_tensors for one in attributes
-        ):
+        held = [attribute for node in graph.node for attribute in node.attribute]
+        sparse = getattr(graph, "sparse_initializer", ())
+        if sparse or any(one.HasField("sparse_tensor") or one.sparse_tensors for one in held):
             raise SwinQuantError("has sparse tensors, which no engine here reads")
         yield from getattr(graph, "initializer", ())
-        for one in attributes:
+        for one in held:
             yield from (*one.tensors, one.t) if one.HasField("t") else one.tensors
 
 
@@ -85,10 +83,8 @@ def external_parts(model: Any, folder: Path) -> tuple[Path, ...]:
     parts = []
     for tensor in tensors(model):
         name = shown(tensor.name) or "(unnamed)"
-        if any(size < 0 for size in tensor.dims):
-            raise SwinQuantError(f"tensor {name} has a negative size")
-        if len(tensor.dims) > _MOST_DIMENSIONS:
-            raise SwinQuantError(f"tensor {name} has {len(tensor.dims)} dimensions: no engine has so many")
+        if len(tensor.dims) > _MOST_DIMENSIONS or any(size < 0 for size in tensor.dims):
+            raise SwinQuantError(f"tensor {name} has a negative size, or more than {_MOST_DIMENSIONS} dimensions")
         packed = 2 if tensor.data_type in (TensorProto.INT4, TensorProto.UINT4) else 1
         units = -(-math.prod(tensor.dims) // packed)  # stored numbers: a byte holds two of INT4
         try:
@@ -100,28 +96,21 @@ def external_parts(model: Any, folder: Path) -> tuple[Path, ...]:
             continue
         typed = max(len(getattr(tensor, field)) for field in _TYPED_FIELDS)
         if len(tensor.raw_data) != expected if tensor.HasField("raw_data") else typed != units:
-            sizes = listed(map(str, tensor.dims), 8)
-            raise SwinQuantError(f"tensor {name} declares {sizes}, which is not what it holds")
+            raise SwinQuantError(f"tensor {name} declares {listed(map(str, tensor.dims), 8)}, and does not hold that")
     return tuple(dict.fromkeys(parts))
 
 
 def _find_external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries, home = {entry.key: entry.value for entry in tensor.external_data}, Path(os.path.realpath(folder))
     location = entries.get("location", "")
-    home = Path(os.path.realpath(folder))
     part = Path(os.path.realpath(home / location)) if location.isprintable() else home
     where = f"tensor {name} is in {shown(location)!r}"
     if part.parent != home or "\\" in location or Path(location).is_absolute():
         raise SwinQuantError(f"{where}: external data must be a file of the same folder")
-    if not part.is_file():
-        raise SwinQuantError(f"{where}, which is missing")
-    if part.stat().st_nlink > 1:
-        raise SwinQuantError(f"{where}, which has a second name, perhaps in another folder: copy it")
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", expected))
-    except ValueError as error:
-        raise SwinQuantError(f"tensor {name}: the place of its external data is not a number") from error
-    if offset < 0 or length != expected or offset + length > part.stat().st_size:
+    if not part.is_file() or part.stat().st_nlink > 1:
+        raise SwinQuantError(f"{where}, which is missing, or a hard link: copy the file")
+    offset, length = entries.get("offset", "0"), entries.get("length", str(expected))
+    if not offset.isdecimal() or length != str(expected) or int(offset) + expected > part.stat().st_size:
         raise SwinQuantError(f"tensor {name}: {shown(location)} does not hold the {expected} bytes it declares")
     return part
 
@@ -129,84 +118,56 @@ def _find_external(tensor: Any, name: str, expected: int, folder: Path) -> Path:
 def check_scales(graph: Any, folder: Path) -> None:
     """SwinQuantError unless every Q/DQ node, also inside If, Loop and Scan, has a constant, finite, positive scale.
 
-    The scale may pass through Casts, as in float16, if it is still finite and positive behind them. Where several
-    graphs have a tensor of one name, all of these must be. `graph` comes from `infer_shapes`: functions are inlined.
+    Where several graphs have a tensor of one name, all of these must be. `graph` comes from `infer_shapes`: functions
+    are inlined.
     """
-    from onnx import helper, numpy_helper
+    from onnx import numpy_helper
 
-    made: dict[str, list[Any]] = defaultdict(list)  # name -> its constants, the nodes that make it, None for an input
+    made: dict[str, list[Any]] = defaultdict(list)
     for each in graphs(graph):
-        held = {tensor.name for tensor in each.initializer}
         for tensor in each.initializer:
             made[tensor.name].append(tensor)
-        for name in {value.name for value in each.input} - held:
-            made[name].append(None)
         for node in each.node:
-            constants = [one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"]
-            for name in node.output:
-                made[name].append(constants[0] if constants else node)
+            if node.op_type == "Constant":
+                made[node.output[0]] += [one.t for one in node.attribute if one.name == "value"]
 
     @cache  # many nodes may share a scale
-    def find_extremes(name: str, casts: int = 0) -> Any:
-        """The least and the largest value, in their type; None for what is computed."""
-        found: list[Any] = []
-        for source in made[name]:
-            if hasattr(source, "raw_data"):
-                values = numpy_helper.to_array(source, base_dir=str(folder))
-            elif source is None or source.op_type not in ("Cast", "Identity") or casts == _MOST_CASTS:
-                return None
-            elif (values := find_extremes(next(iter(source.input), ""), casts + 1)) is None:
-                return None
-            elif source.op_type == "Cast":
-                (to,) = (one.i for one in source.attribute if one.name == "to")
-                values = values.astype(helper.tensor_dtype_to_np_dtype(to))
-            found += [values.min(), values.max()] if values.size else [np.nan]
-        return np.array(found) if found else None
+    def find_fault(scale: str) -> str | None:
+        if not made.get(scale):
+            return "is missing, or computed: it must be a constant; export it again"
+        try:
+            found = [numpy_helper.to_array(one, base_dir=str(folder)).astype(np.float64) for one in made[scale]]
+        except (AttributeError, KeyError, ValueError, TypeError):
+            return "is not a number; export it again"
+        fits = all(values.size and (np.isfinite(values) & (values > 0)).all() for values in found)
+        return None if fits else "must be finite and above zero; calibrate again"
 
     for node in nodes(graph):
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
-            continue
-        scale = node.input[1] if len(node.input) > 1 else ""
-        where, said = f"node {label(node)} ({node.op_type})", f"its scale {shown(scale)!r}"
-        if scale not in made:
-            raise SwinQuantError(f"{where} cannot be run: {said} is missing; export it again")
-        try:
-            with np.errstate(all="ignore"):
-                if (found := find_extremes(scale)) is not None:
-                    found = found.astype(np.float64)
-        except (AttributeError, KeyError, ValueError, TypeError) as error:
-            raise SwinQuantError(f"{where}: {said} is not a number; export it again") from error
-        if found is None:
-            raise SwinQuantError(f"{where} cannot be run: {said} is computed, not constant; export it again")
-        if not (np.isfinite(found) & (found > 0)).all():
-            raise SwinQuantError(f"{where}: {said} must be finite and above zero; calibrate again")
-
-
-def without_data(model: Any) -> Any:
-    """`model` itself without the data of large tensors, which shape inference does not read."""
-    for tensor in tensors(model):
-        if tensor.ByteSize() > _KEPT_BYTES:
-            for field in ("raw_data", *_TYPED_FIELDS):
-                tensor.ClearField(field)
-    return model
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            scale = node.input[1] if len(node.input) > 1 else ""
+            if fault := find_fault(scale):
+                raise SwinQuantError(f"node {label(node)} ({node.op_type}): its scale {shown(scale)!r} {fault}")
 
 
 def infer_shapes(model: Any) -> Any:
-    """The graph with functions inlined and the shape of every tensor. Drops the data of large tensors from `model`.
+    """The graph of `model` with functions inlined and the shape of every tensor, without the data of large tensors.
 
     SwinQuantError for a graph that contradicts itself or has a tensor of more than MAX_ELEMENTS.
     """
-    from onnx import ModelProto
-
+    copy = type(model)()
+    copy.CopyFrom(model)
+    for tensor in tensors(copy):
+        if tensor.ByteSize() > _KEPT_BYTES:
+            for field in ("raw_data", *_TYPED_FIELDS):
+                tensor.ClearField(field)
     try:
-        graph = ModelProto.FromString(ask(without_data(model).SerializeToString(), "strict")).graph
-    except InferenceError as error:
+        graph = type(model).FromString(ask(copy.SerializeToString())).graph
+    except ValueError as error:
         raise SwinQuantError(f"its graph makes no sense: {first_line(error)}") from error
     for value in (value for each in graphs(graph) for value in (*each.input, *each.value_info, *each.output)):
         elements = math.prod(max(size.dim_value, 1) for size in value.type.tensor_type.shape.dim)  # an open size is 1
         if elements > MAX_ELEMENTS:
-            fault = f"would have {float(elements):.3g} elements: no Swin has that"
-            raise SwinQuantError(f"tensor {shown(value.name)} {fault}")
+            raise SwinQuantError(f"tensor {shown(value.name)} would have {float(elements):.3g} elements: too many")
     return graph
 
 

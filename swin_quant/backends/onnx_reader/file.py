@@ -16,17 +16,8 @@ import torch
 from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, refuse_card
-from swin_quant.backends.onnx_reader.checks import (
-    check_operators,
-    check_scales,
-    external_parts,
-    first_line,
-    graphs,
-    infer_shapes,
-    nodes,
-    shown,
-)
-from swin_quant.backends.onnx_reader.worker import InferenceError, ask
+from swin_quant.backends.onnx_reader import checks
+from swin_quant.backends.onnx_reader.worker import ask
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import compute_data_sha256, near, read_bounded
@@ -36,14 +27,12 @@ from swin_quant.cards.card import RunCard, without_paths
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import TypeName
 from swin_quant.data.inputs import Input, Inputs
-from swin_quant.data.preprocess import MAX_SIZE, Preprocess
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.outputs import Output
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-MAX_FILE_BYTES = 2**31 - 1  # the limit of a protobuf message
-MOST_INPUTS, MOST_OUTPUTS = 16, 64
 SOME_SIZE = (224, 224)  # the pictures to compile for, where a file takes any and none were run yet
 PIXELS = "uint8"
 # TensorProto's number of a type -> its name, for one of several inputs and for pictures
@@ -107,19 +96,16 @@ def open_onnx(path: str | Path) -> OnnxFile:
     """
     path = Path(path)
     now = path.stat() if path.is_file() else None  # the reader says that it is missing
-    found = _read_once(path, now and now.st_mtime_ns, now and now.st_size)
-    return _read(path) if found.parts else found  # external data may have changed since
-
-
-def _read(path: Path) -> OnnxFile:
-    model = read_model(path)
-    with naming(path):
-        return _describe(path, model)
+    key = path, now and now.st_mtime_ns, now and now.st_size
+    found = _read(*key)
+    return _read.__wrapped__(*key) if found.parts else found  # external data may have changed since
 
 
 @lru_cache(maxsize=8)  # the steps of a run open one file again and again
-def _read_once(path: Path, written: int | None, size: int | None) -> OnnxFile:
-    return _read(path)
+def _read(path: Path, written: int | None, size: int | None) -> OnnxFile:
+    model = read_model(path)
+    with naming(path):
+        return _describe(path, model)
 
 
 @reads("ONNX file")
@@ -131,16 +117,16 @@ def read_model(path: str | Path) -> Any:
     onnx, path = library("onnx", "onnx"), Path(path)
     if not path.is_file():
         raise SwinQuantError(f"{path}: no such file{near(path)}")
-    data = read_bounded(path, "ONNX file", MAX_FILE_BYTES)
+    data = read_bounded(path, "ONNX file", 2**31 - 1)  # the limit of a protobuf message
     try:
-        ask(data, "parse")
+        ask(data, infers=False)
         model = onnx.ModelProto.FromString(data)
-    except InferenceError as error:
-        raise SwinQuantError(f"{path}: is not an ONNX file: {first_line(error)}") from error
+    except ValueError as error:
+        raise SwinQuantError(f"{path}: is not an ONNX file: {checks.first_line(error)}") from error
     if not model.graph.node:
         raise SwinQuantError(f"{path}: is not an ONNX file: it has no graph")
     with naming(path):
-        external_parts(model, path.parent)
+        checks.external_parts(model, path.parent)
     return model
 
 
@@ -158,8 +144,7 @@ def verified(artifact: Artifact) -> OnnxFile:
     record = artifact.card.wrapped.get("inputs") if artifact.card.wrapped else None
     wanted, given = Inputs.from_records(record).kinds if record else None, file.inputs.kinds if file.inputs else None
     if wanted != given:
-        names = listed(file.input_names, 8)
-        raise SwinQuantError(f"{file.path}: takes {names}, not the inputs in its run card {card}")
+        raise SwinQuantError(f"{file.path}: takes {listed(file.input_names, 8)}, not the inputs in its run card {card}")
     if file.pixels and file.pixels != artifact.preprocess:
         raise SwinQuantError(f"{file.path}: prepares pictures differently from its run card {card}")
     return file
@@ -179,8 +164,7 @@ def as_input(file: OnnxFile, images: Tensor) -> dict[str, np.ndarray]:
         given, wanted = ("x".join(map(str, shape)) for shape in (images.shape[1:], sizes))
         raise UsageError(f"{file.path}: takes pictures of {wanted}, not {given}: prepare them as its run card says")
     if file.batch and len(images) > file.batch:
-        fault = f"is for batches of {file.batch}, not {len(images)}"
-        raise UsageError(f"{file.path}: {fault}: export with a larger ‹batch›")
+        raise UsageError(f"{file.path}: is for batches of {file.batch}, not {len(images)}: export with a larger one")
     prepared = file.pixels.pixels(images) if file.pixels else images
     array = np.ascontiguousarray(prepared.detach().cpu().numpy().astype(file.dtype, copy=False))
     missing = (file.batch or len(array)) - len(array)
@@ -195,25 +179,21 @@ def as_output(found: Sequence[np.ndarray], images: Tensor) -> Output:
     filled up a fixed batch. SwinQuantError for an empty one: on one thread OpenVINO swallows an operator's error."""
     if len(images) and any(np.size(part) == 0 for part in found):
         raise SwinQuantError(f"the engine failed without a word: an output is empty for {len(images)} pictures")
-    parts = [torch.from_numpy(np.asarray(part[: len(images)], dtype=np.float32).copy()) for part in found]
-    on_device = [part.to(images.device) for part in parts]
-    return on_device if len(on_device) > 1 or on_device[0].ndim == 4 else on_device[0]
+    parts = [torch.from_numpy(np.array(part[: len(images)], np.float32)).to(images.device) for part in found]
+    return parts if len(parts) > 1 or parts[0].ndim == 4 else parts[0]
 
 
 def _describe(path: Path, model: Any) -> OnnxFile:
-    onnx = library("onnx", "onnx")
-    if model.ir_version > onnx.IR_VERSION:
-        known = f"onnx {onnx.__version__} knows it up to {onnx.IR_VERSION}: export it again, or upgrade onnx"
-        raise SwinQuantError(f"is of file format (IR) {model.ir_version}, and {known}")
-    opset, external = check_operators(model), external_parts(model, path.parent)
-    graph = infer_shapes(model)
-    check_scales(graph, path.parent)
+    if model.ir_version > (known := library("onnx", "onnx").IR_VERSION):
+        raise SwinQuantError(f"is of file format (IR) {model.ir_version}, newer than {known}: export it again")
+    opset, external = checks.check_operators(model), checks.external_parts(model, path.parent)
+    graph = checks.infer_shapes(model)
+    checks.check_scales(graph, path.parent)
     held = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in held]
     outputs = [value for value in graph.output if value.name not in EXTRAS] or list(graph.output)
-    if not 1 <= len(inputs) <= MOST_INPUTS or not 1 <= len(outputs) <= MOST_OUTPUTS or outputs[0] != graph.output[0]:
-        wanted = f"must have 1 to {MOST_INPUTS} inputs, and 1 to {MOST_OUTPUTS} outputs"
-        raise SwinQuantError(f"has {len(inputs)} inputs and {len(graph.output)} outputs: {wanted}")
+    if not inputs or not outputs or outputs[0] != graph.output[0]:
+        raise SwinQuantError(f"has {len(inputs)} inputs and {len(graph.output)} outputs: it needs both, logits first")
     is_one, maps = len(inputs) == 1, all(len(value.type.tensor_type.shape.dim) == 4 for value in outputs)
     found = [_describe_input(value, is_one, maps) for value in inputs]
     (dtype, batch, *sizes), several = found[0], None
@@ -226,13 +206,10 @@ def _describe(path: Path, model: Any) -> OnnxFile:
     metadata, pixels = {entry.key: entry.value for entry in model.metadata_props}, None
     if dtype == PIXELS:
         sizes = [sizes[-1], *sizes[:-1]]  # the channels first
-        try:
-            pixels = Preprocess.from_dict(json.loads(metadata.get(PREPROCESS, "")))
-        except (ValueError, RecursionError, SwinQuantError) as error:
-            raise SwinQuantError(f"takes pixels, and does not say how it normalises them in {PREPROCESS}") from error
+        if PREPROCESS not in metadata:
+            raise SwinQuantError(f"takes pixels, and does not say how it normalises them in {PREPROCESS}")
+        pixels = Preprocess.from_dict(json.loads(metadata[PREPROCESS]))
     channels, *sides = sizes
-    if None not in sides and not all(1 <= side <= MAX_SIZE for side in sides):
-        raise SwinQuantError(f"its pictures are of {' x '.join(map(str, sides))}: must be of 1 to {MAX_SIZE} pixels")
     return OnnxFile(
         path=path,
         input=inputs[0].name,
@@ -243,8 +220,8 @@ def _describe(path: Path, model: Any) -> OnnxFile:
         outputs=tuple(value.name for value in outputs),
         opset=opset,
         # 17 to 20: TensorProto's numbers of the four float8 types
-        float8=any(17 <= tensor.data_type <= 20 for each in graphs(graph) for tensor in each.initializer),
-        quantizers=sum(node.op_type == "QuantizeLinear" for node in nodes(graph)),
+        float8=any(17 <= tensor.data_type <= 20 for each in checks.graphs(graph) for tensor in each.initializer),
+        quantizers=sum(node.op_type == "QuantizeLinear" for node in checks.nodes(graph)),
         metadata=metadata,
         parts=external,
         functions=bool(model.functions),
@@ -260,14 +237,14 @@ def _describe_input(value: Any, is_one: bool, maps: bool) -> tuple[Any, ...]:
     sizes = [size.dim_value if size.HasField("dim_value") else None for size in value.type.tensor_type.shape.dim]
     fixed = sizes[1:2] if is_one and maps and kind != PIXELS and sizes[2:] == [None, None] else sizes[1:]
     if is_one:
-        wanted = "[batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, channels], uint8"
-        wanted, fits = f"must be {wanted}", len(sizes) == 4 if kind == PIXELS else len(sizes) >= 2
+        wanted = "must be [batch, channels, ...] of fixed sizes, float32 or float16, or [batch, height, width, 3] uint8"
+        fits = len(sizes) == 4 if kind == PIXELS else len(sizes) >= 2
     else:
         wanted = f"one of several must be [batch, ...] of fixed sizes, {' or '.join(_INPUT_TYPES.values())}"
         fits = bool(sizes) and value.name.isidentifier()
     if kind is None or not fits or None in fixed:
         given = ", ".join("?" if size is None else str(size) for size in sizes)
-        raise SwinQuantError(f"its input {shown(value.name)} is [{given}]: {wanted}")
+        raise SwinQuantError(f"its input {checks.shown(value.name)} is [{given}]: {wanted}")
     return kind, *sizes
 
 
@@ -305,26 +282,21 @@ def write_metadata(
         model.metadata_props.add(key=key, value=value)
 
 
+@reads("ONNX file", lambda artifact: artifact.file)
 def read_labels(artifact: Artifact) -> list[str]:
     """The class names in an artifact's file; empty if it has none."""
-    try:
-        names = json.loads(open_onnx(artifact.file).metadata.get(_LABELS, "[]"))
-    except (ValueError, RecursionError):
-        names = None
+    names = json.loads(open_onnx(artifact.file).metadata.get(_LABELS, "[]"))
     return checked(list[str], names, str(artifact.file), f"its metadata {_LABELS}")
 
 
+@reads("ONNX file", lambda artifact: artifact.file)
 def check_card(artifact: Artifact) -> None:
     """SwinQuantError where a run card contradicts its file: on the input, the output or the precision."""
     file, record = open_onnx(artifact.file).metadata, artifact.record
-    try:
-        preprocess, options = (json.loads(file.get(key, "{}")) for key in (PREPROCESS, _OPTIONS))
-    except (ValueError, RecursionError):
-        raise SwinQuantError(f"{artifact.file}: its metadata is no JSON: export again") from None
-    said = [(f"artifact.options.{key}", value, record["options"].get(key))
-            for key, value in checked(dict[str, Any], options, str(artifact.file), _OPTIONS).items()]  # fmt: skip
+    options = checked(dict[str, Any], json.loads(file.get(_OPTIONS, "{}")), str(artifact.file), _OPTIONS)
+    said = [(f"artifact.options.{key}", value, record["options"].get(key)) for key, value in options.items()]
     if PREPROCESS in file:
-        said.append(("preprocess", preprocess, artifact.card.preprocess))
+        said.append(("preprocess", json.loads(file[PREPROCESS]), artifact.card.preprocess))
     if _PRECISION in file:
         said.append(("artifact.precision", file[_PRECISION], record["precision"]))
     for key, inside, own in said:

@@ -15,27 +15,27 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.checks import infer_shapes
-from swin_quant.backends.onnx_reader.file import MAX_FILE_BYTES, OnnxFile, read_model, verified
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.backends.onnx_reader.file import OnnxFile, read_model, verified
 from swin_quant.base.extras import library
+from swin_quant.base.reading import reads
 
-_FLOATS = (1, 10)  # onnx.TensorProto.FLOAT, FLOAT16
+_FLOATS = (1, 10)  # onnx.TensorProto's FLOAT, FLOAT16
 # (the file, its copy with more outputs than logits, their names) -> images -> these outputs by name
 Start = Callable[[OnnxFile, OnnxFile, list[str]], Callable[[Tensor], Mapping[str, np.ndarray]]]
 
 
 def find_module_outputs(model: Any, inputs: Sequence[str]) -> dict[str, str]:
     """Module -> the last float tensor inside it that depends on an input; modules in the order in which they end."""
-    graph = infer_shapes(type(model).FromString(model.SerializeToString()))
+    graph = infer_shapes(model)
     floats = {value.name for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type in _FLOATS}
     alive, found = set(inputs), dict[str, str]()
-    branches = {(function.domain, function.name) for function in model.functions if _is_branch(function)}
     moved: dict[str, str] = {}  # output of a Q/DQ pair, which may have been moved before a max pooling -> its node
     for node in model.graph.node:  # not the inferred graph's nodes, where a plugin's functions are inlined
         if not alive.intersection(node.input):
             continue
         alive.update(node.output)
-        words = node.name.split(".")[: -2 if (node.domain, node.op_type) in branches else -1]
+        # A compiled branch gives the sum that its block has
+        words = node.name.split(".")[: -2 if node.op_type.endswith(("Branch", "Mlp")) else -1]
         if node.op_type == "DequantizeLinear" and words and words[-1] == "_input_quantizer":
             moved[node.output[0]] = ".".join(words)
         elif node.op_type == "MaxPool" and node.input[0] in moved:
@@ -50,17 +50,7 @@ def find_module_outputs(model: Any, inputs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _is_branch(function: Any) -> bool:
-    """Whether an operator adds its input to the result: a sum that the block has, not its parts."""
-    makers = {name: node for node in function.node for name in node.output}
-    last = makers.get(next(iter(function.output), ""))
-    for term in last.input if last is not None and last.op_type == "Add" else ():
-        sorts = term in makers and makers[term].op_type == "Gather"  # tokens into the order of windows
-        if (makers[term].input[0] if sorts else term) == next(iter(function.input), None):
-            return True
-    return False
-
-
+@reads("ONNX file", lambda artifact, start: artifact.file)
 def inside(artifact: Artifact, start: Start) -> Callable[[Tensor], dict[str, Tensor]]:
     """A function from images [B, 3, S, S] to the output of each module, float32, by its name.
 
@@ -75,8 +65,6 @@ def inside(artifact: Artifact, start: Start) -> Callable[[Tensor], dict[str, Ten
         onnx.load_external_data_for_model(model, str(file.path.parent))
     held = {value.name for value in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in held)
-    if model.ByteSize() > MAX_FILE_BYTES:
-        raise SwinQuantError(f"{file.path}: is too large to be looked into: its weights take more than 2 GB")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, file.path.name)
         copy.write_bytes(model.SerializeToString())
@@ -85,9 +73,7 @@ def inside(artifact: Artifact, start: Start) -> Callable[[Tensor], dict[str, Ten
     def compute_outputs(images: Tensor) -> dict[str, Tensor]:
         found = run(images)
         outputs = {module: torch.from_numpy(found[name]).float() for module, name in tensors.items()}
-        if not (batch := file.batch):
-            return outputs
-        # Without the rows of the zeros that filled up a fixed batch
+        batch = file.batch or len(images)  # a fixed batch was filled up with zeros
         return {name: x[: len(x) * len(images) // batch] if x.dim() else x for name, x in outputs.items()}
 
     return compute_outputs

@@ -4,7 +4,6 @@ The parent starts this file as a script when it first needs it. The worker ends 
 crashes it, takes too long or takes too much memory. The next request then starts another worker.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -15,59 +14,48 @@ from typing import Any
 
 MAX_FIELDS = 600_000  # messages and texts; a Swin-L has a third of that
 _SECONDS, _BYTES, _TIMES = 30, 768 << 20, 4  # limits of one request: the last one for each byte of its model
-_START = (
-    "import json, runpy, sys; sys.path[:] = json.loads(sys.argv[1]); runpy.run_path(sys.argv[2], run_name='__main__')"
-)
-
-
-class InferenceError(Exception):
-    """The library's objection to a graph, or the way in which the worker ended."""
-
-
 _lock = threading.Lock()
 _worker: tuple[subprocess.Popen[bytes], Connection, int] | None = None  # with the process id of its owner
 
 
-def ask(model: bytes, task: str) -> bytes:
-    """Parse a serialized model and, unless `task` is "parse", return it with functions inlined and shapes inferred.
+def ask(model: bytes, infers: bool = True) -> bytes:
+    """Parse a serialized model and, if `infers`, return it with functions inlined and shapes inferred.
 
     Raises:
-        InferenceError: it is no ONNX model, has too many fields, takes much more memory than its size, crashes the
-            library or, if `task` is "strict", contradicts itself; for "lenient" its shapes stay unknown.
+        ValueError: it is no ONNX model, has too many fields, takes much more memory than its size, crashes the
+            library or, if `infers`, contradicts itself.
     """
     global _worker
     with _lock:
         if _worker is None or _worker[2] != os.getpid() or _worker[0].poll() is not None:  # a fork has its own worker
             here, there = Pipe()
-            path = json.dumps([entry for entry in sys.path if entry])  # "" is the current folder, of anyone
-            command = [sys.executable, "-I", "-c", _START, path, os.path.abspath(__file__), str(there.fileno())]
-            none = subprocess.DEVNULL
-            process = subprocess.Popen(command, pass_fds=[there.fileno()], stdin=none, stdout=none, stderr=none)
+            env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # "": any current folder
+            command, none = [sys.executable, "-P", __file__, str(there.fileno())], subprocess.DEVNULL
+            how: dict[str, Any] = {"stdin": none, "stdout": none, "stderr": none, "pass_fds": [there.fileno()]}
+            _worker = subprocess.Popen(command, env=env, **how), here, os.getpid()
             there.close()
-            _worker = process, here, os.getpid()
         process, pipe, _ = _worker
         try:
-            pipe.send_bytes(f"{task} {len(model)}".encode())  # its limit holds while the model arrives
+            pipe.send(infers)
             pipe.send_bytes(model)
             fault, answer = pipe.recv_bytes(), pipe.recv_bytes()
-        except (OSError, EOFError) as error:
-            raise InferenceError(f"the ONNX library does not survive it ({_end(process)})") from error
-        except BaseException:  # interrupted: its answer must not reach the next request
-            _end(process)
+        except BaseException as error:  # interrupted: its answer must not reach the next request
+            ended = _end(process)
+            if isinstance(error, OSError | EOFError):
+                raise ValueError(f"the ONNX library does not survive it ({ended})") from error
             raise
     if fault:
-        raise InferenceError(fault.decode(errors="replace"))
+        raise ValueError(fault.decode(errors="replace"))
     return answer
 
 
 def _end(process: "subprocess.Popen[bytes]") -> str:
     """End the worker and say how it ended."""
     try:
-        code = process.wait(timeout=1)
+        process.wait(timeout=1)
     except subprocess.TimeoutExpired:  # it still computes an answer that nobody wants
         process.kill()
-        code = process.wait()
-    if code == -signal.SIGPROF:
+    if (code := process.wait()) == -signal.SIGPROF:
         return f"no end in {_SECONDS} s"
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
@@ -77,42 +65,35 @@ def _serve(pipe: Connection) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    before, most = resource.getrlimit(resource.RLIMIT_DATA)
     while True:
         try:
-            task, size = pipe.recv_bytes().decode().split()
-            allowed = _BYTES + _TIMES * int(size)
-            resource.setrlimit(
-                resource.RLIMIT_DATA, (allowed if most == resource.RLIM_INFINITY else min(allowed, most), most)
-            )
-            model = pipe.recv_bytes()
+            infers, model = pipe.recv(), pipe.recv_bytes()
         except EOFError:
             return
+        allowed = _BYTES + _TIMES * len(model)
+        resource.setrlimit(resource.RLIMIT_DATA, (allowed if most < 0 else min(allowed, most), most))  # -1: no limit
         signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # seconds of CPU; the signal ends the process even in C++
         try:
-            fault, answer = b"", _compute(model, task)
+            fault, answer = b"", _compute(model, infers)
         except Exception as error:  # noqa: BLE001  the parent reports it
             fault, answer = str(error).encode(errors="replace") or type(error).__name__.encode(), b""
         signal.setitimer(signal.ITIMER_PROF, 0)
         del model  # free it before the next one
         pipe.send_bytes(fault)
         pipe.send_bytes(answer)
+        resource.setrlimit(resource.RLIMIT_DATA, (before, most))  # while the next model arrives
 
 
-def _compute(content: bytes, task: str) -> bytes:
+def _compute(content: bytes, infers: bool) -> bytes:
     from onnx import ModelProto, inliner, shape_inference
 
     model = ModelProto.FromString(content)
     _check(model)
-    if task == "parse":
+    if not infers:
         return b""
     model = inliner.inline_local_functions(model) if model.functions else model
-    strict = task == "strict"
-    try:
-        model = shape_inference.infer_shapes(model, check_type=strict, strict_mode=strict, data_prop=strict)
-    except Exception:
-        if strict:
-            raise
+    model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     _check(model)
     return model.SerializeToString()
 

@@ -30,7 +30,6 @@ NAME = "openvino"
 HINTS = {"float32": ("f32", "FP32"), "bfloat16": ("bf16", "BF16"), "float16": ("f16", "FP16")}
 _TYPES = {hint: name for name, (hint, _) in HINTS.items()} | {"i8": "int8", "u8": "int8"}
 _FAILED: list[Any] = []  # requests after an exception, which crash the process where they are freed
-_ROUNDING = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 # Layers of its runtime; `Subgraph` is several in one kernel.
 _GEMMS = ("FullyConnected", "MatMul", "Convolution", "Deconvolution")
 
@@ -115,7 +114,7 @@ class _Graphs:
             "PERFORMANCE_HINT": "LATENCY",
             "NUM_STREAMS": 1,
             "INFERENCE_PRECISION_HINT": HINTS[float_type][0],
-            _ROUNDING: 0,  # else float inputs of int8 weights are rounded to int8, too
+            "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,  # else float inputs of int8 weights are rounded to int8, too
             **({"INFERENCE_NUM_THREADS": threads} if threads else {}),
         }
         self.compiled: OrderedDict[tuple[int, ...], Any] = OrderedDict()
@@ -191,28 +190,13 @@ class _Graphs:
         if shape and (self.file.batch is None or self.file.sizes is None):
             model.reshape({name: list(sizes) for name, sizes in self.file.shapes(shape).items()})
 
-        def compile_model() -> Any:
-            try:
-                return self.core.compile_model(model, "CPU", {**self.settings, **more})
-            except RuntimeError as error:
-                if _ROUNDING not in str(error):
-                    raise
-            del self.settings[_ROUNDING]  # releases up to 2024.0 do not know it, or no value that says no
-            return self.core.compile_model(model, "CPU", {**self.settings, **more})
-
-        return self._try("compile", compile_model)
+        return self._try("compile", lambda: self.core.compile_model(model, "CPU", {**self.settings, **more}))
 
     def _try(self, what: str, action: Any) -> Any:
         try:
             return action()
         except Exception as error:  # mostly RuntimeError, with a page of places in C++
-            why, model = first_line(error), library("onnx", "onnx").load(str(self.file.path), load_external_data=False)
-            # It converts only some forms of torch.fft's operations, and blames those behind them
-            if lacking := sorted({node.op_type for node in model.graph.node} & {"DFT", "STFT"}):
-                left = re.search("Conversion is failed for: (.+)", str(error))
-                why = f"it does not convert {left[1]}" if left else why
-                why = f"it lacks this form of {' and '.join(lacking)}, the operation of torch.fft: {why}"
-            raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {why}") from error
+            raise SwinQuantError(f"{self.file.path}: {NAME} cannot {what} it: {first_line(error)}") from error
 
 
 def _opened(

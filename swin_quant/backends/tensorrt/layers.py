@@ -102,8 +102,8 @@ def read_layers(text: str, gemms: Iterable[Gemm]) -> LayerReport:
     rows = []
     for gemm in gemms:
         wanted = gemm.format or next((kind for kind in gemm.inputs if kind not in QUANTIZED), UNKNOWN)
-        product = gemm.name if gemm.kind != "matmul" else gemm.node.name or gemm.name
-        layer, by, ran = home.get(gemm.node.name, (None, None, UNKNOWN))
+        product = gemm.name if gemm.kind != "matmul" else gemm.node or gemm.name
+        layer, by, ran = home.get(gemm.node, (None, None, UNKNOWN))
         rows.append(LayerRow(product, gemm.kind, wanted, ran, layer, by))
     return LayerReport(rows, len(layers), reformats)
 

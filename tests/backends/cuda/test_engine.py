@@ -257,31 +257,21 @@ def sides(exported):
 # tensorrt-fp8 has probabilities in float8 too, with a fixed range
 @pytest.mark.parametrize("policy", ["cuda", "qdq", "cuda-fp8", "tensorrt-fp8"])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_every_layer_is_that_of_fake_quant(sides, kind, policy):
+def test_every_part_is_that_of_fake_quant(sides, kind, policy):
     below = 20 if policy.endswith("fp8") else 30  # a value on a tie may take either level: their distance
     found = compare(*sides(kind, policy), [pictures(3, seed=2)], below)
     rows = {row.name: row for row in found.rows}
-    block = "layers.0.blocks.1"
-    q = f"{block}.attn.{'matmul' if kind == 'swin' else 'mha'}_q_input_quantizer"
-    inputs = {f"{block}.{layer}._input_quantizer" for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
-    assert inputs | {q, block, "patch_embed", "layers.0.downsample", "layers.1.blocks.0", "logits"} <= rows.keys()
-    assert found.first is None
-    assert rows["layers.0.blocks.0.attn.qkv._input_quantizer"].sqnr_db > 36 and rows["patch_embed"].sqnr_db > 55
+    blocks = {"layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0"}
+    assert blocks | {"patch_embed", "layers.0.downsample", "logits"} <= rows.keys()
+    assert found.first is None and rows["patch_embed"].sqnr_db > 55
 
 
-def test_a_layer_that_differs_is_found(exported, sides):
+def test_a_part_that_differs_is_found(sides):
     model, engine = sides("swin", "cuda")
     with torch.no_grad():
-        model.model.get_submodule("layers.0.blocks.1.mlp.fc1").weight.mul_(1.2)
+        model.model.get_submodule("layers.0.blocks.1.mlp.fc2").weight.mul_(-9)
     found = compare(model, engine, [pictures(3)])
-    assert found.first.name == "layers.0.blocks.1.mlp.fc2._input_quantizer"
-
-
-def test_narrow_heads_lose_their_zeros(exported):
-    found = inside(exported("swinv2", keys={"NUM_HEADS": [2, 4]})[0], EngineOptions())(pictures(2))
-    at = "layers.0.blocks.0.attn."
-    assert found[f"{at}mha_k_input_quantizer"].shape == (8, 2, 16, 4)
-    assert found[f"{at}proj._input_quantizer"].shape == (8, 4, 32)
+    assert found.first.name == "layers.0.blocks.1"
 
 
 FORMS = [("swin", "ft-mode1"), ("swin", "ft-mode2"), ("swinv2", "ft-mode1"), ("swin", "cuda"), ("swinv2", "cuda")]

@@ -97,17 +97,6 @@ def test_a_smaller_batch_works_in_the_memory_of_a_larger_one(sessions):
         torch.testing.assert_close(session(images[:count]), whole[:count], rtol=0, atol=0.01)
 
 
-def test_logits_are_written_where_the_caller_says(sessions):
-    session, images = sessions.make(), pictures(3)
-    classes = session.network.spec.geometry.classes
-    for one in (session, HostSession(session.network)):
-        out = torch.full((3, classes), torch.nan)
-        assert one(images, out) is out and torch.equal(out, one(images))
-        for other in (torch.empty(2, classes), torch.empty(3, classes, dtype=torch.float16)):
-            with pytest.raises(UsageError, match=f"out.*: must be float32 3 x {classes} on cpu, not float"):
-                one(images, other)
-
-
 def test_a_call_inside_a_capture_of_the_caller_is_refused(sessions):
     session = sessions.make()
     sessions.stream.name = "captures"

@@ -48,20 +48,6 @@ def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, ex
 
 @pytest.mark.slow
 @KINDS
-def test_whoever_fixes_the_batch_keeps_every_integer_product(kind, exported, optimized, count):
-    """In a user's own session that sets only the batch, ONNX Runtime merged such linears into float Gemms."""
-
-    def products(file, batch=None):
-        ops = count(optimized(file, batch=batch))
-        return sum(ops[op] for op in ("MatMulIntegerToFloat", "QLinearMatMul", "QGemm"))
-
-    symbolic = products(exported(kind).file)
-    assert symbolic >= 12
-    assert products(exported(kind).file, 2) == products(exported(kind, batch=2).file) == symbolic
-
-
-@pytest.mark.slow
-@KINDS
 @pytest.mark.parametrize("target", ["portable", "tensorrt"])
 def test_onnx_checker_with_strict_shape_inference(kind, target, exported):
     model = onnx.load(exported(kind, "qdq" if target == "portable" else "tensorrt", target=target).file)

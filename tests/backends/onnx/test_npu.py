@@ -142,7 +142,8 @@ def test_misfits_are_listed_with_their_reasons():
     }""").SerializeToString()
 
     def found(target):
-        return [(one.node, one.why.split(":")[0]) for one in misfits(onnx.ModelProto.FromString(data), target)]
+        lines = [one.split(": ") for one in misfits(onnx.ModelProto.FromString(data), target)]
+        return [(where.split(" (")[0], why) for where, why, *_ in lines]
 
     is_open, six = ("x", "its shape is open"), "a tensor of rank 6, above 5"
     ranks = [(name, six) for name in ("windows", "back", "constant")]  # its result, its input, its constant

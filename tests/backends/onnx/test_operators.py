@@ -10,30 +10,6 @@ import swin_quant as sq
 from swin_quant.backends.onnx.operators import translations
 
 
-class Call(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
-
-
-TIES = torch.tensor([[3.0, 1.0, 3.0, -2.0, 5.0], [0.0, 0.0, -1.0, 7.0, 7.0]])
-ORDERED = torch.tensor([-1.0, 0.0, 2.0, 2.0, 9.0])
-CASES = {
-    "cummax": (lambda x: torch.cummax(x, 1), [TIES]),
-    "cummax of whole numbers, dimension 0": (lambda x: torch.cummax(x, 0), [TIES.long()]),
-    "cummin": (lambda x: torch.cummin(x, -1), [TIES]),
-    "searchsorted": (torch.searchsorted, [ORDERED, TIES]),
-    "searchsorted, right": (lambda a, x: torch.searchsorted(a, x, right=True), [ORDERED, TIES]),
-    "searchsorted, rows": (torch.searchsorted, [ORDERED.expand(2, 5).contiguous(), TIES]),
-    "searchsorted, side": (lambda a, x: torch.searchsorted(a, x, out_int32=True, side="right"), [ORDERED, TIES]),
-}
-
-
 def run(module, inputs, **options):
     """The outputs of the module's ONNX file on ONNX Runtime."""
     program = torch.onnx.export(
@@ -42,16 +18,6 @@ def run(module, inputs, **options):
     )  # fmt: skip
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     return session.run(None, {one.name: x.numpy() for one, x in zip(session.get_inputs(), inputs, strict=True)})
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_searches_and_running_extremes_are_torchs(name):
-    function, inputs = CASES[name]
-    expected = function(*inputs)
-    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
-    for found, one in zip(run(Call(function), inputs), expected, strict=True):
-        np.testing.assert_array_equal(found, one.numpy())
-        assert found.dtype == one.numpy().dtype
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -64,13 +64,13 @@ def test_a_sum_inside_a_branch_s_operator_is_the_block_s():
     node, opsets = onnx.helper.make_node, [onnx.helper.make_opsetid(name, 17) for name in ("", "my")]
     bodies = {
         "Mlp": [node("Relu", ["x"], ["y"]), node("Add", ["x", "y"], ["z"])],
-        "Branch": [node("Gather", ["x", "places"], ["y"], axis=1), node("Add", ["y", "y"], ["z"])],
+        "AttentionBranch": [node("Gather", ["x", "places"], ["y"], axis=1), node("Add", ["y", "y"], ["z"])],
         "Merging": [node("Relu", ["x"], ["y"]), node("Add", ["y", "y"], ["z"])],
     }
     functions = [
         onnx.helper.make_function("my", name, ["x", "places"], ["z"], body, opsets) for name, body in bodies.items()
     ]
-    steps = {"a.attn.Branch": "images", "a.mlp.Mlp": "a.attn.Branch", "down.Merging": "a.mlp.Mlp"}
+    steps = {"a.attn.AttentionBranch": "images", "a.mlp.Mlp": "a.attn.AttentionBranch", "down.Merging": "a.mlp.Mlp"}
     nodes = [node(name.split(".")[-1], [x, "places"], [name], name, domain="my") for name, x in steps.items()]
     ends = [onnx.helper.make_tensor_value_info(name, 1, [1, 4]) for name in ("images", *steps)]
     places = onnx.numpy_helper.from_array(np.arange(4), "places")

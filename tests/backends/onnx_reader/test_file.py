@@ -87,18 +87,18 @@ QUANTIZER = "node q._quantizer.Q (QuantizeLinear)"
 REFUSED = [
     (lambda model: setattr(model.opset_import[0], "version", 16), "is of opset 16: must be 17 to 21"),
     (lambda model: setattr(model.opset_import[0], "version", 22), "is of opset 22: must be 17 to 21"),
-    (
-        lambda model: setattr(model, "ir_version", onnx.IR_VERSION + 1),
-        f"is of file format (IR) {onnx.IR_VERSION + 1}, and onnx ",
-    ),
+    (lambda model: setattr(model, "ir_version", onnx.IR_VERSION + 1), f"file format (IR) {onnx.IR_VERSION + 1}, newer"),
     (an_evil_operator, "node attn.qk is evil.MatMul"),
     (lambda model: tensor(model, "fc1.bias").dims.__setitem__(0, -16), "tensor fc1.bias has a negative size"),
     (lambda model: setattr(tensor(model, "fc1.bias"), "data_type", 77), "tensor fc1.bias is of no known type"),
-    (lambda model: tensor(model, "fc1.bias").dims.extend([1] * 69), "tensor fc1.bias has 70 dimensions"),
+    (
+        lambda model: tensor(model, "fc1.bias").dims.extend([1] * 69),
+        "tensor fc1.bias has a negative size, or more than 32 dimensions",
+    ),
     (a_bomb, "tensor boom would have 1.1e+12 elements"),
     (lambda model: node(model, "attn.qk").input.__setitem__(1, "head.weight"), "its graph makes no sense"),
-    (lambda model: another_scale(model, "nowhere"), f"{QUANTIZER} cannot be run: its scale 'nowhere' is missing"),
-    (lambda model: another_scale(model, "images"), f"{QUANTIZER} cannot be run: its scale 'images' is computed"),
+    (lambda model: another_scale(model, "nowhere"), f"{QUANTIZER}: its scale 'nowhere' is missing"),
+    (lambda model: another_scale(model, "images"), f"{QUANTIZER}: its scale 'images' is missing, or computed"),
     *(
         (
             lambda model, scale=scale: tensor(model, "q.scale").CopyFrom(numpy_helper.from_array(scale, "q.scale")),
@@ -144,7 +144,7 @@ def test_a_tensor_larger_than_its_data_is_refused(model, write_onnx, where):
         weight.float_data.extend(values)
         assert open_onnx(write_onnx(model)).opset == 20
     weight.dims[:] = [2**40, 2**20]
-    assert "tensor fc1.bias declares 1099511627776, 1048576, which is not what it holds" in refusal(write_onnx(model))
+    assert "tensor fc1.bias declares 1099511627776, 1048576, and does not hold that" in refusal(write_onnx(model))
 
 
 def external(model, name, **place):
@@ -176,7 +176,7 @@ def test_external_data_elsewhere_is_refused(model, write_onnx, tmp_path, locatio
         ({"length": 32}, ""),
         ({"length": "x"}, ""),
         ({"offset": -64}, ""),
-        ({"location": "gone.data"}, " is in 'gone.data', which is missing"),
+        ({"location": "gone.data"}, " is in 'gone.data', which is missing, or a hard link"),
     ],
 )
 def test_external_data_must_hold_the_tensor(model, write_onnx, tmp_path, place, said):
@@ -219,20 +219,14 @@ def test_scales_inside_of_other_nodes_are_looked_at_too(net, write_onnx, depth, 
         assert "node hidden.Q (QuantizeLinear): its scale 'hidden.scale' must be finite" in refusal(write_onnx(model))
 
 
-def test_a_scale_is_that_of_the_graph_around_where_it_is_cast(net, write_onnx):
-    """A good inner constant does not replace the bad outer one of the same name, which is cast outside."""
-    inner = numpy_helper.from_array(np.float16(1), "half")
-    model = buried(net.proto(), 1, "wide", [inner])
-    model.graph.initializer.append(numpy_helper.from_array(np.float16(-1), "half"))
-    model.graph.node.insert(0, helper.make_node("Cast", ["half"], ["wide"], to=TensorProto.FLOAT))
-    assert "its scale 'wide' must be finite" in refusal(write_onnx(model))
-
-
-def test_a_scale_may_be_a_constant_or_the_cast_of_one(model, write_onnx):
-    node(model, "q._quantizer.Q").input[1] = "made"
-    model.graph.node.insert(0, helper.make_node("Cast", ["c"], ["made"], to=TensorProto.FLOAT))
-    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.float16(0.25))))
+def test_a_scale_may_be_a_constant_but_not_computed(model, write_onnx):
+    node(model, "q._quantizer.Q").input[1] = "c"
+    scale = numpy_helper.from_array(np.float32(0.25))
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["c"], value=scale))
     assert open_onnx(write_onnx(model)).quantizers == 4
+    model.graph.node.insert(1, helper.make_node("Abs", ["c"], ["made"]))
+    node(model, "q._quantizer.Q").input[1] = "made"
+    assert "its scale 'made' is missing, or computed" in refusal(write_onnx(model))
 
 
 def test_several_inputs_are_described_as_one_row(model, write_onnx):

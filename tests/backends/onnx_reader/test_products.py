@@ -7,13 +7,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from swin_quant.backends.onnx_reader.products import counted, inspect_model
-from swin_quant.base.compat import import_timm
+from swin_quant.backends.onnx_reader.products import inspect_model
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.verbs.analyze import analyze_onnx
 
 CHANNELS, HEADS, TOKENS = 64, 2, 16
 FLOAT8 = ml_dtypes.float8_e4m3fn
@@ -100,15 +97,15 @@ def test_every_product_of_a_block_is_found():
     assert session.run(None, {"x": np.zeros((2, TOKENS, CHANNELS), np.float16)})[0].shape == (2, TOKENS, CHANNELS)
     report = inspect_model(model)
     assert (report.body, report.opset, report.pairs, report.asymmetric) == ("float16", 20, (6, 8), [])
-    assert [(gemm.name, gemm.kind, gemm.int8) for gemm in report.gemms] == [
+    assert [(gemm.name, gemm.kind, gemm.format == "int8") for gemm in report.gemms] == [
         ("layers.1.blocks.0.attn.qkv", "linear", True),
         ("layers.1.blocks.0.attn.qk", "matmul", True),
         ("layers.1.blocks.0.attn.av", "matmul", True),
         ("layers.1.blocks.0.attn.proj", "linear", True),
     ]
     assert report.float_ops == {"Add": 2, "LayerNormalization": 1, "Softmax": 1}
-    record = report.to_dict()
-    assert json.loads(json.dumps(record)) == record and record["int8_gemms"] == 4
+    record = json.loads(json.dumps(report.to_dict()))
+    assert record["int8_gemms"] == 4 and record["pairs"] == [6, 8] and record["gemms"][1]["inputs"] == ["int8"] * 2
 
 
 @pytest.mark.parametrize("broken, inputs", [
@@ -137,43 +134,15 @@ def test_integer_operators_and_casts_are_looked_through():
     )
     x = d.add("MatMulInteger", [levels, d.const("levels", np.ones((CHANNELS, 8), np.uint8))], "fc.int8")
     model = d.model(d.add("Cast", [x], "out", to=TensorProto.FLOAT))
-    assert [(gemm.name, gemm.int8) for gemm in inspect_model(model).gemms] == [
-        ("fc", True), ("fc.int8", True)]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def timm_swin(tmp_path_factory):
-    """A small Swin of timm's, exported as its users would."""
-    timm = import_timm()
-    torch.manual_seed(0)
-    model = timm.models.SwinTransformer(img_size=32, patch_size=4, embed_dim=32, depths=(2,), num_heads=(2,),
-                                        window_size=4, num_classes=5).eval()  # fmt: skip
-    file = tmp_path_factory.mktemp("timm") / "swin.onnx"
-    torch.onnx.export(model, (torch.zeros(2, 3, 32, 32),), file, dynamo=True, external_data=False, verbose=False,
-                      dynamic_shapes=({0: torch.export.Dim("batch")},))  # fmt: skip
-    return onnx.load(file)
-
-
-@pytest.mark.slow
-def test_a_foreign_swin_is_read_by_the_scopes_that_torch_recorded(timm_swin):
-    report = inspect_model(timm_swin)
-    assert len(report.gemms) == 14 and not any(gemm.int8 for gemm in report.gemms)
-    names = [gemm.name for gemm in report.gemms if gemm.kind == "linear" and "blocks.1" in gemm.name]
-    assert [name.rsplit(".", 1)[0] for name in names] == [
-        f"layers.0.blocks.1.{part}" for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]  # fmt: skip
+    assert [(gemm.name, gemm.format) for gemm in inspect_model(model).gemms] == [
+        ("fc", "int8"), ("fc.int8", "int8")]  # fmt: skip
 
 
 def test_hostile_graphs_end_in_one_error_or_a_report():
     d = Draft(np.float32)
-    d.add("Relu", ["b.out"], "a")
-    cycle = d.model(d.add("Relu", ["a.out"], "b"))
-    with pytest.raises(SwinQuantError, match="node a uses 'b.out' before anything makes it"):
-        inspect_model(cycle)
-    d = Draft(np.float32)
-    d.add("Relu", ["x"], "a", ["same"])
-    loop = d.model(d.add("Identity", ["same"], "b", ["same"]))
-    with pytest.raises(SwinQuantError, match="node b makes 'same' a second time"):
-        inspect_model(loop)
+    d.add("MatMul", ["b.out", "b.out"], "a")
+    cycle = d.model(d.add("MatMul", ["a.out", "a.out"], "b"))
+    assert [gemm.node for gemm in inspect_model(cycle).gemms] == ["a", "b"]
     d = Draft(np.float32)
     x = d.add("DequantizeLinear", ["x"], "half")
     d.add("MatMul", [x, x], "none", [""])
@@ -185,80 +154,3 @@ def test_hostile_graphs_end_in_one_error_or_a_report():
     for number in range(3000):
         x = d.add("Identity", [x], f"i{number}")
     assert len(inspect_model(d.model(d.linear(x, "fc", CHANNELS, 8))).gemms) == 1
-
-
-def file_of(tmp_path, nodes, tensors, output, kind=TensorProto.FLOAT):
-    images = helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 8, 8])
-    given = helper.make_tensor_value_info(output, kind, None)
-    held = [numpy_helper.from_array(value, key) for key, value in tensors.items()]
-    graph = helper.make_graph(nodes, "net", [images], [given], held)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    onnx.save(model, tmp_path / "net.onnx")
-    return tmp_path / "net.onnx"
-
-
-def node(kind, inputs, output, **attributes):
-    return helper.make_node(kind, inputs, [output], name=output, **attributes)
-
-
-@pytest.fixture
-def network(tmp_path):
-    """A strided convolution, pooled, and a linear with a transposed weight."""
-    values = np.random.default_rng(0).normal(size=(16, 3, 3, 3)).astype(np.float32)
-    nodes = [
-        node("Conv", ["images", "kernel"], "maps", strides=[2, 2], pads=[1, 1, 1, 1]),
-        node("Relu", ["maps"], "positive"),
-        node("GlobalAveragePool", ["positive"], "pooled"),
-        node("Flatten", ["pooled"], "flat"),
-        node("Gemm", ["flat", "weight"], "logits", transB=1),
-    ]
-    tensors = {"kernel": values, "weight": np.full((10, 16), 7e4, np.float32)}
-    return file_of(tmp_path, nodes, tensors, "logits")
-
-
-def test_counts_are_those_of_hand(network):
-    found = counted(network, 2)
-    by_name = {call.name: call for call in found.calls}
-    assert by_name["Conv"].macs == 2 * 16 * 4 * 4 * 3 * 9 and by_name["Gemm"].macs == 2 * 10 * 16
-    assert by_name["Conv"].outputs == ((2, 16, 4, 4),) and by_name["Relu"].inputs == ((2, 16, 4, 4),)
-    assert found.parameters == 16 * 27 + 160 and found.open_batch
-
-
-def test_what_is_inside_of_a_branch_is_counted(tmp_path):
-    weight = numpy_helper.from_array(np.full((192, 10), 7e4, np.float32), "hidden")
-    product = node("MatMul", ["flat", "hidden"], "product")
-    zeros = node("Mul", ["product", "product"], "squares")
-    output = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("product", "squares")]
-    then = helper.make_graph([product], "then", [], output[:1], [weight])
-    other = helper.make_graph([product, zeros], "other", [], output[1:], [weight])
-    nodes = [node("Flatten", ["images"], "flat"), node("If", ["yes"], "logits", then_branch=then, else_branch=other)]
-    found = analyze_onnx(file_of(tmp_path, nodes, {"yes": np.array(True)}, "logits"))
-    assert [call.macs for call in found.calls if call.name == "MatMul"] == [1920, 1920]
-    assert found.depending == ("If (logits)",)
-
-
-def test_what_depends_on_data_is_named(tmp_path):
-    where = file_of(tmp_path, [node("NonZero", ["images"], "there")], {}, "there", TensorProto.INT64)
-    assert analyze_onnx(where).depending == ("NonZero (there)",)
-
-
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        (
-            lambda model: model.graph.node[0].CopyFrom(node("Mine", ["images"], "maps", domain="else")),
-            "not an operator",
-        ),
-        (lambda model: model.graph.input[0].type.tensor_type.shape.dim[2].ClearField("dim_value"), "any size"),
-        (lambda model: model.graph.input.add().CopyFrom(model.graph.input[0]), "2 inputs"),
-        (lambda model: model.graph.initializer[0].dims.__setitem__(0, 99), "not what it holds"),
-    ],
-)
-def test_files_that_cannot_be_counted_are_refused_in_a_line(network, change, fault):
-    model = onnx.load(network)
-    change(model)
-    onnx.save(model, network)
-    with pytest.raises(SwinQuantError, match=fault) as refused:
-        counted(network, 1)
-    assert str(network) in str(refused.value)

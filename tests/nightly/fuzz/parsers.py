@@ -68,7 +68,6 @@ from swin_quant.score.scoring import class_names
 from swin_quant.train.outdir import STEP_COLUMNS, STEPS, Table, open_folder
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.snapshot import FORMAT, Position, TrainingState, check_snapshot
-from swin_quant.verbs.analyze import analyze_onnx
 from swin_quant.verbs.quantize_steps import Steps
 from swin_quant.verbs.report import report
 
@@ -613,7 +612,6 @@ PARSERS = (
     Parser("other pictures", lambda: pictures(*OTHERS), see),
     Parser("rare pictures", lambda: pictures(*RARE), see),
     Parser("ONNX", graphs, open_graph),
-    Parser("ONNX, to analyze", graphs, lambda folder: analyze_onnx(folder / "x.onnx", 2)),
     Parser("FasterTransformer export", exports, read_artifact),
     Parser("artifact and its card", deployed, deploy),
     *([Parser("ExecuTorch program", programs, open_program)] if has_executorch else []),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.network import Rewriter
-from swin_quant.backends.onnx.operators import operator
+from swin_quant.backends.onnx.operators import constant, operator
 from swin_quant.backends.onnx.swin import REWRITES
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.attention_operator import MAP_BRANCH
@@ -92,16 +92,12 @@ def map_mask(like: Tensor, window: Sequence[int], shift: Sequence[int], rests: b
 
 def translations() -> dict[Any, Callable[..., Any]]:
     """For `torch.onnx.export(custom_translation_table=...)`."""
-    from onnx.numpy_helper import from_array
     from onnxscript import opset18
 
     op: Any = opset18
 
     def ints(*values: int) -> Any:
-        return op.Constant(value=from_array(np.array(values, np.int64)))
-
-    def scalar(value: Any, kind: Any = np.int64) -> Any:
-        return op.Constant(value=from_array(np.array(value, kind)))
+        return constant(values, np.int64)
 
     def size(x: Any, axis: int) -> Any:
         return op.Shape(x, start=axis, end=axis + 1)
@@ -180,19 +176,19 @@ def translations() -> dict[Any, Callable[..., Any]]:
     def band(length: Any, window: int, shift: Any) -> Any:
         """float [length]: the number, 0 to 2, of the part of a shifted axis that each place belongs to."""
         end = op.Squeeze(length, ints(0))
-        places = op.Range(scalar(0), end, scalar(1))
+        places = op.Range(constant(0), end, constant(1))
         parts = [op.GreaterOrEqual(places, op.Sub(length, by)) for by in (ints(window), shift)]
         return op.Add(*(op.Cast(part, to=1) for part in parts))
 
     def export_mask(like: Any, window: Sequence[int], shift: Sequence[int], rests: bool = False) -> Any:
         high, wide = whole(like, window)
         down_by, right_by = (ints(0) if by is None else by for by in shifts(like, window, shift, rests))
-        three = scalar(3, np.float32)
+        three = constant(3, np.float32)
         down = op.Mul(op.Unsqueeze(band(high, window[0], down_by), ints(1)), three)
         region = op.Add(down, op.Unsqueeze(band(wide, window[1], right_by), ints(0)))
         windows = op.Squeeze(cut(op.Unsqueeze(region, ints(0, 3)), window), ints(0, 3))
         same = op.Equal(op.Unsqueeze(windows, ints(2)), op.Unsqueeze(windows, ints(1)))
-        return op.Where(same, scalar(0, np.float32), scalar(-100, np.float32))
+        return op.Where(same, constant(0, np.float32), constant(-100, np.float32))
 
     ops = torch.ops.swin_quant
     return {
