@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def _plain(name: str) -> str:
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
 _OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # some files leave them open; the user may set them
 _DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor determines the first; few files lack the second
+_CHANGED = re.compile(r"\.(weight_(orig|g|mask)|lora_[AB]|base_layer|parametrizations)\b")  # by torch or PEFT
 _MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow from the geometry and need no file
 
 
@@ -114,8 +116,11 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         if isinstance(name, str):  # another model than a Swin, which its repository names
             described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
             return load_config(f"timm:{name}", overrides={**described, **_find_head_classes(weights), **overrides})
-    if not determined or (kind != FEATURES and "norm.weight" not in weights.state):  # as Donut's and detectors'
-        raise SwinQuantError(f"{file}: is {describe(weights.state)}")
+    changed = [key for key in weights.state if _CHANGED.search(key)]
+    if (
+        changed or not determined or (kind != FEATURES and "norm.weight" not in weights.state)
+    ):  # as Donut's and detectors'
+        raise SwinQuantError(f"{file}: is {describe(changed or weights.state)}")
     _check_stages(weights, determined)
     explicit = set(overrides)
     # There is no head, whatever the description says about classes

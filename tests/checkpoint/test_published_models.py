@@ -308,7 +308,8 @@ def of_smp():
     return nn.ModuleDict({"encoder": nn.ModuleDict({"model": backbone}), "segmentation_head": nn.Conv2d(8, 2, 3)})
 
 
-CHANGED, OTHER = "does not fit the model: .* missing: .* unexpected: ", "no Swin classifier .*features.*sq.wrap"
+CHANGED = r"no Swin classifier .its keys are .*(weight_|parametrizations|lora_|base_layer).*module to .sq\.wrap"
+OTHER = r"no Swin classifier .*features.*sq\.wrap"
 REFUSED = {
     "pruned": (lambda: swin(lambda one: prune.l1_unstructured(one, "weight", 0.3)), CHANGED),
     "weight norm": (lambda: swin(nn.utils.weight_norm), CHANGED),
