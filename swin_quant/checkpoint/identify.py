@@ -117,9 +117,7 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
             described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
             return load_config(f"timm:{name}", overrides={**described, **_find_head_classes(weights), **overrides})
     changed = [key for key in weights.state if _CHANGED.search(key)]
-    if (
-        changed or not determined or (kind != FEATURES and "norm.weight" not in weights.state)
-    ):  # as Donut's and detectors'
+    if changed or not determined or (kind != FEATURES and "norm.weight" not in weights.state):  # as of Donut
         raise SwinQuantError(f"{file}: is {describe(changed or weights.state)}")
     _check_stages(weights, determined)
     explicit = set(overrides)
