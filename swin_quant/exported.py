@@ -172,15 +172,10 @@ def open_subject(given: Any) -> Model | Exported:
         return given
     if isinstance(given, str | Path):
         return load(given) if is_checkpoint(str(given)) else artifact(given)
-    if isinstance(given, nn.Module):
-        if not named_nodes(given):
-            raise UsageError(f"{type(given).__name__}: has no node to quantize: give sq.wrap(module, SIZE)")
+    if isinstance(given, nn.Module) and named_nodes(given):
         return Model(given)
-    if isinstance(given, Engine):
-        raise UsageError(f"{given.name}: is a loaded engine: give the artifact, sq.artifact(FILE)")
-    if isinstance(given, Mapping):
-        raise UsageError("a state dict holds weights alone: torch.save it to a file, and give sq.load(FILE)")
-    raise UsageError(f"{type(given).__name__}: is no model: give sq.load(CHECKPOINT), sq.wrap(module, SIZE) or a file")
+    ways = "sq.load(CHECKPOINT), sq.artifact(FILE), sq.wrap(module, SIZE) or a file"
+    raise UsageError(f"{type(given).__name__}: is no model: give {ways}")
 
 
 def read_config(artifact: Artifact, overrides: Mapping[str, Any] | None = None) -> CfgNode:

@@ -1,5 +1,6 @@
 """Load a model: from a checkpoint of any kind, with the run card beside it, its policies, and its float baseline."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -182,10 +183,9 @@ def load(
     asked: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind or None, "MODEL.WEIGHTS": weights, **sizes}
     wanted = {key: value for key, value in asked.items() if value is not None}
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
-    if isinstance(checkpoint, nn.Module):
-        raise UsageError(f"{type(checkpoint).__name__}: is a module, no file: give sq.wrap(module, SIZE)")
-    if isinstance(checkpoint, Mapping):
-        raise UsageError("a state dict holds weights alone: torch.save it to a file, and give its name")
+    if not isinstance(checkpoint, str | os.PathLike):
+        what = "torch.save a state dict and give its name, or sq.wrap(module, SIZE)"
+        raise UsageError(f"{type(checkpoint).__name__}: is no file: {what}")
     opened = open_checkpoint(checkpoint)
     if opened.file.suffix == ".onnx" or (opened.card and opened.card.artifact):
         raise UsageError(f"{checkpoint}: is an artifact: sq.artifact(FILE)")

@@ -5,22 +5,17 @@ from swin_quant.checkpoint.opened import (
     Checkpoint,
     OpenedCheckpoint,
     Source,
-    Weights,
-    is_calibrated,
     made_before,
     open_checkpoint,
     read_state_dict,
 )
-from swin_quant.checkpoint.save import calibrated_bytes, calibrated_state, save_calibrated, save_float
+from swin_quant.checkpoint.save import calibrated_bytes, save_calibrated, save_float
 
 __all__ = [
     "Checkpoint",
     "OpenedCheckpoint",
     "Source",
-    "Weights",
     "calibrated_bytes",
-    "calibrated_state",
-    "is_calibrated",
     "load_calibrated",
     "load_float",
     "made_before",

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.names import below, renamed, to_microsoft
+from swin_quant.checkpoint.names import WRAPPER, below, renamed, to_microsoft
 from swin_quant.checkpoint.opened import VERSIONS, Weights
-from swin_quant.checkpoint.roots import WRAPPER, choose_set
+from swin_quant.checkpoint.roots import choose_set
 from swin_quant.config.outputs import DETECTION, EACH, MMPRETRAIN
 
 _ENTRANCE = re.compile(r"(.*?)(patch_embed\.proj(ection)?|embeddings\.patch_embeddings\.projection)\.weight")
@@ -31,10 +31,9 @@ _OPENMMLAB = (
     (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
 )
 _MERGED = re.compile(r"(layers\.\d+\.downsample\.)(reduction\.weight|norm\.(weight|bias))")
-_DETECTORS = re.compile(  # parts of mmdetection's and mmsegmentation's models; mmpretrain may have a neck, too
-    rf"({WRAPPER}|detector\.)*(rpn|rpn_head|roi_head|bbox_head|mask_head|query_embed(ding)?|"
-    r"(decode|auxiliary|panoptic\w*|semantic)_head|"
-    r"encoder|decoder|neck\.(fpn|lateral|convs))\b"
+_LARGER = re.compile(  # parts of detectors and segmenters
+    rf"({WRAPPER}|detector\.)*(neck|rpn|rpn_head|roi_head|bbox_head|mask_head|query_head|query_embed(ding)?|"
+    r"\w*(decode|auxiliary|semantic|panoptic)_head)\."
 )
 _MMPRETRAIN_VERSION = 3
 _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in the order of nn.Unfold
@@ -52,7 +51,7 @@ def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[st
     prefix = found[0] if found else ""
     if len(found) > 1:
         inside = {root[:-1]: below(weights.state, root) for root in found}
-        name, _ = choose_set(weights.source.path, inside, weights.asked)
+        name = choose_set(weights.source.path, inside, weights.asked)
         prefix = f"{name}." if name else ""
     state = below(weights.state, prefix)
     norms = {key: match for key in weights.state if (match := _STATE_NORM.fullmatch(key))}
@@ -93,16 +92,15 @@ def _mm_windows(weights: Weights, state: Mapping[str, Tensor], stages: list[int]
     whole = weights.raw or weights.state
     if versions := weights.source.notes.get(VERSIONS):
         return MMPRETRAIN if _MMPRETRAIN_VERSION in versions.values() else DETECTION
-    if any(_DETECTORS.match(key) for key in whole):
+    if any(key.endswith((".logit_scale", "head.fc.weight")) for key in whole):
+        return MMPRETRAIN
+    if any(map(_LARGER.match, whole)):
         return DETECTION
-    last = max(int(key.split(".")[1]) for key in state if key.startswith("layers."))
-    if stages == [last] or any(key.endswith((".logit_scale", "head.fc.weight")) for key in whole):
+    if stages == [max(int(key.split(".")[1]) for key in state if key.startswith("layers."))]:
         return MMPRETRAIN
     if warns:
-        alike = "mmpretrain, mmdetection and mmsegmentation name a backbone alike"
-        taken = "taken for mmpretrain's, which does not shift a map of one window"
-        advice = "for the others set MODEL.FEATURES.WINDOWS detection"
-        log.warning("%s: %s: %s; %s", weights.source.path, alike, taken, advice)
+        alike = "mmpretrain, mmdetection and mmsegmentation name a backbone alike: it is taken for mmpretrain's"
+        log.warning("%s: %s; for the others set MODEL.FEATURES.WINDOWS detection", weights.source.path, alike)
     return MMPRETRAIN
 
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,9 @@ from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
-from swin_quant.checkpoint.geometry import (
-    Geometry,
-    changes_model,
-    describe,
-    difference,
-    differing,
-    geometry,
-    stage_windows,
-    unsupported_kind,
-)
+from swin_quant.checkpoint.geometry import Geometry, describe, differing, geometry, stage_windows
 from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
-from swin_quant.checkpoint.published import published, timm_architecture
-from swin_quant.checkpoint.publishers import HOW_PREPARED
-from swin_quant.checkpoint.roots import PUBLISHERS, nearest_publisher
+from swin_quant.checkpoint.published import HOW_PREPARED, published, timm_architecture
 from swin_quant.checkpoint.sources import choose_name, timm_name
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import keys_set_in, shipped_configs
@@ -64,16 +54,18 @@ def _choose(candidates: Mapping[str, Geometry], known: Geometry, name: str, file
     name = _plain(name)
     models = {each: repr(own | {"NUM_CLASSES": 0}) for each, own in candidates.items()}  # whatever their heads
 
-    def named_alike(among: Collection[str]) -> Collection[str]:
-        """Those with the longest name that begins `name`, else those whose name begins with it, else all."""
-        begun = [each for each in among if name.startswith(_plain(each))]
-        longest = [each for each in begun if len(each) == max(map(len, begun))]
-        return longest or [each for each in among if _plain(each).startswith(name)] or among
+    def likeness(candidate: str) -> int:
+        """The length of a name that begins `name`; 1 for a name that `name` begins."""
+        plain = _plain(candidate)
+        return len(plain) if name.startswith(plain) else int(plain.startswith(name))
+
+    def named_alike(among: Collection[str]) -> list[str]:
+        return [each for each in among if likeness(each) == max(map(likeness, among))]
 
     alike = named_alike(candidates)
     same = {models[each] for each in alike}
     fit = [each for each, own in candidates.items() if models[each] in same and not differing(known, own)]
-    left = [*named_alike(fit or alike)]
+    left = named_alike(fit or alike)
     if len({models[each] for each in left}) > 1:
         keys = {key for each in left for key in differing(candidates[left[0]], candidates[each])} - known.keys()
         raise UsageError(
@@ -90,10 +82,8 @@ def _plain(name: str) -> str:
 
 _ELSEWHERE = {"TYPE": "MODEL.TYPE", "NUM_CLASSES": "MODEL.NUM_CLASSES", "IMG_SIZE": "DATA.IMG_SIZE"}
 _OPEN = ("IMG_SIZE", "WINDOW_SIZE", "PRETRAINED_WINDOW_SIZES")  # some files leave them open; the user may set them
-_HEAD_KEYS = ("MODEL.TYPE", "MODEL.NUM_CLASSES")  # loading compares them, and may replace a head
 _DEFAULTED = ("QK_SCALE", "PRETRAINED_WINDOW_SIZES")  # no tensor determines the first; few files lack the second
-_MOST_STAGES = 16
-_USUAL = "TEST.SHAPE"  # no guess: few publishers differ from the default
+_CHANGED = re.compile(r"\.(weight_(orig|g|mask)|lora_[AB]|base_layer|parametrizations)\b")  # by torch or PEFT
 _MOST_TABLES = 2**29  # elements of indices, coordinates and masks, which follow from the geometry and need no file
 
 
@@ -126,15 +116,10 @@ def config_for(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = Non
         if isinstance(name, str):  # another model than a Swin, which its repository names
             described = published(weights.source, {"TYPE": "timm"}, overrides.keys()).keys
             return load_config(f"timm:{name}", overrides={**described, **_find_head_classes(weights), **overrides})
-    kind_name = unsupported_kind(weights.state)
-    if kind_name or not determined:  # what is no Swin may be a model of timm
-        is_open = not kind_name or kind_name.endswith("no Swin")
-        advice = "; if timm has the model, say which: ‹cfg› timm:NAME" if is_open else ""
-        raise SwinQuantError(f"{file}: is {describe(weights.state)}{advice}")
+    changed = [key for key in weights.state if _CHANGED.search(key)]
+    if changed or not determined or (kind != FEATURES and "norm.weight" not in weights.state):  # as of Donut
+        raise SwinQuantError(f"{file}: is {describe(changed or weights.state)}")
     _check_stages(weights, determined)
-    if kind != FEATURES and "norm.weight" not in weights.state:
-        maps = "take its maps by ‹output_kind› features, or give the module to `sq.wrap`"
-        raise SwinQuantError(f"{file}: has no final norm, as Donut's and detectors' backbones: {maps}")
     explicit = set(overrides)
     # There is no head, whatever the description says about classes
     if kind != LOGITS and "NUM_CLASSES" not in determined:
@@ -197,11 +182,11 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
     if determined["TYPE"] != cfg.MODEL.TYPE:
         return cfg  # loading refuses it
     description = published(weights.source, determined, explicit, stated)
-    node, own = f"MODEL.{cfg.MODEL.TYPE.upper()}.", _get_geometry(cfg)
+    node = f"MODEL.{cfg.MODEL.TYPE.upper()}."
     taken, other = {}, []
     for place, value in description.keys.items():
-        key, used = place.rpartition(".")[2], value_at(cfg, place)
-        if place in _HEAD_KEYS or not (changes_model(own, key, value) if key in own else used != value):
+        used = value_at(cfg, place)
+        if used == value or place in ("MODEL.TYPE", "MODEL.NUM_CLASSES"):  # loading compares these
             continue
         both = f"{description.where[place]} gives {place} {value}, and the configuration {used}"
         if place not in stated:
@@ -249,16 +234,8 @@ def _known(determined: Geometry, public: Mapping[str, Any], overrides: Mapping[s
 
 
 def _check_stages(weights: Weights, determined: Geometry) -> None:
-    """Refuse a model that no config can describe: a stage is missing, or each has its own window."""
+    """Refuse a model that no config can describe: each stage has a window of its own."""
     file, stages = weights.source.path, len(determined["DEPTHS"])
-    if stages > _MOST_STAGES:
-        raise SwinQuantError(f"{file}: is no whole Swin: it has {stages} stages")
-    conventions = [nearest_publisher(weights.state), nearest_publisher(weights.raw or weights.state)]
-    norms = tuple(one.norm for one in PUBLISHERS if one.norm)
-    if [key for key in conventions[0][1] if not key.endswith(norms)]:  # a backbone has no final norm
-        publisher, missing = min((each for each in conventions if each[1]), key=lambda each: len(each[1]))
-        lost = f"the nearest names are those of {publisher}, with {len(missing)} missing: {listed(missing, 3)}"
-        raise SwinQuantError(f"{file}: is no whole Swin: {lost}: it is damaged, or a part of a model")
     windows = [window for window in stage_windows(weights.state, range(stages)) if window is not None]
     if len(windows) < stages:
         return
@@ -275,30 +252,16 @@ def _from_shipped(name: str, known: Geometry, settings: Mapping[str, Any], file:
     if known["NUM_CLASSES"] != chosen["NUM_CLASSES"]:  # the user's model, trained from this one
         own["MODEL.NAME"] = choose_name(file)
     path = shipped_configs()[name]
-    cfg, shipped = load_config(path, overrides={**own, **settings}), load_config(path)
-    other = [key for key in HOW_PREPARED if value_at(cfg, key) != value_at(shipped, key)]
-    shown = ", ".join(f"{key} {value_at(cfg, key)} ({value_at(shipped, key)})" for key in other)
-    unlike = f"; pictures are prepared differently, as its publisher or the user says: {shown}" if other else ""
+    cfg = load_config(path, overrides={**own, **settings})
     assumed = [f"{key} {chosen[key]}" for key in _OPEN if key in chosen and key not in known]
     rest = f" ({listed(assumed)} from there, since no tensor shows it)" if assumed else ""
-    _tell(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes{unlike}{_beside(file)}")
+    _tell(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes")
     return cfg
 
 
 def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> CfgNode:
     """A config from keys and shapes alone, if no shipped one fits."""
-
-    def entries(value: Any) -> list[float]:
-        return value if isinstance(value, list) else [value]
-
-    def distance(name: str) -> tuple[int, float]:
-        """How many keys differ, and by how much."""
-        keys = [key for key in differing(known, _shipped()[name]) if key != "NUM_CLASSES"]
-        pairs = [(entries(known[key]), entries(_shipped()[name][key])) for key in keys]
-        return len(keys), sum(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=False))
-
-    near = min((name for name, own in _shipped().items() if own["TYPE"] == known["TYPE"]), key=distance)
-    unlike = f"no shipped configuration fits (the nearest is {near}: {difference(known, _shipped()[near])})"
+    unlike = "no shipped configuration fits"
     keys = (*_ELSEWHERE, *default_config().MODEL[str(known["TYPE"]).upper()])
     absent = [key for key in keys if key not in known and key not in _DEFAULTED]
     if lost := [key for key in absent if key not in _OPEN]:
@@ -309,11 +272,13 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
     cfg = from_dict({"MODEL.NAME": choose_name(file), **tree}, str(file), settings)
-    idle = () if cfg.TEST.CROP else ("TEST.CROP_RATIO",)
-    guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *idle, _USUAL)]
-    _tell(f"{file}: {unlike}, so the configuration is its own{'' if guessed else _beside(file)}")
+    certain = (
+        ("TEST.SHAPE",) if cfg.TEST.CROP else ("TEST.SHAPE", "TEST.CROP_RATIO")
+    )  # few publishers have other shapes
+    guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *certain)]
+    _tell(f"{file}: {unlike}, so the configuration is its own")
     if guessed:
-        _tell(f"{file}: how pictures are prepared is a guess: {', '.join(guessed)}{_beside(file)}", logging.WARNING)
+        _tell(f"{file}: how pictures are prepared is a guess: {', '.join(guessed)}", logging.WARNING)
     return cfg
 
 
@@ -321,12 +286,6 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
 def _tell(message: str, level: int = logging.INFO) -> None:
     """Say it once: the steps of `quantize` ask about one file."""
     log.log(level, "%s", message)
-
-
-def _beside(file: Path) -> str:
-    """A hint at a config beside the file, which is not read unless asked: it may be another model's."""
-    config = file.with_suffix(".yaml")
-    return f"; if {config.name} beside it is its configuration, give ‹cfg› {config}" if config.is_file() else ""
 
 
 def _place(key: str, known: Geometry) -> str:

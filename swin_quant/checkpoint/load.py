@@ -13,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
-from swin_quant.checkpoint.geometry import describe, difference, geometry, unsupported_kind
+from swin_quant.checkpoint.geometry import describe, difference, geometry
 from swin_quant.checkpoint.opened import Checkpoint, Source, Weights, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.roots import find_model
@@ -203,21 +203,17 @@ def _diagnosis(
     faults: Sequence[str], stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool
 ) -> str:
     """The reason for the faults as a sentence, if the shapes show it; else empty."""
-    file, model = geometry(stored), geometry(wanted)
-    if model and (not file or unsupported_kind(stored)):
+    file, model, head = geometry(stored), geometry(wanted), _head()
+    if model and not file:
         return f"it is {describe(stored)}; "
-    if all(key.split(" ")[0] in _head() for key in faults):
-        heads = [
-            next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), None)
+    if all(key.split(" ")[0] in head for key in faults):
+        theirs, ours = (
+            next((len(state[key]) for key in head if key in state and state[key].dim() > 1), 0)
             for state in (stored, wanted)
-        ]
-        theirs, ours = file.get("NUM_CLASSES", heads[0]), model.get("NUM_CLASSES", heads[1] or 0)
-        advice = "pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
-        if theirs:
-            own = f": give ‹opts› MODEL.NUM_CLASSES {theirs}, or {advice}" if advice else ""
-            return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{own}; "
-        advice = f": {advice}" if advice else ""
-        embedding = ", or ‹output_kind› embedding for what it gives without a head" if can_replace else ""
-        return f"it has no head, MODEL.NUM_CLASSES is {ours}{advice}{embedding}; "
+        )
+        said = f"its head has {theirs} classes" if theirs else "it has no head"
+        advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
+        other = f", or give ‹opts› MODEL.NUM_CLASSES {theirs}" if theirs else ", or ‹output_kind› embedding"
+        return f"{said}, MODEL.NUM_CLASSES is {ours}{advice}{other if advice else ''}; "
     text = difference(file, model)
     return f"{text}; " if text else ""

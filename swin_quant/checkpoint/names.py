@@ -28,6 +28,7 @@ _WRAPPERS = {  # before all keys, in any order and depth
     "Lightning": r"^model\.",
     "a wrapper's": r"^(net|network|ema|model_ema|ema_model|student|teacher)\.",
 }
+WRAPPER = r"(_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\."
 MINDSPORE = "MindSpore"
 # Ways of naming: (name, seen, unseen, renames in their order). A row is in use when a key matches `seen` and none
 # matches `unseen`.
@@ -35,12 +36,7 @@ CONVENTIONS: tuple[tuple[str, str, str, tuple[Rename, ...]], ...] = (
     ("timm features", r"^layers_0\.", r"(?!)", ((r"^layers_(\d+)\.", r"layers.\1."),)),
     ("SimMIM", r"\.attn\.rpe_mlp\.", r"(?!)", ((r"\.attn\.rpe_mlp\.", ".attn.cpb_mlp."),)),
     # For a Swin alone: the heads of timm's other models have this name here, too
-    (
-        "timm",
-        r"^head\.fc\.",
-        r"^(?!(head|layers|patch_embed|norm|absolute_pos_embed)\b)",
-        ((r"^head\.fc\.", "head."),),
-    ),
+    ("timm", r"^head\.fc\.", r"^(?!(head|layers|patch_embed|norm|absolute_pos_embed)\b)", ((r"^head\.fc\.", "head."),)),
     (  # Microsoft ends stage i with its downsample, newer timm begins stage i + 1 with it
         "timm",
         r"^layers\.[1-9]\d*\.downsample\.",

@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from swin_quant.base.errors import SwinQuantError, first_line, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, first_line, listed
 from swin_quant.base.files import compute_sha256, list_parts, open_plain, require_file, resolve_path
 from swin_quant.base.pickled import Opaque
-from swin_quant.base.progress import log
 from swin_quant.base.reading import reading, reads
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find_card
@@ -22,7 +21,7 @@ from swin_quant.cards.records import SourceRecord
 from swin_quant.checkpoint.mindspore import read_ckpt
 from swin_quant.checkpoint.names import INSERTED, to_microsoft
 from swin_quant.checkpoint.ranges import BOUNDS, SUFFIX
-from swin_quant.checkpoint.roots import RAW, choose_set, find_swin, is_tensor, satisfies, sets_in
+from swin_quant.checkpoint.roots import choose_set, find_swin, is_tensor, satisfies, sets_in
 from swin_quant.checkpoint.sources import local_file
 from swin_quant.checkpoint.torch_file import MAX_DIMENSIONS, TYPES, read_pickled
 
@@ -73,7 +72,7 @@ class Weights:
 
     Attributes:
         raw: the same under the file's own names.
-        asked: the set that the user named, if it is yet to be found.
+        asked: the set that the user named.
     """
 
     state: dict[str, Tensor]
@@ -112,7 +111,7 @@ def read_state_dict(path: "Checkpoint", weights: str = "") -> tuple[dict[str, Te
     for pattern, advice in _NOT_WEIGHTS:
         if re.match(pattern, head.lower()):
             raise SwinQuantError(f"{file}: {advice}")
-    header, notes = int.from_bytes(head[:8], "little"), dict[str, Any]()  # the length of a safetensors file's header
+    header = int.from_bytes(head[:8], "little")  # its length in a safetensors file
     content: Any
     if file.suffix == ".ckpt" and head[:1] == b"\x0a":  # MindSpore's; torch's zip files may end in .ckpt, too
         kind, content = "ckpt", read_ckpt(file)
@@ -126,14 +125,13 @@ def read_state_dict(path: "Checkpoint", weights: str = "") -> tuple[dict[str, Te
         try:
             with safe_open(file, "pt") as tensors:
                 kind, content = "safetensors", {key: tensors.get_tensor(key) for key in tensors.keys()}
-                notes["metadata"] = tensors.metadata() or {}
         except Exception as error:  # SafetensorError, and torch's errors for types and shapes that it lacks
             raise SwinQuantError(f"{wrong} ({first_line(error, 160)})") from error
     elif head.startswith((_ZIP, _PICKLE)):
         kind, content = "pth", read_pickled(file)
     else:
         raise SwinQuantError(f"{file}: is not a checkpoint: torch.save did not write it")
-    return choose_state(content, Source(file, checkpoint.sha256, kind, notes=notes), weights)
+    return choose_state(content, Source(file, checkpoint.sha256, kind), weights)
 
 
 def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[str, Tensor], Source]:
@@ -144,10 +142,9 @@ def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[
     sets = sets_in(content)
     if not sets:
         keys = listed(f"{key!r:.80}" for key in content) or "none"
-        found = "no state_dict, though there are tensors in it" if _has_tensor(content) else "no tensors"
-        raise SwinQuantError(f"{path}: holds {found} (keys: {keys}): a state_dict is expected, bare or under a key")
+        raise SwinQuantError(f"{path}: holds no tensors of a model (keys: {keys}): save a state_dict")
     tensors = {name: {key: x for key, x in each.items() if isinstance(x, Tensor)} for name, each in sets.items()}
-    name, _ = choose_set(path, tensors, weights, last=False)
+    name = choose_set(path, tensors, weights)
     state = sets[name]
     for key, value in state.items():
         if not isinstance(key, str) or not key.isprintable() or len(key) > _LONGEST_KEY:
@@ -156,19 +153,11 @@ def choose_state(content: Any, source: Source, weights: str = "") -> tuple[dict[
         if is_tensor(value) and not usual:
             kind = value.what if isinstance(value, Opaque) else f"a tensor of {value.dtype}, {value.dim()} dimensions"
             raise SwinQuantError(f"{path}: entry {key} is not a dense tensor of a common type but {kind:.160}")
-    beside = [key for key, value in state.items() if not isinstance(value, Tensor | Mapping)]
-    if name and beside:
-        log.info("%s: no tensors, left out: %s", path, listed(beside, 3))
     notes = dict(source.notes)
     for part in (content, *filter(lambda value: isinstance(value, Mapping), content.values())):  # or one level deeper
         notes |= {key: part[key] for key in _NOTES if key not in notes and isinstance(part.get(key), Mapping | str)}
         notes |= {VERSIONS: part.versions} if hasattr(part, VERSIONS) else {}
     return tensors[name], replace(source, notes=notes, weights=name, several=len(sets) > 1)
-
-
-def _has_tensor(value: Any) -> bool:
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return is_tensor(value) or any(map(_has_tensor, inside))
 
 
 def is_calibrated(state: Mapping[str, Tensor]) -> bool:
@@ -179,22 +168,24 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
 def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:
     """The tensors of a file under Microsoft's names.
 
-    `weights`: the set to take from a file that holds several (`roots`); a file of ours holds one.
+    `weights`: the set to take from a file that holds several (`roots`), UsageError without it; a file of ours holds
+    one.
     """
     names = [INSERTED.sub("", key) for key in state]
     raw = dict(zip(names, state.values(), strict=True)) if len({*names}) == len(names) else state
     calibrated = is_calibrated(raw)
-    ours = calibrated or card_path(source.path).exists()
-    asked = "" if ours or (weights != RAW and satisfies(source.weights, weights)) else weights
-    found = find_swin(raw, asked, source.path)
+    asked = "" if calibrated or card_path(source.path).exists() else weights
+    if asked and not any(satisfies(f"{source.weights}.{key.rpartition('.')[0]}", asked) for key in raw):
+        raise UsageError(f"{source.path}: ‹weights› {asked}: it holds no such set of weights")
+    found, root, several = find_swin(raw, asked, source.path)
     try:
-        state, convention = to_microsoft(found.state)
+        state, convention = to_microsoft(found)
     except SwinQuantError as error:
         raise SwinQuantError(f"{source.path}: {error}") from error
-    name = ".".join(filter(None, (source.weights, found.root.removesuffix("."))))
-    form, several = f"{source.format}, {convention} names", source.several or found.several
-    source = replace(source, format=form, calibrated=calibrated, weights=name, several=several)
-    return Weights(state, source, raw, "" if found.user_chose else asked)
+    name = ".".join(filter(None, (source.weights, root.removesuffix("."))))
+    form = f"{source.format}, {convention} names"
+    source = replace(source, format=form, calibrated=calibrated, weights=name, several=source.several or several)
+    return Weights(state, source, raw, asked)
 
 
 class OpenedCheckpoint:

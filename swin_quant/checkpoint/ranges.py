@@ -13,7 +13,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -61,10 +60,7 @@ def bits_record(model: nn.Module, method: Method) -> BitsRecord:
 
 
 def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
-    """Node -> the origin of its range, for the model of a calibrated checkpoint and its card.
-
-    In older cards without recorded bits, ranges are for the bits of the policy.
-    """
+    """Node -> the origin of its range, for the model of a calibrated checkpoint and its card."""
     policy = policy_from_dict(card.policy, f"the run card of {card.name}") if card.policy else None
     settings = settings_for(model, policy) if policy else {}
     trained = card.training.get("ranges") if card.training else None
@@ -84,7 +80,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
             found[name] = Origin("max")
         else:
             record = card.calibration
-            bits = record.get("other_bits", {}).get(name, record.get("bits", setting.bits if setting else None))
+            bits = record.get("other_bits", {}).get(name, record.get("bits"))
             method = record.get("methods", {}).get(str(bits), record["method"])
             found[name] = Origin(method, bits, setting.format) if setting else Origin(method, bits)
     return found
@@ -93,8 +89,8 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:
     """UsageError if a policy gives a node another grid than its range was found for, and the range depends on it.
 
-    It warns if the range does not depend on the grid; if the bits of the ranges are unknown and the policy's are not 8;
-    and if a pass rounded weights for another granularity or format.
+    It warns if the range does not depend on the grid, and if the bits of the ranges are unknown and the policy's are
+    not 8.
     """
     found = origins(model, card) if card and card.calibration else None
     for policy in policies:
@@ -105,12 +101,6 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
                 unknown = "no run card says for how many bits its ranges were found"
                 log.warning("%s: %s: policy %s has %s", checkpoint, unknown, policy.name, listed(map(str, other)))
             continue
-        if card and (names := _rounded_otherwise(model, card, policy)):
-            log.warning(
-                f"{checkpoint}: {choosing_ranges(card.kept_passes)[-1]} rounded weights for other grids than policy "
-                f"{policy.name} has ({listed(names, 2)}): they are rounded once more, and `calibrate` under it finds "
-                "better ones"
-            )
         others = {
             name: origin
             for name, setting in asked.items()
@@ -122,25 +112,13 @@ def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy
         wrong = {name: origin for name, origin in others.items() if origin.method in OF_BITS}
         name, origin = next(iter((wrong or others).items()))
         count, setting, is_learned = len(wrong or others), asked[name], origin.method == LEARNED
-        ranges = "1 range was" if count == 1 else f"{count} ranges were"
         there, here = ("float8" if one.format == FP8 else f"{one.bits} bits" for one in (origin, setting))
         how = f"{'learned' if is_learned else f'found by {origin.method}'} for {there}"
-        said = f"{checkpoint}: {ranges} {how}, and policy {policy.name} has {here}"
+        said = f"{checkpoint}: {count} of its ranges are {how}, and policy {policy.name} has {here}"
         if wrong:
             remedy = "finetune" if is_learned else "calibrate the float checkpoint"
             raise UsageError(f"{said} at {name}: {remedy} with these bits")
         log.warning(f"{said}: usable, but `calibrate` with these bits finds better ones")
-
-
-def _rounded_otherwise(model: nn.Module, card: RunCard, policy: Policy) -> list[str]:
-    """Nodes whose weights a pass rounded for another granularity or format than `policy` has."""
-    if card.policy is None or not any(choosing_ranges([one]) for one in card.kept_passes if not one["keeps_function"]):
-        return []
-    own, asked = (settings_for(model, each) for each in (policy_from_dict(card.policy, card.name), policy))
-    nodes = [name for name, node in named_nodes(model).items() if node.role is Role.GEMM_WEIGHT]
-    on = [name for name in nodes if own[name].enabled and asked[name].enabled]
-    grid = attrgetter("granularity", "block", "format")
-    return [name for name in on if grid(own[name]) != grid(asked[name])]
 
 
 def is_range(key: str) -> bool:
@@ -151,10 +129,9 @@ def is_range(key: str) -> bool:
 def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Key -> range, float32, for the nodes of `model` whose range is in `state`; all faults are one error.
 
-    A range may be absent only where the policy leaves its node off, and the lower end where the node is symmetric. A
-    range without a node is a fault, but for a captured network: an earlier version gave more of it nodes.
+    A range may be absent only where the policy leaves its node off, and the lower end where the node is symmetric.
     """
-    nodes, gone, is_captured = named_nodes(model), [], hasattr(model, "products")
+    nodes = named_nodes(model)
     faults: dict[str, list[str]] = defaultdict(list)
     on = {name: node.setting for name, node in nodes.items() if node.setting.enabled}
     faults["missing"] = [name for name in on if name + SUFFIX not in state]
@@ -165,25 +142,16 @@ def checked_ranges(model: nn.Module, state: Mapping[str, Tensor], path: Path) ->
         if not is_range(key):
             continue
         name, are_ends = key.rpartition(".")[0], key.endswith(BOUNDS)
-        node = nodes.get(name)
-        if node is None and is_captured:
-            gone.append(name)
-        elif are_ends and (node is None or node.role is Role.GEMM_WEIGHT):
-            faults["of no activation of this model (_bounds)"].append(name)
-        elif node is None:
+        is_weight = name in nodes and nodes[name].role is Role.GEMM_WEIGHT
+        weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight") if is_weight else None
+        if name not in nodes or (are_ends and is_weight):
             faults["of no node of this model"].append(name)
+        elif fault := _find_fault(value, are_ends, weight):
+            faults[fault].append(name)
         else:
-            weight = None
-            if node.role is Role.GEMM_WEIGHT:
-                weight = model.get_parameter(f"{name.rpartition('.')[0]}.weight")
-            if fault := _find_fault(value, are_ends, weight):
-                faults[fault].append(name)
-            else:
-                ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
+            ranges[key] = value.float().reshape(()) if value.numel() == 1 else value.float()
     if text := "; ".join(f"{len(names)} {fault}: {listed(names)}" for fault, names in faults.items() if names):
         raise SwinQuantError(f"{path}: its ranges (_amax) cannot be used: {text}; calibrate the model again")
-    if gone:
-        log.info("%s: ranges of no node of this model, left out: %s", path, listed(dict.fromkeys(gone), 3))
     return ranges
 
 
@@ -207,6 +175,4 @@ def _find_fault(amax: Tensor, are_ends: bool, weight: Tensor | None) -> str | No
         return f"of the wrong shape {list(amax.shape)}"
     if not amax.is_floating_point():
         return f"of {amax.dtype}, not floating point"
-    amax = amax.float()
-    faults = {"NaN": amax.isnan(), "infinite": amax.isinf(), "negative": amax < 0, "zero": amax == 0}
-    return next((fault for fault, found in faults.items() if found.any()), None)
+    return None if (amax.float().isfinite() & (amax > 0)).all() else "not positive and finite"

@@ -9,23 +9,24 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.pickled import Opaque
 from swin_quant.base.progress import log
-from swin_quant.checkpoint.geometry import larger_model
-from swin_quant.checkpoint.names import below
+from swin_quant.checkpoint.names import WRAPPER, below
 from swin_quant.config.timm import HEADS
 
-WRAPPER = r"(_orig_mod|module|model|net|network|_?model_ema|ema_model|ema|teacher|student)\."
 _WRAPPER = re.compile(rf"({WRAPPER})*")
 _HEAD = re.compile(rf"({'|'.join(map(re.escape, sorted(HEADS, key=len, reverse=True)))}|cls_head)\.(weight|bias)")
 _MASKED = re.compile(r"((swin(v2)?\.)?embeddings\.)?mask_token|decoder\.\d+\.(weight|bias)")
+# The root and the first norm of a Swin: Microsoft's and timm's names, timm's with `features_only`, transformers'
+_SWIN = re.compile(
+    r"((?:.*?\.)??)((swin(v2)?\.)?encoder\.layers\.0\.blocks\.0\.layernorm_before|layers[._]0\.blocks\.0\.norm1)\.weight"
+)
 _FEWEST = 0.5  # a root with fewer than this share of the best root's keys is no second model
 EMA, RAW = "ema", "raw"
 
@@ -37,72 +38,10 @@ _NO_MODEL = re.compile(r".*(optim|sched|scaler|rng|grad|criterion|loss|metric|hy
 _LEAST = 0.1  # a set with fewer numbers than this share of the largest is no second model
 
 
-@dataclass(frozen=True)
-class Publisher:
-    """Keys that every Swin of a publisher has: of each block, by stage and number, of the patch embedding, and of the
-    final norm, which a backbone lacks."""
+def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> tuple[dict[str, Tensor], str, bool]:
+    """The Swin classifier in `state`, whatever wraps it, its root, and whether it is one of several.
 
-    name: str
-    block: str
-    embedding: str
-    norm: str = ""
-
-    def find_roots(self, state: Iterable[str], anchor: str = "") -> list[str]:
-        """The roots under which a key lies, by default that of the first block."""
-        anchor = anchor or self.block.format(0, 0)
-        return [key.removesuffix(anchor) for key in state if key == anchor or key.endswith(f".{anchor}")]
-
-    def find_missing(self, state: Mapping[str, Any], root: str) -> tuple[list[str], int]:
-        """The missing keys of a model under `root`, and how many are there: the first block of each stage, the last
-        block, embedding and norm. The last stage is the deepest that any key names, or that the norm's width tells."""
-        before, between, _ = self.block.split("{}")
-        pattern = re.compile(rf"{re.escape(root + before)}(\d{{1,2}}){re.escape(between)}(\d{{1,4}})\.", re.ASCII)
-        stages = {0: 0}
-        for match in filter(None, map(pattern.match, state)):
-            stages[int(match[1])] = max(stages.get(int(match[1]), 0), int(match[2]))
-        deepest = max(stages)
-        narrow, wide = (getattr(state.get(root + key), "shape", ()) for key in (self.embedding, self.norm))
-        if narrow and wide and wide[0] > narrow[0] > 0:
-            deepest = max(deepest, (wide[0] // narrow[0]).bit_length() - 1)
-        blocks = [self.block.format(stage, 0) for stage in range(deepest + 1)]
-        blocks.append(self.block.format(deepest, stages.get(deepest, 0)))
-        keys = [root + key for key in dict.fromkeys(filter(None, [*blocks, self.embedding, self.norm]))]
-        missing = [key for key in keys if key not in state]
-        return missing, len(keys) - len(missing)
-
-
-_CLASSIFIERS = (
-    Publisher("Microsoft", "layers.{}.blocks.{}.norm1.weight", "patch_embed.proj.weight", "norm.weight"),
-    Publisher("timm (features_only)", "layers_{}.blocks.{}.norm1.weight", "patch_embed.proj.weight"),
-    *(
-        Publisher(
-            "transformers",
-            f"{prefix}encoder.layers.{{}}.blocks.{{}}.layernorm_before.weight",
-            f"{prefix}embeddings.patch_embeddings.projection.weight",
-            f"{prefix}layernorm.weight",
-        )
-        for prefix in ("swin.", "swinv2.", "")
-    ),
-)
-_OPENMMLAB = Publisher("OpenMMLab", "stages.{}.blocks.{}.norm1.weight", "patch_embed.projection.weight")
-PUBLISHERS = (*_CLASSIFIERS, _OPENMMLAB)  # the last has backbones, which `backbones` finds
-
-
-@dataclass(frozen=True)
-class FoundModel:
-    """A model's entries without their root, and the root; `user_chose`: the user named it; `several`: one of many."""
-
-    state: dict[str, Tensor]
-    root: str = ""
-    user_chose: bool = False
-    several: bool = False
-
-
-def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel:
-    """The Swin classifier in `state`, whatever wraps it; `state` unchanged without one, or for a larger model.
-
-    Under each root lie the anchors of one publisher; if none has all, those with the fewest missing ones count.
-    `names` takes off a prefix of wrappers alone, with nothing beside it.
+    `state` comes back unchanged without one; `names` takes off a prefix of wrappers alone, with nothing beside it.
     """
     if len(masked := [key for key in state if _MASKED.fullmatch(key)]) > 1:
         log.info("%s: no part of the model, left out: %s", file, listed(masked, 3))
@@ -111,19 +50,17 @@ def find_swin(state: Mapping[str, Tensor], asked: str, file: Path) -> FoundModel
     def has_head(root: str) -> bool:
         return any(_HEAD.fullmatch(key.removeprefix(p)) for p, _ in _splits(root) for key in state if key.startswith(p))
 
-    missing = {root: len(one.find_missing(state, root)[0]) for one in _CLASSIFIERS for root in one.find_roots(state)}
-    fewest = min(missing.values(), default=0)
-    best = _apart(sorted((root for root, count in missing.items() if count == fewest), key=len))
-    whole_ones = [root for root in best if _WRAPPER.fullmatch(root) or has_head(root)]
-    if not whole_ones or larger_model(state):
-        return FoundModel(dict(state))
-    found = _below(state, whole_ones, asked, file, _HEAD.fullmatch)
-    if len(found.state) == len(state) and _WRAPPER.fullmatch(found.root):
-        return replace(found, state=dict(state), root="")
-    if not found.root or any(key.startswith("head.") for key in found.state):
-        return found
-    renamed = {f"head.{match[2]}" if (match := _HEAD.fullmatch(key)) else key: v for key, v in found.state.items()}
-    return replace(found, state=renamed)
+    roots = dict.fromkeys(match[1] for match in map(_SWIN.fullmatch, state) if match)
+    classifiers = [root for root in sorted(roots, key=len) if _WRAPPER.fullmatch(root) or has_head(root)]
+    if not classifiers:
+        return dict(state), "", False
+    found, root = _below(state, classifiers, asked, file, _HEAD.fullmatch)
+    several = len(classifiers) > 1
+    if len(found) == len(state) and _WRAPPER.fullmatch(root):
+        return dict(state), "", several
+    if root and not any(key.startswith("head.") for key in found):
+        found = {f"head.{match[2]}" if (match := _HEAD.fullmatch(key)) else key: x for key, x in found.items()}
+    return found, root, several
 
 
 def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, file: Path) -> dict[str, Tensor]:
@@ -132,29 +69,7 @@ def find_model(state: Mapping[str, Tensor], wanted: Iterable[str], asked: str, f
     votes = Counter(root for key in state for root, name in _splits(key) if name in names)
     best = max(votes.values(), default=0)
     left = sorted((r for r, count in votes.items() if count >= _FEWEST * best), key=lambda r: (-votes[r], len(r)))
-    return _below(state, _apart(left), asked, file, names.__contains__).state if left else dict(state)
-
-
-def nearest_publisher(state: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The publisher most of whose anchors are in `state` under one root, and the missing ones."""
-    found = [
-        (one.name, *one.find_missing(state, root))
-        for one in PUBLISHERS
-        for anchor in ("", one.embedding)
-        for root in one.find_roots(state, anchor) or [""]
-    ]
-    name, missing, _ = max(found, key=lambda each: each[2])
-    return name, missing
-
-
-def _apart(roots: Sequence[str]) -> list[str]:
-    """`roots` without those inside a model found earlier: below it by names of the model's parts, not of a wrapper."""
-    found: list[str] = []
-    for root in roots:
-        pairs = [sorted((root, other), key=len) for other in found]
-        if not any(b.startswith(a) and not _WRAPPER.fullmatch(b.removeprefix(a)) for a, b in pairs):
-            found.append(root)
-    return found
+    return _below(state, left, asked, file, names.__contains__)[0] if left else dict(state)
 
 
 def _splits(key: str) -> list[tuple[str, str]]:
@@ -165,13 +80,13 @@ def _splits(key: str) -> list[tuple[str, str]]:
 
 def _below(
     state: Mapping[str, Tensor], roots: Sequence[str], asked: str, file: Path, is_own: Callable[[str], object]
-) -> FoundModel:
-    """The entries under one of `roots`, and entries beside it with the model's own names."""
-    name, user_chose = choose_set(file, {root[:-1]: below(state, root) for root in roots}, asked)
-    root, several = f"{name}." if name else "", len(roots) > 1
+) -> tuple[dict[str, Tensor], str]:
+    """The entries under one of `roots`, with entries beside it that have the model's own names; and the root."""
+    name = choose_set(file, {root[:-1]: below(state, root) for root in roots}, asked)
+    root = f"{name}." if name else ""
     if not root:
         others = tuple(each for each in roots if each)
-        return FoundModel({k: v for k, v in state.items() if not k.startswith(others)}, root, user_chose, several)
+        return {key: value for key, value in state.items() if not key.startswith(others)}, root
     found: dict[str, Tensor] = {}
     taken: set[str] = set()
     for above, _ in reversed(_splits(root)):
@@ -182,7 +97,7 @@ def _below(
                 taken.add(key)
     if beside := [key for key in state if key not in taken]:
         log.info("%s: the model is under %s*, left out: %s", file, root, listed(beside, 3))
-    return FoundModel(found, root, user_chose, several)
+    return found, root
 
 
 def sets_in(content: Mapping[Any, Any], path: tuple[str, ...] = ()) -> dict[str, Mapping[Any, Any]]:
@@ -200,13 +115,10 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, Opaque) and value.is_tensor)
 
 
-def choose_set(
-    file: Path, states: Mapping[str, Mapping[str, Tensor]], asked: str, last: bool = True
-) -> tuple[str, bool]:
-    """The name of the set that is the model, and whether `asked` (ema, raw, a name, "") chose it. A choice is logged.
+def choose_set(file: Path, states: Mapping[str, Mapping[str, Tensor]], asked: str) -> str:
+    """The name of the set that is the model: one that is `asked`, else the most usual one. A choice is logged.
 
-    UsageError where no set is `asked`, unless a later search may find it (not `last`); SwinQuantError where two sets
-    could be the model.
+    SwinQuantError where two sets could be the model.
     """
 
     def rank(name: str) -> int:
@@ -219,12 +131,9 @@ def choose_set(
     sizes = {name: sum(map(math.prod, each.values())) for name, each in shapes.items()}
     least = _LEAST * max(sizes.values())
     large = [name for name, size in sizes.items() if size >= least or (name and rank(name) != len(_RAW))]
-    chosen: list[str] = []
+    left = large
     if asked:
-        chosen = [name for name in states if name == asked] or [name for name in large if satisfies(name, asked)]
-        if last and not chosen:
-            raise UsageError(f"{file}: ‹weights› {asked}: there is no such set of weights; it holds {_shown(large)}")
-    left = chosen or large
+        left = [one for one in states if one == asked] or [one for one in large if satisfies(one, asked)] or large
     best = min(map(rank, left))
     first = [name for name in left if rank(name) == best]
     if (teacher := re.sub(r"\bstudent\b", "teacher", first[0])) in {*left} - {*first}:
@@ -234,7 +143,7 @@ def choose_set(
     if others := [name for name in large if name != first[0]]:
         choice = f"{_shown(first)} is taken, not {_shown(others)} (‹weights› chooses)"
         log.warning("%s: holds several sets of weights: %s", file, choice)
-    return first[0], bool(chosen)
+    return first[0]
 
 
 def satisfies(name: str, asked: str) -> bool:

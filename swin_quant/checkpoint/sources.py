@@ -9,7 +9,6 @@ model-00001-of-00002.safetensors              one part of the weights: the index
 import difflib
 import os
 import re
-import shlex
 from pathlib import Path
 
 from swin_quant.base.compat import import_timm
@@ -23,17 +22,6 @@ WEIGHTS = tuple(
 )
 """Names of weights files in repositories, in the order in which they are looked for."""
 _BESIDE = ("config.json", "preprocessor_config.json")  # descriptions of the model and of its preprocessing
-_PROBLEMS = (  # class in huggingface_hub.errors -> message, the more special first
-    ("GatedRepoError", "{repository} wants its terms accepted: do so on huggingface.co, then `hf auth login`"),
-    ("RevisionNotFoundError", "{repository} has no such revision"),
-    ("RepositoryNotFoundError", "huggingface.co has no {repository}, or it is private: `hf auth login`"),
-    ("LocalEntryNotFoundError", "{absent}"),
-    ("OfflineModeIsEnabled", "{absent}"),
-)
-_ABSENT = (
-    "is not in the cache {cache}, and huggingface.co cannot be reached: download it where it can, and give the file or "
-    "the folder of its snapshot, or set HF_HOME to a copy of that cache"
-)
 
 
 def download(repository: str, revision: str | None, asked: str) -> Path:
@@ -43,10 +31,7 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
     `asked`, as the user wrote it.
     """
     from huggingface_hub import constants, errors
-    from huggingface_hub.utils import logging
 
-    level = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # silences a line on every retry: one error is reported
     try:
         file = _fetch(repository, revision, cached=True)
         if file is None:
@@ -56,52 +41,38 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
     except errors.HFValidationError as error:
         raise UsageError(f"{asked}: {repository!r:.80} is no name of a repository, which is owner/name") from error
     except OSError as error:
-        texts = [text for name, text in _PROBLEMS if isinstance(error, getattr(errors, name))]
-        absent = _ABSENT.format(cache=constants.HF_HUB_CACHE)
-        unknown = f"cannot be downloaded: {first_line(error)}"
-        problem = texts[0].format(repository=repository, absent=absent) if texts else unknown
+        problem = f"huggingface.co refuses {repository} ({first_line(error)}): check its name and terms"
+        if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
+            problem = f"is not in the cache {constants.HF_HUB_CACHE}, and huggingface.co cannot be reached"
+            problem += ": download it elsewhere, and give the folder of its snapshot, or set HF_HOME to a copy"
         raise SwinQuantError(f"{asked}: {problem}") from error
-    finally:
-        logging.set_verbosity(level)
     if file is None:
         raise SwinQuantError(f"{asked}: {repository} has none of {listed(WEIGHTS)}")
     return file
 
 
 def _fetch(repository: str, revision: str | None, cached: bool) -> Path | None:
-    """The first of WEIGHTS that exists, with the files beside it; `cached`: without the network."""
+    """The first of WEIGHTS that exists, with its parts and the files beside it; `cached`: without the network."""
     from huggingface_hub import errors, hf_hub_download
 
-    found: list[Path] = []
-    for name in (*WEIGHTS, *_BESIDE):
-        if name in _BESIDE or not found:
-            try:
-                found.append(Path(hf_hub_download(repository, name, revision=revision, local_files_only=cached)))
-            except errors.EntryNotFoundError as error:
-                if isinstance(error, errors.LocalEntryNotFoundError) and not cached:
-                    raise  # no network
-    if not found or found[0].name not in WEIGHTS:
+    def get(name: str) -> Path | None:
+        try:
+            return Path(hf_hub_download(repository, name, revision=revision, local_files_only=cached))
+        except errors.EntryNotFoundError as error:
+            if isinstance(error, errors.LocalEntryNotFoundError) and not cached:
+                raise  # no network
+            return None
+
+    file = next(filter(None, map(get, WEIGHTS)), None)
+    if file is None or None in [get(part.name) for part in list_parts(file)]:
         return None
-    try:
-        for part in list_parts(found[0]):
-            hf_hub_download(repository, part.name, revision=revision, local_files_only=cached)
-    except errors.LocalEntryNotFoundError:
-        if not cached:
-            raise
-        return None
-    return found[0]
+    for name in _BESIDE:
+        get(name)
+    return file
 
 
-_KINDS = ("timm", "hf")
 _CACHED = re.compile(r"models--(?:(?P<owner>[^/]+?)--)?(?P<name>[^/]+)/snapshots/[^/]+/[^/]+")
 _PART = re.compile(r"(?P<stem>.+)-\d+-of-\d+(?P<end>\.\w+)")
-_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")  # of peft, which reading them refuses by name
-# Folders of distributed training: a name inside -> the folder's kind, and the module that makes one file of it
-_FOLDERS = (
-    (".metadata", "a distributed checkpoint of torch", "torch.distributed.checkpoint.format_utils dcp_to_torch"),
-    ("global_step*/*mp_rank_*", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
-    ("zero_to_fp32.py", "a checkpoint of DeepSpeed", "deepspeed.utils.zero_to_fp32"),
-)
 
 
 def local_file(checkpoint: str | os.PathLike[str]) -> Path:
@@ -111,7 +82,7 @@ def local_file(checkpoint: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(checkpoint)
     kind, _, name = text.partition(":")
-    if kind not in _KINDS or os.path.exists(text):
+    if kind not in ("timm", "hf") or os.path.exists(text):
         return _weights_in(Path(text))
     if os.path.isdir(name):
         return _weights_in(Path(name))
@@ -142,34 +113,19 @@ def _cached(file: Path) -> re.Match[str] | None:
 
 
 def _weights_in(path: Path) -> Path:
-    """The weights in a snapshot of a repository, the index for a part; any other path unchanged.
-
-    SwinQuantError for weights that are scattered over a folder, with the command that makes one file of them.
-    """
-    inside = path.suffix == ".distcp" or path.name == ".metadata" or re.match("global_step|.*mp_rank_", path.name)
-    for folder in (path, path.parent, path.parent.parent)[: 3 if inside else 1]:
-        for name, what, module in _FOLDERS:
-            if folder.is_dir() and next(folder.glob(name), None):
-                command = f"python -m {module} {shlex.quote(str(folder))} OUT.pth"
-                raise SwinQuantError(f"{path}: is {what} in parts: make one file of it by `{command}`, and give that")
+    """The weights in a snapshot of a repository, the index for a part; any other path unchanged."""
     if (part := _PART.fullmatch(path.name)) and path.is_file():
         index = path.with_name(f"{part['stem']}{part['end']}{INDEX}")
         return index if index.is_file() else path
     if not path.is_dir():
         return path
-    return next((path / name for name in (*WEIGHTS, *_ADAPTERS) if (path / name).is_file()), path)
+    return next((path / name for name in WEIGHTS if (path / name).is_file()), path)
 
 
 def _timm_repository(name: str, text: str) -> str:
     """The repository of timm's weights `name`, or of an architecture's default weights."""
-    timm = import_timm()
-    modules = ("swin_transformer", "swin_transformer_v2")  # named first
-    swins = [each for module in modules for each in timm.list_models(module=module, pretrained=True)]
-    known = list(dict.fromkeys([*swins, *timm.list_models(pretrained=True)]))
-    architecture, _, tag = name.partition(".")
-    tags = [each for each in known if each.partition(".")[0] == architecture]
-    if tags and (not tag or name in tags):
-        return timm.get_pretrained_cfg(name).hf_hub_id
-    alike = ([each for each in known if each.startswith(name[:length])] for length in range(len(name), 3, -1))
-    close = tags or next(filter(None, alike), []) or difflib.get_close_matches(name, known, n=3, cutoff=0.3) or known
-    raise UsageError(f"{text}: timm has no weights by that name; it has {listed(close)}")
+    models = import_timm().models
+    if models.is_model_pretrained(name):
+        return models.get_pretrained_cfg(name).hf_hub_id
+    close = listed(difflib.get_close_matches(name, models.list_models(pretrained=True), n=3, cutoff=0.3))
+    raise UsageError(f"{text}: timm has no weights by that name{close and f'; it has {close}'}")

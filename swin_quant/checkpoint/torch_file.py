@@ -47,34 +47,20 @@ _OPAQUE = re.compile(
 _REBUILT = re.compile(r"torch\.(_utils|_tensor)\._rebuild_\w+")
 # Names of values that trainers leave beside the weights: numbers, dates, paths, settings. Nothing here reads them.
 _HARMLESS = re.compile(
-    r"numpy\.(_?core\.(multiarray|numeric)\._?(reconstruct|scalar|frombuffer)|ndarray|dtype|dtypes\.\w+|"
-    r"(u?int|float|complex|bool|str|bytes|void|datetime|timedelta)\w*|random\._pickle\.\w+|random\.\w+\.\w+|"
-    r"random\.(mtrand\.)?(RandomState|Generator|SeedSequence|MT19937|PCG64))|"
-    r"pathlib(\._local)?\.\w*(Path|PosixPath|WindowsPath)|datetime\.\w+|zoneinfo\.\w+|functools\.partial|"
-    r"collections\.(deque|ChainMap|UserDict|UserList)|types\.SimpleNamespace|decimal\.Decimal|fractions\.Fraction|"
-    r"uuid\.\w+|(builtins|__builtin__)\.(int|float|str|bool|list|dict|tuple|bytes|complex|slice|range|xrange|object|"
-    r"set|frozenset|long|unicode)|copyreg\._reconstructor|copy_reg\._reconstructor|random\.Random|"
-    r"torch\.nn\.modules\.(normalization|activation)\.\w+|torch\.torch_version\.TorchVersion|"
-    r"torch\._C\.Generator|torch\.Generator|"
-    r"omegaconf\.[\w.]+|ml_collections\.[\w.]+|easydict\.EasyDict|addict\.[\w.]+|mmengine\.[\w.]*(History|Config)\w*|"
-    r"typing\.\w+"
+    r"(numpy|pathlib|datetime|zoneinfo|random|decimal|fractions|uuid|typing|collections|omegaconf|ml_collections|"
+    r"easydict|addict|mmengine|torch\.nn\.modules\.(normalization|activation))\.[\w.]+|functools\.partial|"
+    r"types\.SimpleNamespace|(builtins|__builtin__)\.(int|float|str|bool|list|dict|tuple|bytes|complex|slice|range|"
+    r"xrange|object|set|frozenset|long|unicode)|copyreg\._reconstructor|copy_reg\._reconstructor|"
+    r"torch\.torch_version\.TorchVersion|torch\._C\.Generator|torch\.Generator"
 )
 
 
-# Files that torch.save did not write, by the ending of their name. detectron2's converters pickle NumPy arrays.
+# detectron2's converters pickle NumPy arrays.
 _PICKLE_PROBLEM = (
     "is a pickle that torch.save did not write: if you trust it, run `import pickle, torch; "
     "s = pickle.load(open('IN.pkl', 'rb')); "
     "torch.save({k: torch.as_tensor(v) for k, v in s.get('model', s).items()}, 'OUT.pth')`"
 )
-_UNREADABLE = {
-    ".pdparams": "is a checkpoint of PaddlePaddle: not supported: copy its arrays into a state_dict of torch (its "
-    "linear weights are transposed), and save that by torch.save",
-    ".npz": "is an archive of NumPy arrays: not supported: give the folder of FasterTransformer's files, or save a "
-    "state_dict by torch.save",
-    ".pkl": _PICKLE_PROBLEM,
-    ".pickle": _PICKLE_PROBLEM,
-}
 
 
 @reads("checkpoint")
@@ -116,7 +102,7 @@ def read_pickled(path: Path) -> Any:
             raise
         except Exception as error:
             what = f"is cut short or damaged, or torch.save did not write it ({first_line(error, 120)})"
-            problem = _UNREADABLE.get(path.suffix, f"{what}: download or copy it again")
+            problem = _PICKLE_PROBLEM if path.suffix in (".pkl", ".pickle") else f"{what}: download or copy it again"
     if foreign:
         suspects = sorted(foreign, key=lambda name: name.startswith(("torch.", "collections.")))
         names = listed((f"{name!r:.100}" for name in suspects), 2)
@@ -157,18 +143,9 @@ def _check_zip(file: io.BufferedReader, path: Path) -> None:
         raise Malformed(f"Bad CRC-32 for file {damaged!r:.100}")
 
 
-def _tensor(
-    storage: Any,
-    offset: int,
-    size: Shape,
-    stride: Shape,
-    grad: Any = None,
-    hooks: Any = None,
-    dtype: Any = None,
-    *_: Any,
-) -> Tensor | Opaque:
+def _tensor(storage: Any, offset: int, size: Shape, stride: Shape, *more: Any) -> Tensor | Opaque:
     """A view of a storage, after its bounds are checked: torch would make a storage larger."""
-    dtype = dtype if isinstance(dtype, torch.dtype) else storage.dtype  # version 2 has other data in its place
+    dtype = more[2] if len(more) > 2 and isinstance(more[2], torch.dtype) else storage.dtype
     natural = all(type(n) is int and n >= 0 for n in (offset, *size, *stride))
     if len(size) != len(stride) or len(size) > MAX_DIMENSIONS or not natural:
         raise Malformed("a tensor of no shape")

@@ -35,13 +35,3 @@ def clipped(window: int, size: Size) -> tuple[int, int]:
     """The window on a map of this size: each side as long as the map's at most, as in timm."""
     height, width = sides(size)
     return min(window, height), min(window, width)
-
-
-def holds_squares(window: int, size: Size, patch: int, stages: int) -> bool:
-    """Whether every stage's map is cut into whole square windows and is larger than one along both sides.
-
-    Then timm's, Microsoft's and transformers' code agree. Elsewhere timm clips each side of a window by itself; the
-    other two take a square of the map's smaller side, and shift nothing, where that side is the window or less.
-    """
-    maps = (compute_map_size(size, patch, stage) for stage in range(stages))
-    return all(side > window and side % window == 0 for both in maps for side in both)

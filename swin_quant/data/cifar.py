@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from swin_quant.base import pickled
-from swin_quant.base.errors import SwinQuantError, one_line
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded, read_lines
+from swin_quant.base.reading import reading
 from swin_quant.data.pictures import Pictures, printable
 from swin_quant.data.source import DataRequest
 
@@ -115,14 +116,10 @@ class _Reader(pickled.Unpickler):
 
 def _content(path: Path, key: str) -> tuple[dict[str, Any], list[Any]]:
     """The dictionary in a pickle, and its list under `key`."""
-
     data = read_bounded(path, "batch of CIFAR", _MAX_BYTES)
-    try:
-        found = pickled.mapping(_Reader(io.BytesIO(data)).load())
-        content = {_text(key): value for key, value in found.items()}
+    with reading(path, "batch of CIFAR"):
+        content = {_text(name): value for name, value in pickled.mapping(_Reader(io.BytesIO(data)).load()).items()}
         return content, pickled.items(content.get(key, []))
-    except ValueError as error:
-        raise SwinQuantError(f"{path}: is no batch of CIFAR, or is cut off: {one_line(str(error))[:200]}") from error
 
 
 def _text(value: Any) -> str:

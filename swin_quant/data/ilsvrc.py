@@ -18,6 +18,7 @@ from typing import Any
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library
 from swin_quant.base.files import read_bounded, read_lines
+from swin_quant.base.reading import reading
 from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, list_wnids
 from swin_quant.data.folder import FolderPictures, Walk
 from swin_quant.data.pictures import printable
@@ -132,21 +133,16 @@ def _matlab(path: Path) -> list[tuple[str, str]]:
     content = read_bounded(path, "table of wnids", _MAX_META_BYTES)
     order = "<" if content[126:128] == b"IM" else ">"
     at, left = 128, _MAX_INFLATED_BYTES  # version 5: behind 128 bytes, which end with the byte order, elements
-    try:
+    with reading(path, "meta.mat of the devkit"):
         while at + 8 <= len(content):
             kind, size = struct.unpack_from(f"{order}II", content, at)
             if kind == _COMPRESSED:  # zlib packs thousandfold
                 left -= len(zlib.decompressobj().decompress(content[at + 8 : at + 8 + size], left + 1))
             if left < 0:
-                limit = f"{_MAX_INFLATED_BYTES >> 20} MB"
-                raise SwinQuantError(f"{path}: holds more than {limit}: is not the devkit's meta.mat")
+                raise ValueError(f"it holds more than {_MAX_INFLATED_BYTES >> 20} MB")
             at += 8 + size
         table: Any = library("scipy.io", "data").loadmat(BytesIO(content), variable_names=["synsets"], squeeze_me=True)
         return [(str(int(row["ILSVRC2012_ID"])), str(row["WNID"])) for row in table["synsets"]]
-    except SwinQuantError:
-        raise
-    except Exception as error:  # scipy raises a dozen unrelated types on damaged files
-        raise SwinQuantError(f"{path}: is not the devkit's meta.mat: {type(error).__name__}: {error}") from error
 
 
 def find_ilsvrc(request: DataRequest) -> list[Path]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from swin_quant.base.errors import SwinQuantError, listed
-from swin_quant.base.files import open_plain, reason
+from swin_quant.base.files import open_plain
 from swin_quant.base.progress import log
+from swin_quant.base.reading import reading
 from swin_quant.data.class_names import classed
 from swin_quant.data.pictures import Pictures, is_picture, printable, read_bytes
 from swin_quant.data.source import DataRequest
@@ -88,42 +89,33 @@ class _Careful(io.RawIOBase):
 
 def _members(number: int, shard: Path) -> Iterator[tuple[str, _Place, str | None]]:
     """(name, place, label) of each picture and label file in a shard; the label is None for a picture."""
-    try:
-        with open_plain(shard) as file:
-            if file.read(4)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
-                raise SwinQuantError(f"{shard}: is compressed: unpack it to a plain .tar, whose members can be reached")
-            file.seek(0)
-            archive = tarfile.TarFile(fileobj=_Careful(file))
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
-                name = member.name
-                while name.startswith("./"):
-                    name = name[2:]
-                is_label = name.endswith(".cls")
-                if not member.isreg() or member.issparse() or not (is_label or is_picture(name)):
-                    continue
-                if name.startswith("/") or ".." in name.split("/") or "\\" in name:  # it is shown and hashed
-                    raise ValueError(f"{printable(name)[:200]!r} is not a plain relative path with '/'")
-                place = number, member.offset_data, member.size
-                if not is_label:
-                    yield name, place, None
-                    continue
-                if member.size > _MAX_LABEL_BYTES:
-                    raise ValueError(f"{printable(name)[:200]}: a label of {member.size} bytes")
-                file.seek(member.offset_data)
-                text = file.read(member.size).decode("ascii", "replace").strip()
-                if not re.fullmatch(r"[0-9]{1,9}", text):
-                    raise ValueError(f"{printable(name)[:200]}: label {printable(text)!r} is not a whole number")
-                yield name, place, text
-            file.seek(archive.offset)  # tarfile takes damage in the middle for the end
-            if (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
-                problem = "damaged" if len(block) == tarfile.BLOCKSIZE else "cut off"
-                raise tarfile.ReadError(f"{problem} at byte {archive.offset}")
-    except SwinQuantError:
-        raise
-    except FileNotFoundError as error:
-        raise SwinQuantError(f"{shard}: no such shard") from error
-    except OSError as error:
-        raise SwinQuantError(f"{shard}: cannot be read: {reason(error)}") from error
-    except Exception as error:  # tarfile's own errors, and ValueError, UnicodeError, OverflowError of damaged headers
-        raise SwinQuantError(f"{shard}: not a readable tar archive: {error}") from error
+    with reading(shard, "tar archive"), open_plain(shard) as file:
+        if file.read(4)[:2] in (b"\x1f\x8b", b"BZ", b"\xfd7", b"(\xb5"):
+            raise SwinQuantError(f"{shard}: is compressed: unpack it to a plain .tar, whose members can be reached")
+        file.seek(0)
+        archive = tarfile.TarFile(fileobj=_Careful(file))
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            name = member.name
+            while name.startswith("./"):
+                name = name[2:]
+            is_label = name.endswith(".cls")
+            if not member.isreg() or member.issparse() or not (is_label or is_picture(name)):
+                continue
+            if name.startswith("/") or ".." in name.split("/") or "\\" in name:  # it is shown and hashed
+                raise ValueError(f"{printable(name)[:200]!r} is not a plain relative path with '/'")
+            place = number, member.offset_data, member.size
+            if not is_label:
+                yield name, place, None
+                continue
+            if member.size > _MAX_LABEL_BYTES:
+                raise ValueError(f"{printable(name)[:200]}: a label of {member.size} bytes")
+            file.seek(member.offset_data)
+            text = file.read(member.size).decode("ascii", "replace").strip()
+            if not re.fullmatch(r"[0-9]{1,9}", text):
+                raise ValueError(f"{printable(name)[:200]}: label {printable(text)!r} is not a whole number")
+            yield name, place, text
+        file.seek(archive.offset)  # tarfile takes damage in the middle for the end
+        if (block := file.read(tarfile.BLOCKSIZE)) != bytes(tarfile.BLOCKSIZE):
+            problem = "damaged" if len(block) == tarfile.BLOCKSIZE else "cut off"
+            raise tarfile.ReadError(f"{problem} at byte {archive.offset}")

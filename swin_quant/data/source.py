@@ -1,18 +1,18 @@
 """A request for a split of the data at a place, and the files there that belong to it."""
 
 import glob
-import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice
 from pathlib import Path
 
 from swin_quant.base.errors import UsageError
 
 SPLIT = "{split}"  # stands for the split in a path or pattern
 _MAX_FILES = 100_000  # for one pattern with braces
+_BRACES = re.compile(r"(.*?)\{(?:([0-9]{1,9})\.\.([0-9]{1,9})|([^{}]*,[^{}]*))\}(.*)")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
     """
     if not os.path.isdir(request.place):
         place = request.place.replace(SPLIT, request.split)
-        every = _braces(place) if place.endswith(ending) else ()
+        every = list(islice(_braces(place), _MAX_FILES + 1)) if place.endswith(ending) else []
+        if len(every) > _MAX_FILES:
+            raise UsageError(f"{place}: stands for more than {_MAX_FILES:,} files")
         # A missing file stays, for opening it to fail
         return [Path(file) for each in every for file in (sorted(glob.glob(each)) if glob.has_magic(each) else [each])]
     root, split = Path(request.place), glob.escape(request.split)
@@ -70,17 +72,14 @@ def subfolders(folder: Path) -> list[str]:
 
 def _braces(place: str) -> Iterator[str]:
     """The expansions of `{0000..0009}` and `{a,b}`, in order, as in webdataset's names of shards."""
-    parts = re.split(r"\{([^{}]*)\}", place)
-    choices = [_choices(part, place) if index % 2 else [part] for index, part in enumerate(parts)]
-    if (count := math.prod(map(len, choices))) > _MAX_FILES:
-        raise UsageError(f"{place}: stands for {count:,} files: at most {_MAX_FILES:,}")
-    return map("".join, product(*choices))
-
-
-def _choices(inside: str, place: str) -> list[str]:
-    if found := re.fullmatch(r"([0-9]{1,9})\.\.([0-9]{1,9})", inside):
-        first, last = int(found[1]), int(found[2])
-        if last - first >= _MAX_FILES:
-            raise UsageError(f"{place}: {{{inside}}} stands for {last - first + 1:,} files: at most {_MAX_FILES:,}")
-        return [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
-    return inside.split(",") if "," in inside else ["{" + inside + "}"]
+    found = _BRACES.fullmatch(place)
+    if found is None:
+        yield place
+        return
+    before, first, last, words, after = found.groups()
+    if words is None and int(last) - int(first) >= _MAX_FILES:
+        count = int(last) - int(first) + 1
+        raise UsageError(f"{place}: {{{first}..{last}}} stands for {count:,} files: at most {_MAX_FILES:,}")
+    numbers = () if words else (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
+    for choice in words.split(",") if words else numbers:
+        yield from (f"{before}{choice}{rest}" for rest in _braces(after))

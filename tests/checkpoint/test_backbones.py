@@ -76,7 +76,7 @@ def test_what_does_not_fit_is_one_line(of_detection, tiny_model, tmp_path):
     torch.save({"conv1.weight": torch.ones(1)}, file)
     refused(lambda: load_float(backbone, file), "does not fit the model")
     torch.save({f"backbone.{key}": value for key, value in state.items()} | {"rpn_head.w": torch.ones(1)}, file)
-    with pytest.raises(SwinQuantError, match="a detector whose backbone is a Swin V1 .*by output_kind features"):
+    with pytest.raises(SwinQuantError, match="no Swin classifier .*its maps by output_kind features"):
         config_for(file)
 
 
@@ -107,9 +107,8 @@ def test_backbones_of_transformers(outer, prefix, beside, tmp_path):
     save_file({f"{prefix}{key}": value for key, value in load_file(file).items()} | beside, file)
     said = config.to_dict()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": outer, "backbone_config": said} if outer else said))
-    with pytest.raises(SwinQuantError, match="output_kind features") as refused:
+    with pytest.raises(SwinQuantError, match="output_kind features"):
         config_for(file)
-    assert "timm:" not in str(refused.value)
     found = build_model(config_for(file, {"MODEL.OUTPUT_KIND": "features"}))
     load_float(found, file)
     images = torch.randn(1, 3, 42, 70)  # every map is larger than a window

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import (
     load_calibrated,
@@ -109,6 +109,17 @@ def test_the_model_is_found_under_any_prefix_with_its_head_and_other_parts_besid
     made = build_model(config_for(path))
     load_float(made, path)
     assert equal(made, source)
+
+
+def test_a_set_that_is_asked_for_is_there(tmp_path):
+    state = state_of(model(seed=1))
+    path = save({"model": state, "model_ema": {key: value + 1 for key, value in state.items()}}, tmp_path / "x.pth")
+    for name in ("ema", "raw", "model", "model_ema"):
+        assert open_checkpoint(path).weights(name).source.weights == ("model_ema" if "ema" in name else "model")
+    with pytest.raises(UsageError, match="weights teacher: it holds no such set of weights"):
+        open_checkpoint(path).weights("teacher")
+    path = save(state_of(calibrated()), tmp_path / "calibrated.pth")
+    assert open_checkpoint(path).weights("ema").source.calibrated, "the file was made of that set"
 
 
 def test_half_precision_becomes_float32(tmp_path):
@@ -257,10 +268,10 @@ GELU = "layers.0.blocks.0.mlp.fc2._input_quantizer"
 ENDS = f"{GELU}._bounds"
 FAULTS = [
     ("missing", "layers.0.blocks.0.attn.matmul_q_input_quantizer._amax", None),
-    ("negative", "layers.0.blocks.0.attn.matmul_k_input_quantizer._amax", torch.tensor(-1.0)),
-    ("zero", "layers.0.blocks.0.mlp.fc1._aftergemm_quantizer._amax", torch.tensor(0.0)),
-    ("NaN", "layers.0.blocks.1.mlp.fc1._input_quantizer._amax", torch.tensor(float("nan"))),
-    ("infinite", "layers.0.downsample.reduction._input_quantizer._amax", torch.tensor(float("inf"))),
+    ("not positive and finite", "layers.0.blocks.0.attn.matmul_k_input_quantizer._amax", torch.tensor(-1.0)),
+    ("not positive and finite", "layers.0.blocks.0.mlp.fc1._aftergemm_quantizer._amax", torch.tensor(0.0)),
+    ("not positive and finite", "layers.0.blocks.1.mlp.fc1._input_quantizer._amax", torch.tensor(float("nan"))),
+    ("not positive and finite", "layers.0.downsample.reduction._input_quantizer._amax", torch.tensor(float("inf"))),
     ("of the wrong shape [2]", "layers.1.blocks.0.mlp.fc2._input_quantizer._amax", torch.ones(2)),
     ("of the wrong shape [47, 1]", "layers.0.blocks.0.attn.qkv._weight_quantizer._amax", torch.ones(47, 1)),
     ("of the wrong shape [16, 1]", "layers.0.blocks.0.attn.proj._aftergemm_quantizer._amax", torch.ones(16, 1)),

@@ -85,10 +85,10 @@ REFUSED = [
     (
         card("percentile", INT8, LEARNED),
         FLOAT8,
-        "were learned for 8 bits, and policy tensorrt-fp8 has float",
+        "are learned for 8 bits, and policy tensorrt-fp8 has float",
         FINETUNE,
     ),
-    (card("percentile", INT4, LEARNED, bits=4), policy(8, 4), "were learned for 4 bits", FINETUNE),
+    (card("percentile", INT4, LEARNED, bits=4), policy(8, 4), "learned for 4 bits", FINETUNE),
     (card("percentile", INT8, **ROUNDED), FLOAT8, "found by gptq for 8 bits", CALIBRATE),
     (card("mse", policy(4, 8), **ROUNDED), policy(8, 8), "found by gptq for 4 bits", CALIBRATE),
 ]
@@ -108,7 +108,6 @@ def test_ranges_that_depend_on_another_grid_are_refused(model, card, policy, pro
             (card(method), INT4, [f"by {method} for 8 bits", "has 4", "`calibrate` with these bits"])
             for method in ("percentile", "max")
         ),
-        (card(**ROUNDED), policy(name="qdq"), ["gptq rounded weights for other grids", "policy qdq", "calibrate"]),
         (None, policy(4, 8), ["no run card", "4"]),
     ],
 )

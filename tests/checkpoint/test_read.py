@@ -205,8 +205,8 @@ def test_a_pickle_of_arrays_is_converted_by_the_line_in_its_message(tmp_path, mo
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"net": 3, "epoch": 1}, ["no tensors", "net", "epoch"]),
-        ({"optimizer": {"state": {0: {"step": torch.ones(1)}}}}, ["no state_dict", "there are tensors in it"]),
+        ({"net": 3, "epoch": 1}, ["no tensors of a model", "net", "epoch"]),
+        ({"optimizer": {"state": {0: {"step": torch.ones(1)}}}}, ["holds no tensors of a model"]),
         ({"a": {"w": torch.ones(1)}, "b": {"w": torch.ones(1)}}, ["a, b could each be the model", "weights"]),
         ({}, ["no tensors"]),
         ({"model": {}}, ["no tensors"]),

@@ -5,7 +5,9 @@ import torch
 from safetensors.torch import load_file
 
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.checkpoint import calibrated_state, is_calibrated, load_calibrated, save_calibrated, save_float
+from swin_quant.checkpoint import load_calibrated, save_calibrated, save_float
+from swin_quant.checkpoint.opened import is_calibrated
+from swin_quant.checkpoint.save import calibrated_state
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
 from tests.helpers.settings import small_config

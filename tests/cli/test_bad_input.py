@@ -35,7 +35,7 @@ def has(line, *parts):
     [
         (lambda path, good: None, "no such"),
         (lambda path, good: path.write_bytes(good.read_bytes()[:-2000]), "cut short or damaged"),
-        (lambda path, good: torch.save({"conv1.weight": torch.ones(3)}, path), "no checkpoint of a Swin"),
+        (lambda path, good: torch.save({"conv1.weight": torch.ones(3)}, path), "no Swin classifier"),
     ],
 )
 def test_a_bad_checkpoint(refused, float_flags, micro, tmp_path, damage, says):
@@ -52,7 +52,7 @@ def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_con
 
 def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
     line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5)
-    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5: give --opts MODEL.NUM_CLASSES 3, or pass --replace")
+    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5: pass --replace-head", "give --opts MODEL.NUM_CLASSES 3")
 
 
 def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_path):

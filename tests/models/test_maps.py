@@ -15,7 +15,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_float
 from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import from_dict
-from swin_quant.config.sides import holds_squares
+from swin_quant.config.sides import compute_map_size
 from swin_quant.models import build_model
 from swin_quant.models.geometry import read_geometry
 
@@ -100,18 +100,22 @@ def test_windows_are_microsofts_where_a_map_holds_squares_along_both_sides(heigh
         for stage in range(stages)
         for block in range(2)
     ]
-    is_square = height == width and all(side % min(window, side) == 0 for side in (height << s for s in range(stages)))
-    assert all(same) == (holds_squares(window, size, 4, stages) or is_square)
+    maps = [compute_map_size(size, 4, stage) for stage in range(stages)]
+    holds_squares = all(side > window and side % window == 0 for both in maps for side in both)
+    is_square = height == width and all(side % min(window, side) == 0 for side, _ in maps)
+    assert all(same) == (holds_squares or is_square)
 
 
-def test_transformers_checkpoints_of_such_sizes_are_read(tmp_path):
+def test_transformers_checkpoints_of_such_sizes_want_the_users_word(tmp_path):
     from safetensors.torch import save_file
 
     cfg = config("swin", [128, 192], 4)
     save_file(build_model(cfg).state_dict(), tmp_path / "model.safetensors")
     about = {"model_type": "swin", "image_size": [128, 192], "window_size": 4, "depths": [2, 2, 2]}
     (tmp_path / "config.json").write_text(json.dumps(about))
-    assert config_for(tmp_path).DATA.IMG_SIZE == [128, 192]
+    with pytest.raises(UsageError, match="cuts windows of such pictures in another way: set DATA.IMG_SIZE"):
+        config_for(tmp_path)
+    assert config_for(tmp_path, {"DATA.IMG_SIZE": [128, 192]}).DATA.IMG_SIZE == [128, 192]
 
 
 @pytest.mark.parametrize(
