@@ -151,7 +151,7 @@ class Checked:
 @dataclass(frozen=True)
 class Analysis:
     """`statuses`: status by operator and target; `titles`: each target's title. `replaced`: the replacements applied
-    before tracing. `depending`: nodes of a graph whose shape or flow depends on data."""
+    before tracing."""
 
     name: str
     images: Shape
