@@ -237,7 +237,7 @@ def test_quantize_searches_on_the_way(run_quantize):
     assert "--max-drop 0.1" in run_quantize(*auto, "--dry-run").out
     for words, says in (
         (["--max-drop", 1], "a budget needs --policy auto"),
-        ([*auto, "--saturation-safe"], "leave it out"),
+        ([*auto, "--saturation-safe"], "--saturation-safe is for a policy with a name"),
         ([*auto, "--for", "fastertransformer"], "fastertransformer: latency is measured on"),
     ):
         assert says in run_quantize(*words).error(2)
