@@ -24,7 +24,7 @@ from swin_quant.score.engine import Run
 from swin_quant.score.scoring import top_classes
 from swin_quant.serving import protocol
 
-_BODIES = 32  # of the largest size that are held in memory at a time
+_BODIES = 16  # of the largest size that are in work at a time, each twice in memory
 _SIZES = tuple(2**power for power in range(8))  # buckets of the histogram of batches
 _FORM = re.compile(r'multipart/form-data\s*;.*?boundary=("?)([^";]{1,70})\1', re.IGNORECASE)
 _FIELDS = 8  # of a form
