@@ -2,7 +2,7 @@
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ _TYPES = {  # the type of a product -> the runtime's operators that compute in i
     "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose"}
     | {"Attention", "MultiHeadAttention"},
 }
+# It makes a float Gemm of a linear with a fixed batch and a bias of one dimension; int8 fusions do not take that.
+_HARMFUL = ("MatMulAddFusion",)  # our own files have had other biases since
 
 
 def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine:
@@ -67,10 +69,13 @@ def _session(
     options: EngineOptions,
     exact: str | None,
     optimized: Path | None = None,
+    harmful: Sequence[str] = _HARMFUL,
     batch: int | None = None,
 ) -> Any:
-    """A session. `exact`: the setting against saturation; `optimized`: the file to write the optimized graph to;
-    `batch`: fixed on loading."""
+    """A session. `exact`: the setting against saturation; `optimized`: the file to write the optimized graph to.
+
+    `harmful`: fusions to leave out of quantized files; `batch`: fixed on loading.
+    """
     onnxruntime = library("onnxruntime", "onnx")
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 4  # log fatal errors only: the rest are exceptions
@@ -85,7 +90,8 @@ def _session(
         (first,) = [value for value in read_model(file.path).graph.input if value.name == file.input]
         settings.add_free_dimension_override_by_name(first.type.tensor_type.shape.dim[0].dim_param, batch)
     try:
-        return onnxruntime.InferenceSession(str(file.path), settings, ["CPUExecutionProvider"])
+        out = list(harmful) if file.quantizers else []
+        return onnxruntime.InferenceSession(str(file.path), settings, ["CPUExecutionProvider"], disabled_optimizers=out)
     except Exception as error:  # its exceptions have no common class of their own
         raise SwinQuantError(f"{file.path}: {NAME} cannot load it: {first_line(error)}") from error
 
@@ -100,20 +106,21 @@ def _outputs(session: Any, file: OnnxFile, names: list[str], images: Tensor) -> 
 
 def products(file: OnnxFile, batch: int | None = None) -> Mapping[str, str]:
     """Matrix product -> the type that a session with default settings runs it in; `batch`: fixed on loading."""
-    return _gemms(file, EngineOptions(), None, batch)
+    return _gemms(file, EngineOptions(), None, (), batch)
 
 
 def _gemms(
     file: OnnxFile,
     options: EngineOptions,
     exact: str | None,
+    harmful: Sequence[str] = _HARMFUL,
     batch: int | None = None,
 ) -> Mapping[str, str]:
     """Matrix product -> the type that it runs in, from the runtime's optimized graph."""
     onnx = library("onnx", "onnx")
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder, "optimized.onnx")
-        _session(file, options, exact, optimized, batch)
+        _session(file, options, exact, optimized, harmful, batch)
         graph = onnx.load(str(optimized), load_external_data=False).graph
     return {
         re.sub(r"/\w+Fusion/?$", "", node.name) or node.output[0]: kind  # from qkv.MatMul/MatMulAddFusion
