@@ -489,6 +489,7 @@ FAMILIES = [  # timm's model, its options, the MLPs that are compiled, and why o
 def test_the_mlps_of_other_families_are_compiled_or_the_card_says_why_not(name, options, mlps, left):
     """By their publishers, at their published widths: the network computes what fake-quant does."""
     torch.manual_seed(0)
+    import_torchvision()  # transformers imports it
     if name == "segformer":
         given = pytest.importorskip("transformers").SegformerForImageClassification
         net = given(given.config_class(num_labels=10))
