@@ -195,11 +195,13 @@ def _table(runs: list[Run], batch: int) -> str:
 
 
 def _machine(run: Run) -> str:
-    """The CPU; an EPYC of the fourth generation, without AVX-VNNI, is told from the fifth."""
+    """The CPU; EPYCs of the third generation, with AVX2 alone, and of the fourth, without AVX-VNNI, are told from the
+    fifth."""
     is_older = "avx512_vnni" in run["int8"] and "avx_vnni" not in run["int8"]
+    older = ", AVX2 alone" if run["int8"] == ["avx2"] else ", no AVX-VNNI" if is_older else ""
     if run.get("limit"):
         return f"{run['cpu']} within {run['limit']}"
-    return run["cpu"] + (", AMX hidden" if run["without_amx"] else ", no AVX-VNNI" if is_older else "")
+    return run["cpu"] + (", AMX hidden" if run["without_amx"] else older)
 
 
 def _circumstances(run: Run) -> str:

@@ -11,9 +11,17 @@ from onnx import TensorProto, helper, numpy_helper
 from swin_quant.backends.onnx.functions import build_function
 from swin_quant.backends.openvino.engine import float_types
 from swin_quant.backends.openvino.operators import stream_in_half
+from swin_quant.backends.saturation import saturates, without_saturation
 from swin_quant.operators.plugins import Node, Plugin
+from swin_quant.quant.policy import load_policy
 
 EPSILON = 1e-5
+
+
+def exact_policy(name):
+    """A policy whose plain linears OpenVINO computes as fake-quant does: weights of 7 bits where 8 bits saturate."""
+    policy = load_policy(name)
+    return without_saturation(policy) if saturates("openvino") else policy
 
 
 def linear(random, inputs, columns, scale, zero):

@@ -144,7 +144,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     inputs = {"images": images.permute(0, 2, 3, 1).to(torch.uint8) if options.uint8_input else images}
     inputs = model.inputs.unpack(images) if model.inputs else inputs
     exported = network(model, options, preprocess, beyond_half)
-    taken = Counter(getattr(module, "operator", None) for module in exported.modules())
+    taken = Counter[str](getattr(module, "operator", "") for module in exported.modules())
     if options.compiled:  # from here on they are as if they had been asked for
         options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
     own = rewriter.translations() if rewriter.translations else {}
@@ -157,10 +157,8 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     recorded = {key: value for key, value in asdict(options).items() if key not in ("labels", "wide")}
     recorded |= {"replace": list(options.replace), "plugin": list(options.plugin), "float_type": options.floats}
     recorded |= {"rewrites": sorted(rewrites), "opset": opset, SAFE_ON: safe_on(model)}
-    found = rewriter.counted(model) if rewriter.counted and options.wants.compiled and not options.plain else {}
-    if found := {name: count for name, count in found.items() if count}:
-        recorded["compiled"] = {name: f"{taken[name]} of {count}" for name, count in found.items()}
-        log.info("compiled: %s", ", ".join(f"{recorded['compiled'][name]} {_PARTS[name]}" for name in found))
+    if rewriter.find_left and options.wants.compiled and not options.plain:
+        record_compiled(recorded, taken, rewriter.find_left(exported))
     quantized = get_precision(model)
     precision = quantized if settings else options.floats
     labels = options.labels
@@ -178,6 +176,18 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     onnx.checker.check_model(str(file), full_check=True)
     recorded[RUNS_ON] = requirements(card, precision, recorded)
     return finish_artifact(file, card, "onnx", precision, recorded, others)
+
+
+def record_compiled(recorded: dict[str, Any], taken: Mapping[str, int], left: Mapping[str, Mapping[str, int]]) -> None:
+    """Record how many parts of a network are compiled, `taken`, and why others are `left` plain, by operator."""
+    counts = {name: taken.get(name, 0) + sum(reasons.values()) for name, reasons in left.items()}
+    if counts := {name: count for name, count in counts.items() if count}:
+        recorded["compiled"] = {name: f"{taken.get(name, 0)} of {count}" for name, count in counts.items()}
+        log.info("compiled: %s", ", ".join(f"{recorded['compiled'][name]} {_PARTS[name]}" for name in counts))
+    if plain := {name: dict(reasons) for name, reasons in left.items() if reasons}:
+        recorded["left_plain"] = plain
+        for name, reasons in plain.items():
+            log.info("plain %s: %s", _PARTS[name], ", ".join(f"{count} {why}" for why, count in reasons.items()))
 
 
 def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None:

@@ -189,8 +189,8 @@ class Rewriter:
     `restore`: (model, names of rewrites) -> module -> the function that undoes the rewrites in the module's tensor, or
     None if nothing can.
     `translations`: the ONNX form of the architecture's own operators, as torch's exporter takes it.
-    `counted`: model -> how many of its parts each operator may compute, if that is not known. `measured_as`: the
-    architecture whose measurements hold for it, if not its own.
+    `find_left`: exported network -> why parts that an operator may compute stayed plain, and how many, by operator.
+    `measured_as`: the architecture whose measurements hold for it, if not its own.
     """
 
     table: Mapping[str, Callable[[nn.Module], None]]
@@ -205,7 +205,7 @@ class Rewriter:
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None
     translations: Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
-    counted: Callable[[nn.Module], Mapping[str, int]] | None = None
+    find_left: Callable[[nn.Module], Mapping[str, Mapping[str, int]]] | None = None
     measured_as: str | None = None
 
     def chosen(self, options: OnnxOptions) -> frozenset[str]:

@@ -12,6 +12,7 @@ from operator_nodes import (
     assert_near,
     attended,
     compiled,
+    exact_policy,
     linear,
     normalised,
     one_node,
@@ -23,12 +24,13 @@ from torch import nn
 from torch.nn import functional
 
 import swin_quant as sq
-from swin_quant.backends.onnx.branches import BRANCHES, call_operator
+from swin_quant.backends.onnx.branches import BRANCHES, call_operator, find_left
+from swin_quant.backends.onnx.branches.mlp import NO_MLP
 from swin_quant.backends.onnx.branches.tokens import token_branch
-from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.export import OnnxOptions, export, record_compiled
 from swin_quant.backends.onnx.network import network as lowered
 from swin_quant.backends.openvino import engine, operators
-from swin_quant.base.compat import import_torchvision
+from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
 from swin_quant.config.load import portable_config
@@ -36,7 +38,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from swin_quant.models.captured import captured, graphs, run_graph
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policy import apply_policy, load_policy, quantize
+from swin_quant.quant.policy import apply_policy, quantize
 from swin_quant.score.options import EngineOptions
 
 SCALES = [0.03, 0.04, 0.02]  # of q, k and v
@@ -326,7 +328,7 @@ def calibrated(blocks, side=16, any_size=False, tokens=16, policy="cpu-operators
     network.any_size = any_size
     images = torch.randn(8, 3, side, side, generator=torch.Generator().manual_seed(1))
     calibrate(network, [images], Method("max"))
-    apply_policy(network, load_policy(policy))
+    apply_policy(network, exact_policy(policy))
     quantize(network)
     return network, images
 
@@ -384,18 +386,23 @@ def test_a_block_that_runs_twice_and_one_of_float_attention():
 def exported_to(folder, network, **options):
     """The artifact of a network under policy cpu-operators."""
     preprocess = Preprocess(network.input_shape[1], False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    card = RunCard("net", {}, preprocess.to_dict(), policy=load_policy("cpu-operators").to_dict())
+    card = RunCard("net", {}, preprocess.to_dict(), policy=exact_policy("cpu-operators").to_dict())
     return export(deepcopy(network), card, folder, OnnxOptions(target="openvino", **options))
+
+
+@pytest.fixture
+def measured(with_operators, monkeypatch):
+    """The operators of any transformer are faster on this kind of CPU."""
+    monkeypatch.setattr(operators, "gain", lambda architecture, operator: 1.1 * (architecture == "vit"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side, any_size, attentions", share([(16, False, 2), (16, True, 0), (100, False, 0)], 3))
 def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
-    side, any_size, attentions, with_operators, tmp_path, monkeypatch
+    side, any_size, attentions, measured, tmp_path
 ):
     """Heads of 32 channels: for at most 576 tokens, whose number is known. The MLP takes any; another activation stays
     plain, since a file has one."""
-    monkeypatch.setattr(operators, "gain", lambda architecture, operator, kind=None: 1.1 * (architecture == "vit"))
     blocks = {"first": {}, "second": {"around": "scaled"}}
     blocks |= {} if any_size else {"third": {"attention": "normal q", "mlp": "relu"}}
     network, images = calibrated(blocks, side, any_size)
@@ -443,7 +450,7 @@ def test_every_branch_of_a_published_vit_is_compiled(name, options, blocks, atte
     side = cfg.DATA.IMG_SIZE
     images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))
     calibrate(network, [images], Method("max"))
-    policy = load_policy("cpu-operators")
+    policy = exact_policy("cpu-operators")
     card = RunCard("vit", portable_config(cfg), Preprocess.from_config(cfg).to_dict(), policy=policy.to_dict())
     operators = BOTH if mlps else BOTH[:1]
     files = {
@@ -461,6 +468,51 @@ def test_every_branch_of_a_published_vit_is_compiled(name, options, blocks, atte
         for plugin, file in files.items()
     }
     assert noise[operators] < max(2 * noise[()], 2e-3 * float(wanted.square().sum()))
+
+
+CONVOLVED, POINTWISE = "has a convolution between its linears", "is made of 1 x 1 convolutions"
+FAMILIES = [  # timm's model, its options, the MLPs that are compiled, and why others stay plain
+    ("cait_xxs24_224", {"depth": 1}, 3, {}),  # two of them of the class token
+    ("davit_tiny", {"depths": (1, 1, 1, 1)}, 8, {}),
+    ("maxvit_tiny_tf_224", {"depths": (1, 1, 1, 1)}, 8, {}),
+    ("xcit_tiny_12_p16_224", {"depth": 1}, 1, {NO_MLP: 2}),  # the class token's are added to other tokens, too
+    ("poolformer_s12", {}, 0, {POINTWISE: 12}),
+    ("poolformerv2_s12", {}, 0, {POINTWISE: 12}),
+    ("pvt_v2_b0", {"depths": (1, 1, 1, 1)}, 0, {CONVOLVED: 4}),
+    ("segformer", {}, 0, {CONVOLVED: 8}),
+    ("resnet18", {}, 0, {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, options, mlps, left", share(FAMILIES, 3))
+def test_the_mlps_of_other_families_are_compiled_or_the_card_says_why_not(name, options, mlps, left):
+    """By their publishers, at their published widths: the network computes what fake-quant does."""
+    torch.manual_seed(0)
+    import_torchvision()  # transformers imports it
+    if name == "segformer":
+        given = pytest.importorskip("transformers").SegformerForImageClassification
+        net = given(given.config_class(num_labels=10))
+    else:
+        net = import_timm().create_model(name, num_classes=10, **options)
+    side = 224 if name in ("cait_xxs24_224", "maxvit_tiny_tf_224") else 64
+    network = captured(net.eval(), (3, side, side), 10, what=name)
+    images = torch.randn(2, 3, side, side)
+    calibrate(network, [images], Method("max"))
+    apply_policy(network, exact_policy("cpu"))
+    quantize(network)
+    model, taken = replaced(network)
+    assert len([operator for operator, _ in taken if operator == "mlp"]) == mlps
+    assert find_left(model)["mlp"] == left
+    with torch.no_grad():
+        found, wanted = ([one] if isinstance(one, torch.Tensor) else one for one in (model(images), network(images)))
+    assert all(sqnr(*pair) > 30 for pair in zip(found, wanted, strict=True))
+    recorded = {}
+    record_compiled(recorded, {"mlp": mlps}, {"mlp": left})
+    count = mlps + sum(left.values())
+    assert recorded == ({"compiled": {"mlp": f"{mlps} of {count}"}} if count else {}) | (
+        {"left_plain": {"mlp": left}} if left else {}
+    )
 
 
 SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
@@ -492,7 +544,7 @@ class FirstToken(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 4))
-def test_the_branches_of_other_publishers_vits_are_compiled(name, with_operators, tmp_path):
+def test_the_branches_of_other_publishers_vits_are_compiled(name, measured, tmp_path):
     """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention, rotations, gates
     and position biases."""
     torchvision = import_torchvision()
@@ -508,7 +560,7 @@ def test_the_branches_of_other_publishers_vits_are_compiled(name, with_operators
             if "bias_table" in key:
                 nn.init.normal_(values)
     images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    model = sq.calibrate(sq.wrap(given.eval(), 64), [images], "cpu-operators", passes=[])
+    model = sq.calibrate(sq.wrap(given.eval(), 64), [images], exact_policy("cpu-operators"), passes=[])
     asked = {"plugin": BOTH} if name in ("DINOv3ViT", "Beit") else {}  # parts that files do not have by default
     artifact = sq.export(model, "openvino", tmp_path, **asked)
     assert artifact.card.artifact["options"]["compiled"] == dict.fromkeys(("token_branch", "mlp"), "2 of 2")

@@ -14,7 +14,7 @@ import onnx
 import pytest
 import torch
 from nightly import share
-from operator_nodes import core_with
+from operator_nodes import core_with, exact_policy
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -26,7 +26,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.config.load import load_config, portable_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.policy import apply_policy, load_policy
+from swin_quant.quant.policy import apply_policy
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.export_target import policy_for
 
@@ -45,7 +45,7 @@ def calibrated_for(tiny_model, tiny_config):
         model = tiny_model(kind, **keys)
         calibrate(model, [pictures(8, side)], Method("max"))
         preprocess = Preprocess(side, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-        policy = load_policy("cpu-operators")
+        policy = exact_policy("cpu-operators")
         apply_policy(model, policy)
         config = portable_config(tiny_config(kind, **keys))
         return model, RunCard(f"{kind}_{window}", config, preprocess.to_dict(), policy=policy.to_dict())
@@ -95,7 +95,7 @@ def test_a_file_with_the_operator_computes_what_fake_quant_does(
     assert artifact.record["options"]["plugin"][:1] in (OPERATOR, BRANCH) and attentions(artifact) == 2
     found = engine.load(artifact, EngineOptions(threads=1))
     assert found.details["extensions"] == {with_operators.name: compute_sha256(with_operators)}
-    apply_policy(model, load_policy("cpu-operators"))
+    apply_policy(model, exact_policy("cpu-operators"))
     for batch in (1, 8):
         images = pictures(batch, side or 4 * window, seed=batch)
         with torch.no_grad():

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx, nn
 
-from swin_quant.backends.onnx.branches.mlp import mlp_branch, mlps
-from swin_quant.backends.onnx.branches.tokens import attentions, token_branch_at
+from swin_quant.backends.onnx.branches.mlp import NO_MLP, mlp_branch, mlps
+from swin_quant.backends.onnx.branches.tokens import NO_ATTENTION, attentions, token_branch_at
 from swin_quant.backends.onnx.network import Rewriter, as_it_is
 from swin_quant.models.captured import graphs, run_graph
 
@@ -18,11 +18,13 @@ class BranchRewrite:
     """Lets branches of a captured network call a plugin's operator.
 
     `at`: (module, addition in its graph) -> the `MlpBranch` or `TokenBranch` that ends there, or None.
-    `count`: (module, graph) -> the number of parts of the kind, whatever stands around them.
+    `count`: (module, graph) -> the parts of the kind, whatever stands around them, by the reason why one is no branch.
+    `alone`: that reason, of parts that only lack what stands around a branch.
     """
 
     at: Callable[[nn.Module, fx.Node], Any]
-    count: Callable[[nn.Module, fx.Graph], int]
+    count: Callable[[nn.Module, fx.Graph], Counter[str]]
+    alone: str
 
     def apply(self, model: nn.Module, plugin: str, is_compiled: Callable[[str], bool] | None = None) -> None:
         """Change all branches that the operator can compute, in place.
@@ -40,6 +42,18 @@ class BranchRewrite:
         for part, graph in {id(part): (part, graph) for part, graph, _ in taken}.values():
             run_graph(part, graph)
 
+    def find_left(self, model: nn.Module, is_compiled: bool) -> Counter[str]:
+        """The parts that stayed plain nodes, by the reason; `is_compiled`: whether others are compiled."""
+        fits = "has another form than the compiled ones" if is_compiled else "could be compiled"
+        found = Counter[str]()
+        for part, graph in graphs(model):
+            branches = [branch for node in graph.nodes if (branch := self.at(part, node))]
+            faults = [branch.fault or ("" if branch.is_fast else "has no fast loops") for branch in branches]
+            found += self.count(part, graph)
+            found[self.alone] -= len(branches)
+            found.update((fault or fits).partition(":")[0] for fault in faults)
+        return +found
+
 
 def call_operator(part: nn.Module, graph: fx.Graph, branch: Any, operator: str) -> None:
     """Call a module that computes a branch in its place."""
@@ -52,12 +66,16 @@ def call_operator(part: nn.Module, graph: fx.Graph, branch: Any, operator: str) 
     branch.addition.replace_all_uses_with(made)
 
 
-BRANCHES = {"token_branch": BranchRewrite(token_branch_at, attentions), "mlp": BranchRewrite(mlp_branch, mlps)}
+BRANCHES = {
+    "token_branch": BranchRewrite(token_branch_at, attentions, NO_ATTENTION),
+    "mlp": BranchRewrite(mlp_branch, mlps, NO_MLP),
+}
 
 
-def counted(model: nn.Module) -> dict[str, int]:
-    """The number of parts of each kind, by the operator that may compute their branches."""
-    return {name: sum(one.count(part, graph) for part, graph in graphs(model)) for name, one in BRANCHES.items()}
+def find_left(model: nn.Module) -> dict[str, Counter[str]]:
+    """Why parts stayed plain nodes, and how many, by the operator that may compute their branches."""
+    compiled = {getattr(module, "operator", None) for module in model.modules()}
+    return {name: one.find_left(model, name in compiled) for name, one in BRANCHES.items()}
 
 
-REWRITER = Rewriter({}, as_it_is, plugins=BRANCHES, counted=counted, measured_as="vit")
+REWRITER = Rewriter({}, as_it_is, plugins=BRANCHES, find_left=find_left, measured_as="vit")

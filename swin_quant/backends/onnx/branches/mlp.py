@@ -3,6 +3,7 @@
 The activation may be that of a gate, which another linear's values are multiplied by.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,8 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from swin_quant.backends.onnx.branches.views import Columns, Views, find_input_fault, find_part, is_linear, joined
+from swin_quant.backends.onnx.branches.views import (
+    Columns,
+    Views,
+    depending,
+    find_input_fault,
+    find_part,
+    is_linear,
+    joined,
+)
 from swin_quant.backends.onnx.branches.walk import (
+    LINEARS,
     BranchStep,
     BranchWalk,
     Find,
@@ -24,7 +34,7 @@ from swin_quant.backends.onnx.branches.walk import (
 )
 from swin_quant.backends.onnx.layers import Linear
 from swin_quant.backends.onnx.swin.int8_operators import QUICK, OperatorMlp, find_fault, is_fast_mlp
-from swin_quant.models.placement import name_operation
+from swin_quant.models.placement import AVERAGES, ONE_SIDED, name_operation
 
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
 _SIGMOIDS = {QUICK: "quick_gelu", 1: "silu"}
@@ -93,6 +103,10 @@ PATTERNS: dict[bool, tuple[Find, ...]] = {
     False: (layer_scale, linear, hidden, norm),
     True: (layer_scale, norm, linear, hidden),
 }
+NO_MLP = "is not between a norm and an addition, or others read its values"
+# Why no operator computes what looks like an MLP, by its layers from the last one up (`find_letter`)
+LIKE = {"has a convolution between its linears": ("LACL", "LCAL"), "is made of 1 x 1 convolutions": ("PAPN",)}
+_MAP_NORMS = frozenset({"groupnorm", "layernorm2d", "layernorm2dnobias"})
 
 
 @dataclass(frozen=True)
@@ -151,8 +165,8 @@ def mlp_branch(root: nn.Module, addition: fx.Node) -> MlpBranch | None:
     return None
 
 
-def mlps(root: nn.Module, graph: fx.Graph) -> int:
-    """The number of MLPs in a graph, whatever stands around them: an activation or a gate before a linear."""
+def mlps(root: nn.Module, graph: fx.Graph) -> Counter[str]:
+    """The MLPs in a graph, whatever stands around them: an activation or a gate before a linear, or `LIKE` one."""
 
     def is_mlp(node: fx.Node) -> bool:
         walk = BranchWalk(root, node)
@@ -161,7 +175,30 @@ def mlps(root: nn.Module, graph: fx.Graph) -> int:
             return False
         return walk.along((activation, any_linear), there) is not None or next(_gates(walk, there), None) is not None
 
-    return sum(map(is_mlp, graph.nodes))
+    above = [_find_letters(node, root) for node in graph.nodes]
+    like = Counter(why for letters in above for why, forms in LIKE.items() if letters.startswith(forms))
+    return Counter({NO_MLP: sum(map(is_mlp, graph.nodes))}) + like
+
+
+def _find_letters(node: fx.Node, root: nn.Module) -> str:
+    """The letters of a layer and of those above it, four in all, as far as each value is computed from one other."""
+    found = find_letter(node, root)
+    while 0 < len(found) < 4 and len(before := depending(node)) == 1:
+        (node,) = before
+        found += find_letter(node, root)
+    return found
+
+
+def find_letter(node: fx.Node, root: nn.Module) -> str:
+    """L: a linear, P: a convolution of 1 x 1, C: of more, A: an activation, N: a norm, M: a mean; else nothing."""
+    word = name_operation(node, root)
+    part: Any = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+    stored = getattr(part, "_weight_quantizer", None)
+    weight = getattr(stored, "values", getattr(part, "weight", None))
+    if isinstance(weight, Tensor) and weight.dim() == 4:
+        return "P" if weight.shape[2:].numel() == 1 else "C"
+    kinds = {"L": LINEARS, "A": ONE_SIDED, "M": AVERAGES, "N": _MAP_NORMS}
+    return next((letter for letter, words in kinds.items() if word in words), "")
 
 
 def find_scale_fault(layer: Linear, factors: Tensor | None) -> str | None:

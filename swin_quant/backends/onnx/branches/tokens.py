@@ -1,5 +1,6 @@
 """Attention branches of a captured network: a norm, q, k and v, attention among all tokens, proj, and the addition."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,7 @@ from swin_quant.backends.onnx.swin.int8_operators import CONSTANTS, NormAndLinea
 from swin_quant.models.placement import MATMULS, name_operation
 from swin_quant.operators.plugins import FAST_HEADS
 
+NO_ATTENTION = "is not among all tokens, between a norm and an addition"
 _SHARED = 2 + 2 * CONSTANTS  # constants that every operator of a window has
 
 
@@ -212,12 +214,13 @@ class TokenBranch:
         return OperatorTokenBranch(norm, self.norm_last, qkv, self.proj, len(self.rows), scales, self.parts)
 
 
-def attentions(root: nn.Module, graph: fx.Graph) -> int:
-    """The number of softmaxes in a graph that a product reads: attentions of any kind."""
-    return sum(
+def attentions(root: nn.Module, graph: fx.Graph) -> Counter[str]:
+    """The softmaxes in a graph that a product reads: attentions of any kind."""
+    found = (
         name_operation(node, root) == "softmax" and any(_is_product(one, root) for one in find_readers(node, root))
         for node in graph.nodes
     )
+    return Counter({NO_ATTENTION: sum(found)})
 
 
 def _is_product(node: fx.Node, root: nn.Module) -> bool:
