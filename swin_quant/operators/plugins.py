@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -294,14 +295,19 @@ def _build(sources: Path, library: Path, what: str, built_for: Mapping[str, str]
 
 def _failure(command: Sequence[str], environment: dict[str, str]) -> str | None:
     """The line that says why a program fails: its first error, else its last line. None if it succeeds."""
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return f"it took more than {_SECONDS} s"
-    if done.returncode == 0:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(  # a session of its own, since a compiler starts further processes
+        command, env=environment, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=_SECONDS)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return f"it took more than {_SECONDS} s"
+            raise
+    if process.returncode == 0:
         return None
-    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    errors = [line for line in lines if " error: " in line] or lines[-1:]
-    return one_line(errors[0])[:200] if errors else f"it ended with {done.returncode}"
+    lines = [line.strip() for line in (errors or output).splitlines() if line.strip()]
+    chosen = [line for line in lines if " error: " in line] or lines[-1:]
+    return one_line(chosen[0])[:200] if chosen else f"it ended with {process.returncode}"

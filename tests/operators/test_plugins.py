@@ -1,11 +1,14 @@
 """Libraries compiled at first use, with stand-ins of a compiler that copy a text."""
 
 import os
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.operators import plugins
 from swin_quant.operators.plugins import compiled
 
 BUILD = 'echo built >> "$(dirname "$0")/builds"\nexec $CXX "$1/lib.so"\n'
@@ -161,3 +164,15 @@ def test_a_cache_below_a_folder_that_others_can_write_to_is_refused(sources, tmp
     if damage == "mode":
         parent.chmod(0o1777)  # as /tmp: nobody renames what is another's
         compiled(sources, "sums", {"ENGINE": "1"})
+
+
+def test_a_build_that_takes_too_long_ends_with_all_its_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "_SECONDS", 0.5)
+    pid = tmp_path / "pid"
+    said = plugins._failure(["sh", "-c", f"sleep 60 & echo $! > {pid}; wait"], dict(os.environ))
+    assert said == "it took more than 0.5 s"
+    compiler = Path("/proc", pid.read_text().strip())
+    end = time.monotonic() + 5
+    while compiler.exists() and "Z" not in (compiler / "stat").read_text().split()[2] and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not compiler.exists() or "Z" in (compiler / "stat").read_text().split()[2]
