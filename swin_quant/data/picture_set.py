@@ -23,7 +23,7 @@ from swin_quant.data.loader import Batch
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample, shard
-from swin_quant.data.sources import is_archive, is_data_set, open_pictures
+from swin_quant.data.sources import is_archive, is_data_set, open_pictures, place_has
 from swin_quant.data.zip import ZipPictures
 
 _USUAL: dict[str, Any] = {"seed": 0, "workers": 8, "max_unreadable": 0.01, "zip_mode": False, "cache_mode": "no"}
@@ -150,6 +150,11 @@ class PictureSet:
                 opened.hold(track(share, f"reading {split}", len(share), "pictures"))
         opened.upright = self.upright
         return opened
+
+    def require(self) -> None:
+        """Raise as `open` does where the split is not there; a folder of the split is not looked through."""
+        if not place_has(self.path, self.split or "val", bool(self.zip_mode)):
+            replace(self, cache_mode="no").open()
 
     def has(self, count: int) -> bool:
         """Whether there are as many pictures, in val if no split is named."""
