@@ -49,7 +49,7 @@ class PictureSet:
         max_unreadable: share that may be unreadable (default 0.01)
         zip_mode: read train.zip and val.zip, not folders beside them
         cache_mode: zips: hold nothing, a part or all in memory
-        images: instead of a data set: files, folders, 'patterns'
+        images: pictures: files, folders, 'patterns'; instead of a data set
         classes: the model's: labels of an archive are checked against them even where none are needed
     """
 
@@ -186,8 +186,6 @@ def pictures(
     `align`); None: as many as a task takes. `upright`: whether to turn pictures as their EXIF says; None: as the
     model's preprocessing says, which is the only rule in deployment. Nothing is read yet.
     """
-    if count is not None and count < 1:
-        raise UsageError(f"pictures: count {count}: must be at least 1")
     return PictureSet(str(path), split, count, seed, upright)
 
 

@@ -17,7 +17,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
 from swin_quant.base.schema import check_limits
-from swin_quant.data.pictures import count_scans, decode, opened
+from swin_quant.data.pictures import TooLargePicture, count_scans, decode, opened
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.outputs import Output, cut, joined, list_tensors
 from swin_quant.score.engine import Run
@@ -31,6 +31,10 @@ _FIELDS = 8  # of a form
 _Job: TypeAlias = "tuple[Tensor, asyncio.Future[Output]]"  # pictures of a request, and their outputs
 
 
+class _TooLarge(UsageError):
+    """A picture has more pixels than are decoded."""
+
+
 @dataclass(frozen=True)
 class ServiceLimits:
     """Limits of batches and requests. UsageError for an impossible number.
@@ -40,7 +44,7 @@ class ServiceLimits:
         max_queue: pictures of all requests that wait for the engine
         max_megabytes: megabytes of a body
         timeout_s: seconds from the head of a request to its answer
-        max_megapixels: megapixels of a picture, multiplied by the scans of a progressive JPEG
+        max_megapixels: megapixels of a picture; each scan of a progressive JPEG counts again
     """
 
     max_batch: int = 8
@@ -183,7 +187,8 @@ def build_app(service: Service) -> Any:
         elif isinstance(error, TimeoutError | ClientDisconnect):
             status, why = 504, f"not received and answered within {limits.timeout_s:g} s"
         elif isinstance(error, SwinQuantError):
-            status, why = 400 if isinstance(error, UsageError) else 500, str(error)
+            status = 413 if isinstance(error, _TooLarge) else 400 if isinstance(error, UsageError) else 500
+            why = str(error)
         else:
             status, why = 500, "internal error"
             log.error("%s: %r", request.url.path, error)
@@ -240,12 +245,14 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, most_m
     try:
         image = opened(body)
         megapixels = image.width * image.height * count_scans(image, body) / 1e6
-        if megapixels <= most_megapixels:
-            return preprocess(decode(image, "the body", preprocess.upright))[None]
+        if megapixels > most_megapixels:
+            raise TooLargePicture(f"{megapixels:.0f} megapixels, multiplied by scans: more than {most_megapixels:g}")
+        return preprocess(decode(image, "the body", preprocess.upright))[None]
     except Exception as error:  # PIL raises a dozen unrelated types on damaged files
+        if why := next((one for one in (error, error.__cause__) if isinstance(one, TooLargePicture)), None):
+            raise _TooLarge(f"the body: {why}; ‹max_megapixels› is {most_megapixels:g}") from error
         how = "curl --data-binary @cat.jpg, or curl -F file=@cat.jpg"
         raise UsageError(f"the body: not a picture that can be read: send one by {how}") from error
-    raise UsageError(f"{megapixels:.0f} megapixels, multiplied by scans: more than {most_megapixels:g}")
 
 
 def build_server(app: Any) -> Any:
