@@ -253,6 +253,26 @@ def test_a_missing_file_gets_the_near_name_in_its_folder(run, micro, tmp_path, m
 
 
 @pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["serve", "swin.pth"], 2, "swin.pth: is a model, and `serve` takes an artifact: export it first"),
+        (["package", "swin.pth"], 2, "swin.pth: is a model, and `package` takes an artifact: export it first"),
+        (["evaluate", "swin.pth", "--engine", "cudaa"], 2, "no engine 'cudaa'; did you mean cuda?"),
+        (["predict", "swin.pth", "a.png", "--engine", "cudaa"], 2, "no engine 'cudaa'; did you mean cuda?"),
+    ],
+)
+def test_a_word_in_the_wrong_place_is_told_first(run, micro, monkeypatch, words, code, says):
+    monkeypatch.chdir(micro)
+    has(run(*words).error(code), says)
+
+
+def test_a_file_of_the_same_kind_alone_is_not_suggested(run, tmp_path, monkeypatch):
+    (tmp_path / "bomb.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean" not in run("show", "x.pth", "--policy", "nosuch.yaml").error(2)
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (["quantize", "x.pth"], "--for is missing: backend that will run it"),
