@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
@@ -22,6 +23,7 @@ from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.quant.fold import fitted
 from swin_quant.quant.layer import all_factors
 
+_REPLACE = "pass ‹replace_head› to load the rest and initialise a new head"
 _BIASES, _ABSOLUTE = "relative_position_bias_table", "absolute_pos_embed"
 
 
@@ -199,6 +201,19 @@ def _head() -> frozenset[str]:
     return frozenset(key for family in families().values() for key in family.head)
 
 
+def check_head(checkpoint: Checkpoint, cfg: CfgNode) -> None:
+    """SwinQuantError where the file's head has another number of classes than the config."""
+    state, ours = open_checkpoint(checkpoint).weights(cfg.MODEL.WEIGHTS).state, cfg.MODEL.NUM_CLASSES
+    theirs = next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), ours)
+    if theirs != ours and cfg.MODEL.OUTPUT_KIND == LOGITS:
+        raise SwinQuantError(f"{checkpoint}: {_other_head(theirs, ours, can_replace=True)}")
+
+
+def _other_head(theirs: int, ours: int, can_replace: bool) -> str:
+    advice = f": give ‹opts› MODEL.NUM_CLASSES {theirs}, or {_REPLACE}" if can_replace else ""
+    return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{advice}"
+
+
 def _diagnosis(
     faults: Sequence[str], stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool
 ) -> str:
@@ -212,11 +227,9 @@ def _diagnosis(
             for state in (stored, wanted)
         ]
         theirs, ours = file.get("NUM_CLASSES", heads[0]), model.get("NUM_CLASSES", heads[1] or 0)
-        advice = "pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
         if theirs:
-            own = f": give ‹opts› MODEL.NUM_CLASSES {theirs}, or {advice}" if advice else ""
-            return f"its head has {theirs} classes, MODEL.NUM_CLASSES is {ours}{own}; "
-        advice = f": {advice}" if advice else ""
+            return f"{_other_head(theirs, ours, can_replace)}; "
+        advice = f": {_REPLACE}" if can_replace else ""
         embedding = ", or ‹output_kind› embedding for what it gives without a head" if can_replace else ""
         return f"it has no head, MODEL.NUM_CLASSES is {ours}{advice}{embedding}; "
     text = difference(file, model)

@@ -11,6 +11,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import compute_data_sha256, compute_sha256, plain
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.class_names import read_class_names
+from swin_quant.checkpoint.load import check_head
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.picture_set import PictureSet, Source
@@ -59,6 +60,8 @@ class FileInputs:
     def __init__(self, file: ModelFile, place: PictureSet) -> None:
         self.file, self.checkpoint, self.cfg = file, file.need_checkpoint(), file.config()
         self.card, self.kind = self.checkpoint.card, self.cfg.MODEL.OUTPUT_KIND
+        if (file.opts or file.cfg) and not file.replace_head:  # which may give other classes than the file has
+            check_head(self.checkpoint, self.cfg)
         self.checkpoint.forget()
         self.settled = place.settled(self.cfg)
         path = self.settled.path

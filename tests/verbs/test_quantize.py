@@ -303,6 +303,12 @@ def test_labels_that_do_not_fit(quantize, pictures, tmp_path):
     assert "val" in line and "classes" in line
 
 
+def test_another_number_of_classes_than_the_head_has(quantize):
+    """Before the labels of the pictures are compared with that number."""
+    line = quantize("--for", "onnxruntime", "--opts", "MODEL.NUM_CLASSES", 2).error(1)
+    assert "swin.pth: its head has 3 classes, MODEL.NUM_CLASSES is 2: give --opts MODEL.NUM_CLASSES 3, or" in line
+
+
 def test_too_few_pictures_for_the_budget(quantize, run, calibrated, pictures, tmp_path, monkeypatch):
     """Before a calibration, and in a search of its own before the first forward."""
 
