@@ -30,7 +30,7 @@ torch.manual_seed(0)
 
 
 def swin_block(shift):
-    import_timm()
+    import_timm()  # before timm: a torchvision for GPUs beside a torch for CPUs would break its import
     from timm.models.swin_transformer import SwinTransformerBlock
 
     return SwinTransformerBlock(CHANNELS, (TILE, TILE), num_heads=3, window_size=WINDOW, shift_size=shift, mlp_ratio=2)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 import torch
 
@@ -25,6 +25,7 @@ _CLASSES = {  # by name, since some are slow to import
     **dict.fromkeys(("PictureSet", "Tensor", "ndarray", "DataLoader"), "pictures"),
     "Policy": "policy",
 }
+_PLAIN = {str: "text", Path: "a path", bool: "True or False", int: "a whole number", float: "a number"}
 _CALLED = {  # a command's or another function's word for an argument -> its names here
     "cfg": ("config",),
     "data_path": ("pictures", "images"),
@@ -50,20 +51,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
     def call(*args: _P.args, **options: _P.kwargs) -> _R:
         if is_command():  # its arguments were parsed by their names
             return function(*args, **options)
-        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
-        for word in (word for word in options if word not in signature.parameters):
-            right = next((one for one in _CALLED.get(word, ()) if one in signature.parameters), None)
-            if right or not takes_any:
-                near = f"; did you mean {right}?" if right else offered(word, signature.parameters)
-                raise UsageError(f"{name}: got an unexpected keyword argument '{word}'{near}")
-        try:
-            given = signature.bind(*args, **options).arguments
-        except TypeError as error:
-            raise UsageError(f"{name}: {error}: call {_right_call(name, signature, {}, {})}") from None
-        wanted = [one for one in signature.parameters.values() if _is_needed(one) and given.get(one.name) is None]
-        if wanted:
-            call_ = _right_call(name, signature, {}, {})
-            raise UsageError(f"{name}: missing a required argument: '{wanted[0].name}': call {call_}")
+        given = _bind(name, signature, args, options)
         if torch.get_default_dtype() is not torch.float32:
             default = str(torch.get_default_dtype()).removeprefix("torch.")
             raise UsageError(f"{name}: torch's default type is {default}: call torch.set_default_dtype(torch.float32)")
@@ -77,9 +65,51 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 value = f", {given[key]!r}" if isinstance(given[key], str) else ""
                 remedy = f"call {_right_call(name, signature, given, {key: kind})}"
                 raise UsageError(f"{name}: ‹{key}› is {_WORDS[kind]}{value}: {remedy}")
+        hints = get_type_hints(function)
+        for key, value in given.items():
+            kinds_ = {*(get_args(hints.get(key)) or [hints.get(key)])}
+            fits = value is None or type(value) in kinds_ or (type(value) is int and float in kinds_)
+            if type(value) in _PLAIN and kinds_ <= {*_PLAIN, type(None)} and not fits:
+                due = " or ".join(word for kind, word in _PLAIN.items() if kind in kinds_)
+                raise UsageError(f"{name}: {key} is {value!r:.60}: must be {due}")
         return function(*args, **options)
 
     return call
+
+
+def checked_class(kind: type[_R]) -> type[_R]:
+    """`kind`, whose constructor refuses missing and unknown arguments by a UsageError with the right call."""
+    make, signature = kind.__init__, inspect.signature(kind)
+    if hasattr(make, "__wrapped__"):
+        return kind
+
+    @wraps(make)
+    def construct(self: _R, *args: Any, **options: Any) -> None:
+        if not is_command():
+            _bind(kind.__name__, signature, args, options)
+        make(self, *args, **options)
+
+    kind.__init__ = construct  # type: ignore[assignment, method-assign]
+    return kind
+
+
+def _bind(name: str, signature: inspect.Signature, args: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by their names. UsageError where one is missing or unknown."""
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    for word in (word for word in options if word not in signature.parameters):
+        right = next((one for one in _CALLED.get(word, ()) if one in signature.parameters), None)
+        if right or not takes_any:
+            near = f"; did you mean {right}?" if right else offered(word, signature.parameters)
+            raise UsageError(f"{name}: got an unexpected keyword argument '{word}'{near}")
+    try:
+        given = signature.bind(*args, **options).arguments
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}: call {_right_call(name, signature, {}, {})}") from None
+    wanted = [one for one in signature.parameters.values() if _is_needed(one) and given.get(one.name) is None]
+    if wanted:
+        call_ = _right_call(name, signature, {}, {})
+        raise UsageError(f"{name}: missing a required argument: '{wanted[0].name}': call {call_}")
+    return given
 
 
 def _kinds(value: Any) -> set[str]:

@@ -119,6 +119,16 @@ def artifact(file: str | Path, module: nn.Module | None = None) -> Exported:
     return Exported(opened, load(checkpoint, module))
 
 
+def open_exported(given: Any, verb: str) -> Exported:
+    """The artifact for a verb that takes no model. UsageError for a model or a checkpoint."""
+    if isinstance(given, Exported):
+        return given
+    if isinstance(given, str | Path) and not is_checkpoint(str(given)):
+        return artifact(given)
+    name = given if isinstance(given, str | Path) else getattr(given, "name", type(given).__name__)
+    raise UsageError(f"{name}: is a model, and `{verb}` takes an artifact: export it first")
+
+
 @dataclass(frozen=True)
 class SubjectFiles(ModelFile):
     """A checkpoint, or artifacts, which all are scored on the same pictures.

@@ -19,9 +19,9 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, SourceRecord
-from swin_quant.checkpoint import Checkpoint, load_calibrated, load_float, made_before, open_checkpoint
+from swin_quant.checkpoint import load_calibrated, load_float, open_checkpoint
 from swin_quant.checkpoint.class_names import read_class_names
-from swin_quant.checkpoint.opened import OpenedCheckpoint
+from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint, made_before
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config import architecture, from_dict, to_dict
 from swin_quant.config.load import keys_and_values, portable_config

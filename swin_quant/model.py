@@ -21,8 +21,8 @@ from swin_quant.cards.card import RunCard, made_now
 from swin_quant.cards.lineage import calibrated_again, dependents, refuse_to_replace
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import CheckpointRecord, PassRecord
-from swin_quant.checkpoint import calibrated_bytes, save_float
 from swin_quant.checkpoint.ranges import is_range
+from swin_quant.checkpoint.save import calibrated_bytes, save_float
 from swin_quant.config import from_dict
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Preprocess

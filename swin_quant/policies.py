@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from swin_quant.backends.saturation import SAFE_WEIGHTS
-from swin_quant.base.arguments import Parameter
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.progress import log
 from swin_quant.quant import AUTO
@@ -27,7 +25,7 @@ class PolicyChoice:
         off: nodes that stay float: names with * and ?, or roles
     """
 
-    policy: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ()
+    policy: tuple[str, ...] = ()
     wprec: int | None = None
     aprec: int | None = None
     quant_per_tensor: bool = False

@@ -1,5 +1,7 @@
 """Calls of the Python functions with missing, exchanged or strange arguments: one line with the right call."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,24 @@ CALLS = {
         lambda model: sq.calibrate(model, [X], polcy="qdq"),
         "calibrate: got an unexpected keyword argument 'polcy'; did you mean policy?",
     ),
+    "a number as text": (
+        lambda model: sq.pictures("imagenet", "val", "5"),
+        "pictures: count is '5': must be a whole number",
+    ),
+    "no checkpoint": (lambda model: sq.load(5), "load: checkpoint is 5: must be text or a path"),
+    "no policy": (lambda model: sq.policy(5), "policy: name_or_path is 5: must be text"),
+    "a class": (
+        lambda model: sq.Preprocess(224),
+        "Preprocess: missing .* 'crop': call sq.Preprocess(size, crop, interpolation, mean, std)",
+    ),
+    "an option of a class": (
+        lambda model: sq.Budget(max_dorp=1),
+        "Budget: got an unexpected keyword argument 'max_dorp'; did you mean max_drop?",
+    ),
+    "a limit": (
+        lambda model: sq.app("a.onnx", max_bacth=1),
+        "ServiceLimits: got an unexpected keyword argument 'max_bacth'; did you mean max_batch?",
+    ),
     "an option like no other": (
         lambda model: sq.package(model, "out", zzz=1),
         "package: got an unexpected keyword argument 'zzz': there are .*folder.*",
@@ -88,6 +108,14 @@ def test_a_wrong_call_is_answered_with_the_right_one(model, call):
         line = line.replace(sign, f"\\{sign}")
     with pytest.raises(sq.UsageError, match=f"^{line}$"):
         wrong(model)
+
+
+@pytest.mark.parametrize("name", sorted({*sq.__all__} - {"__version__", "SwinQuantError", "UsageError"}))
+def test_every_name_refuses_an_unknown_option_in_one_line(name):
+    """Except for those with options of any name, which what they are passed to refuses: `load`, `export`, `app`."""
+    if "VAR_KEYWORD" not in {one.kind.name for one in inspect.signature(getattr(sq, name)).parameters.values()}:
+        with pytest.raises(sq.UsageError, match=f"^{name}: got an unexpected keyword argument 'zzz'"):
+            getattr(sq, name)(zzz=1)
 
 
 def test_another_default_type_is_named(model):

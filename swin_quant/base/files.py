@@ -13,6 +13,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterator
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,12 @@ def near(path: str | os.PathLike[str]) -> str:
     """The end of a message about a missing `path`: the name in its folder that was meant, or nothing."""
     folder, name = os.path.split(os.fspath(path).rstrip(os.sep))
     try:
-        there, kind = os.listdir(folder or os.curdir), os.path.splitext(name)[1]
-        alike = [one for one in there if os.path.splitext(one)[1] == kind]  # a card is no artifact
-        return did_you_mean(name, alike or [one for one in there if one.startswith(name[: name.rfind(".") + 1])])
+        there, (stem, kind) = os.listdir(folder or os.curdir), os.path.splitext(name)
+        alike = {os.path.splitext(one)[0]: one for one in there if os.path.splitext(one)[1] == kind}
+        if meant := get_close_matches(stem, alike, n=1):  # a card is no artifact; the same ending is no likeness
+            return f"; did you mean {alike[meant[0]]}?"
+        start = name[: name.rfind(".") + 1]
+        return "" if alike else did_you_mean(name, [one for one in there if one.startswith(start)])
     except (OSError, ValueError):
         return ""
 

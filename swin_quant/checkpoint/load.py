@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from yacs.config import CfgNode
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, listed
@@ -116,8 +117,7 @@ def _checked_weights(
         sides = {name: getattr(module, "window_sides", None) for name, module in model.named_modules()}
         grids = {f"{name}.{_BIASES}": (2 * both[0] - 1, 2 * both[1] - 1) for name, both in sides.items() if both}
         stored = _at_model_size(stored, wanted, grids, read.source)
-    faults = {kind: keys for kind, keys in _compare(stored, wanted).items() if keys}
-    if faults:
+    if faults := {kind: keys for kind, keys in _compare(stored, wanted).items() if keys}:
         diagnosis = _diagnosis(sum(faults.values(), []), stored, wanted, can_replace=replace_head is not None)
         shown = "; ".join(f"{len(keys)} {kind}: {listed(keys, 3)}" for kind, keys in faults.items())
         raise SwinQuantError(f"{path}: does not fit the model: {diagnosis}{shown}")
@@ -167,8 +167,7 @@ def _at_model_size(
 
 
 def _square(places: int) -> tuple[int, int] | None:
-    side = math.isqrt(places)
-    return (side, side) if side and side * side == places else None
+    return (side, side) if (side := math.isqrt(places)) and side * side == places else None
 
 
 def _compare(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, list[str]]:
@@ -199,21 +198,33 @@ def _head() -> frozenset[str]:
     return frozenset(key for family in families().values() for key in family.head)
 
 
+def _count_classes(state: Mapping[str, Tensor]) -> int:
+    """The number of classes of the head; 0 without one."""
+    return next((len(state[key]) for key in _head() if key in state and state[key].dim() > 1), 0)
+
+
+def check_head(checkpoint: Checkpoint, cfg: CfgNode) -> None:
+    """SwinQuantError where the file's head has another number of classes than the config."""
+    theirs = _count_classes(open_checkpoint(checkpoint).weights(cfg.MODEL.WEIGHTS).state)
+    if theirs not in (0, cfg.MODEL.NUM_CLASSES) and cfg.MODEL.OUTPUT_KIND == LOGITS:
+        raise SwinQuantError(f"{checkpoint}: {_other_head(theirs, cfg.MODEL.NUM_CLASSES, can_replace=True)}")
+
+
+def _other_head(theirs: int, ours: int, can_replace: bool) -> str:
+    said = f"its head has {theirs} classes" if theirs else "it has no head"
+    other = f"give ‹opts› MODEL.NUM_CLASSES {theirs}" if theirs else "give ‹output_kind› embedding"
+    advice = f": {other}, or pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
+    return f"{said}, MODEL.NUM_CLASSES is {ours}{advice}"
+
+
 def _diagnosis(
     faults: Sequence[str], stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor], can_replace: bool
 ) -> str:
     """The reason for the faults as a sentence, if the shapes show it; else empty."""
-    file, model, head = geometry(stored), geometry(wanted), _head()
+    file, model = geometry(stored), geometry(wanted)
     if model and not file:
         return f"it is {describe(stored)}; "
-    if all(key.split(" ")[0] in head for key in faults):
-        theirs, ours = (
-            next((len(state[key]) for key in head if key in state and state[key].dim() > 1), 0)
-            for state in (stored, wanted)
-        )
-        said = f"its head has {theirs} classes" if theirs else "it has no head"
-        advice = ": pass ‹replace_head› to load the rest and initialise a new head" if can_replace else ""
-        other = f", or give ‹opts› MODEL.NUM_CLASSES {theirs}" if theirs else ", or ‹output_kind› embedding"
-        return f"{said}, MODEL.NUM_CLASSES is {ours}{advice}{other if advice else ''}; "
+    if all(key.split(" ")[0] in _head() for key in faults):
+        return f"{_other_head(_count_classes(stored), _count_classes(wanted), can_replace)}; "
     text = difference(file, model)
     return f"{text}; " if text else ""

@@ -51,7 +51,7 @@ class Command:
             help=_read_docstring(self.function)[0],
             help_format="markdown",
             version_flags=[],
-            default_parameter=Parameter(negative="", consume_multiple=True, allow_repeating=True, json_list=False),
+            default_parameter=Parameter(negative="", consume_multiple=1, allow_repeating=True, json_list=False),
             result_action="return_value",
         )
         self.app["--help"].show = False  # else a box of its own tops every help
@@ -118,6 +118,7 @@ class Command:
             called, bound, *_ = self.app.parse_args(_with_json(arguments), exit_on_error=False, print_error=False)
         except cyclopts.CycloptsError as error:
             told = re.sub(r"\. Did you mean", "; did you mean", " ".join(str(error).split()).rstrip("."))
+            told = told.replace(" at least 1 element. Got 0", " an argument")  # as of a flag that takes one alone
             if isinstance(error, cyclopts.UnusedCliTokensError):
                 told = self._surplus(error.unused_tokens or [], arguments)
             if isinstance(error, cyclopts.UnknownOptionError):

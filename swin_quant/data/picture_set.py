@@ -23,7 +23,7 @@ from swin_quant.data.loader import Batch
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample, shard
-from swin_quant.data.sources import is_archive, is_data_set, open_pictures
+from swin_quant.data.sources import is_archive, is_data_set, open_pictures, place_has
 from swin_quant.data.zip import ZipPictures
 
 _USUAL: dict[str, Any] = {"seed": 0, "workers": 8, "max_unreadable": 0.01, "zip_mode": False, "cache_mode": "no"}
@@ -49,7 +49,7 @@ class PictureSet:
         max_unreadable: share that may be unreadable (default 0.01)
         zip_mode: read train.zip and val.zip, not folders beside them
         cache_mode: zips: hold nothing, a part or all in memory
-        images: instead of a data set: files, folders, 'patterns'
+        images: pictures: files, folders, 'patterns'; instead of a data set
         classes: the model's: labels of an archive are checked against them even where none are needed
     """
 
@@ -151,6 +151,11 @@ class PictureSet:
         opened.upright = self.upright
         return opened
 
+    def require(self) -> None:
+        """Raise as `open` does where the split is not there; a folder of the split is not looked through."""
+        if not place_has(self.path, self.split or "val", bool(self.zip_mode)):
+            replace(self, cache_mode="no").open()
+
     def has(self, count: int) -> bool:
         """Whether there are as many pictures, in val if no split is named."""
         there = len(replace(self.with_default_split("val"), cache_mode="no").open())
@@ -181,8 +186,6 @@ def pictures(
     `align`); None: as many as a task takes. `upright`: whether to turn pictures as their EXIF says; None: as the
     model's preprocessing says, which is the only rule in deployment. Nothing is read yet.
     """
-    if count is not None and count < 1:
-        raise UsageError(f"pictures: count {count}: must be at least 1")
     return PictureSet(str(path), split, count, seed, upright)
 
 

@@ -51,6 +51,10 @@ class UnreadablePicture(SwinQuantError):
     """One picture cannot be read or decoded: it is left out and counted, and the run goes on."""
 
 
+class TooLargePicture(ValueError):
+    """A picture has more pixels than are decoded."""
+
+
 class Pictures(ABC):
     """A fixed, ordered set of pictures.
 
@@ -180,17 +184,20 @@ def opened(data: bytes) -> Image.Image:
         file = _File(data)
         image = Image.open(file, formats=tuple(FORMATS))
         file.left += len(data) // 128 if image.format == "PNG" else len(data) * _READS
+    except Image.DecompressionBombError as error:  # whose message is for programmers
+        raise TooLargePicture(f"more than {MAX_PIXELS:,} pixels: make it smaller") from error
     except Image.UnidentifiedImageError as error:  # its message shows the BytesIO's address
         raise ValueError("not a picture in a known format") from error
     if (scans := count_scans(image, data)) * image.width * image.height > MAX_SCANNED:
-        raise ValueError(f"{scans} scans of {image.width} x {image.height} pixels")
+        size = f"{scans} scans of {image.width} x {image.height} pixels"
+        raise TooLargePicture(f"{size}: make it smaller, or save it without progressive scans")
     return image
 
 
 def _rgb(image: Image.Image, upright: bool) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise ValueError(f"{width} x {height} pixels, more than {MAX_PIXELS:,}")
+        raise TooLargePicture(f"{width} x {height} pixels, more than {MAX_PIXELS:,}: make it smaller")
     if max(width, height) > MAX_ASPECT * min(width, height):
         raise ValueError(f"{width} x {height} pixels: one side is more than {MAX_ASPECT} times the other")
     if image.mode == "F":

@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image
 from yacs.config import CfgNode
 
-from swin_quant.base.errors import SwinQuantError, UsageError, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean, is_offered, listed
 from swin_quant.base.extras import library
+from swin_quant.base.files import near
 from swin_quant.base.reading import reads
 from swin_quant.data import cifar
 from swin_quant.data.class_names import fit, in_order, stated
@@ -194,7 +195,8 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     try:
         if not root.is_dir():
             problem = "is not a folder" if root.exists() else "no such folder"
-            raise SwinQuantError(f"{root}: {problem}; set ‹data_path› to the folder that holds the splits")
+            remedy = near(root) or "; set ‹data_path› to the folder that holds the splits"
+            raise SwinQuantError(f"{root}: {problem}{remedy}")
         folders = {item.name: item for item in root.iterdir() if item.is_dir()}
         archives = {item.stem: item for item in root.glob("*.zip")}
         flat = any(is_picture(item.name) for item in root.iterdir())
@@ -209,7 +211,10 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
         return root
     layout = f"{split}.zip with {split}_map.txt" if zip_mode else f"folder {split}, nor {split}.zip with its map"
     held = listed([*sorted(folders), *sorted(item.name for item in archives.values())])
-    raise SwinQuantError(f"{root}: has no {layout}; it holds {held or 'neither folders nor archives'}")
+    remedy = did_you_mean(split, [*folders, *archives])
+    if (other := next((one for one in SPLITS if place_has(str(root), one)), None)) and not remedy:
+        remedy = f": give ‹split› {other}, or put pictures into {split}/" if is_offered("split") else ""
+    raise SwinQuantError(f"{root}: has no {layout}; it holds {held or 'neither folders nor archives'}{remedy}")
 
 
 class DigitsPictures(Pictures):

@@ -17,7 +17,7 @@ from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.extras import library
 from swin_quant.base.progress import log
 from swin_quant.base.schema import check_limits
-from swin_quant.data.pictures import count_scans, decode, opened
+from swin_quant.data.pictures import TooLargePicture, count_scans, decode, opened
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.outputs import Output, cut, joined, list_tensors
 from swin_quant.score.engine import Run
@@ -40,7 +40,7 @@ class ServiceLimits:
         max_queue: pictures of all requests that wait for the engine
         max_megabytes: megabytes of a body
         timeout_s: seconds from the head of a request to its answer
-        max_megapixels: megapixels of a picture, multiplied by the scans of a progressive JPEG
+        max_megapixels: megapixels of a picture; each scan of a progressive JPEG counts again
     """
 
     max_batch: int = 8
@@ -121,8 +121,7 @@ class Batcher:
 
 @dataclass(frozen=True)
 class Service:
-    """An engine that is served. `sizes`: see `Batcher`. `about`: facts for GET /v2, of which `engine` names the
-    backend."""
+    """An engine that is served. `sizes`: see `Batcher`. `about`: facts for GET /v2; `engine` is the backend."""
 
     model: ModelDescription
     run: Run
@@ -159,20 +158,19 @@ def build_app(service: Service) -> Any:
             raise HTTPException(503, f"{batcher.waiting} pictures are waiting already: try again later")
         return await batcher(images)
 
-    async def in_thread(work: Callable[..., Any], *arguments: Any) -> Any:
+    async def in_pool(work: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(decoders, work, *arguments)
 
     async def infer(request: Request, body: bytes) -> Response:
-        how = body, request.headers, model, preprocess, limits.max_queue
-        images, *asked = await in_thread(protocol.read_request, *how)
-        content, headers = await in_thread(protocol.write_answer, model, await run(images), *asked)
+        images, *how = await in_pool(protocol.read_request, body, request.headers, model, preprocess, limits.max_queue)
+        content, headers = await in_pool(protocol.write_answer, model, await run(images), *how)
         return Response(content, headers=headers)
 
     async def predict(request: Request, body: bytes) -> Response:
         if not re.fullmatch("[1-9][0-9]{0,6}", top := request.query_params.get("top", "5")):
             raise UsageError("top must be a whole number from 1")
         how = body, request.headers.get("content-type", ""), preprocess, limits.max_megapixels
-        logits = list_tensors(await run(await in_thread(_read_picture, *how)))[0]
+        logits = list_tensors(await run(await in_pool(_read_picture, *how)))[0]
         (best,) = top_classes(logits, model.labels, int(top))
         return JSONResponse({"model": model.name, "classes": [asdict(one) for one in best]})
 
@@ -240,12 +238,15 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, most_m
     try:
         image = opened(body)
         megapixels = image.width * image.height * count_scans(image, body) / 1e6
-        if megapixels <= most_megapixels:
-            return preprocess(decode(image, "the body", preprocess.upright))[None]
+        if megapixels > most_megapixels:
+            raise TooLargePicture(f"{megapixels:.0f} megapixels, multiplied by scans: more than {most_megapixels:g}")
+        return preprocess(decode(image, "the body", preprocess.upright))[None]
     except Exception as error:  # PIL raises a dozen unrelated types on damaged files
+        if why := next((one for one in (error, error.__cause__) if isinstance(one, TooLargePicture)), None):
+            refusal = f"the body: {why}; max_megapixels is {most_megapixels:g}"
+            raise library("starlette.exceptions", "serve").HTTPException(413, refusal) from error
         how = "curl --data-binary @cat.jpg, or curl -F file=@cat.jpg"
         raise UsageError(f"the body: not a picture that can be read: send one by {how}") from error
-    raise UsageError(f"{megapixels:.0f} megapixels, multiplied by scans: more than {most_megapixels:g}")
 
 
 def build_server(app: Any) -> Any:

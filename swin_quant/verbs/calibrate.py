@@ -85,8 +85,13 @@ def calibrate(
         name = "percentile" if method is None and percentile is not None else method
         found_by = Method(name, exact=exact) if percentile is None else Method(name, percentile, exact)
     plan = plan_passes(passes)
+    pictures = PictureSet() if pictures is None else pictures
     if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):
-        check_channels(model.config())
+        check_channels(cfg := model.config())
+        pictures = resolve_source(pictures, cfg)
+        if isinstance(pictures, PictureSet) and not pictures.images:
+            pictures = replace(pictures, split=pictures.split or TRAIN)
+            pictures.require()  # before the model is loaded
     subject = model.load_float() if isinstance(model, ModelFile) else open_model(model)
     if folder and isinstance(model, ModelFile) and model.opened:
         place = Path(folder) / f"{subject.name}_calib.pth"
@@ -96,11 +101,9 @@ def calibrate(
     if chosen is None:
         family = families()[subject.config.MODEL.TYPE] if subject.card.config else None
         chosen = load_policy(family.policy if family else WRAPPED)
-    source = resolve_source(PictureSet() if pictures is None else pictures, subject.given)
+    source = resolve_source(pictures, subject.given)
     if augment and not isinstance(source, PictureSet):
         raise UsageError("‹augment›: draws crops of pictures on disk: give a place, or batches that are augmented")
-    if isinstance(model, ModelFile) and isinstance(source, PictureSet) and not source.images:
-        source = replace(source, split=source.split or TRAIN)
     with _restored_after_errors(subject):
         apply_policy(subject.module, chosen)
         plan = plan.for_model(subject.module)  # refused before pictures are looked for

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from torch import nn
 
 from swin_quant.arguments import checked
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process, this_world
 from swin_quant.base.errors import UsageError
@@ -97,6 +98,8 @@ def evaluate(
         one_process("evaluate --no-accuracy")
         timed = (source.batch if isinstance(source, PictureSet) else batch_size) or BATCH["cpu"]
     names = (engine,) if isinstance(engine, str) else tuple(engine or ())
+    for name in names:
+        engine_named(name)  # a wrong name is told first
     if isinstance(subject, list | Exported):
         exported = [subject] if isinstance(subject, Exported) else subject
         if policies is not None:

@@ -6,10 +6,9 @@ from typing import Annotated
 from swin_quant.arguments import checked
 from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import one_process
-from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 from swin_quant.config.outputs import LOGITS
-from swin_quant.exported import Exported, labels_in, open_subject, read_config
+from swin_quant.exported import Exported, labels_in, open_exported, read_config
 from swin_quant.score.scoring import class_names
 from swin_quant.ship import Serving, check_place, collect_facts, write_package
 
@@ -51,9 +50,7 @@ def package(
         UsageError: The artifact cannot be packaged, or the folder is there.
     """
     one_process("package")
-    found = open_subject(exported)
-    if not isinstance(found, Exported):
-        raise UsageError(f"{found.name}: is a model, and `package` takes an artifact: export it first")
+    found = open_exported(exported, "package")
     serving, artifact = Serving(max_batch, delay_us, instances), found.artifact
     folder = Path("output", found.card.name, "package") if folder is None else Path(folder)
     check_place(folder, overwrite)

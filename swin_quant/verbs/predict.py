@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from swin_quant.arguments import checked
+from swin_quant.backends.registry import engine_named
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.distributed import one_process, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -82,6 +83,8 @@ def predict(
     if top < 1:
         raise UsageError(f"‹top› {top}: must be at least 1")
     one_process("predict")
+    if engine:
+        engine_named(engine)  # a wrong name is told first
     options = EngineOptions(threads, float_type, device or this_world().device.type, extensions=extension)
     subject: Model | ModelFile | Exported
     if isinstance(model, ModelFile):  # a checkpoint, or an artifact, which has no other fields

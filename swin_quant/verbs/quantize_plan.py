@@ -11,6 +11,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.files import compute_data_sha256, compute_sha256, plain
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.class_names import read_class_names
+from swin_quant.checkpoint.load import check_head
 from swin_quant.config.load import portable_config
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.picture_set import PictureSet, Source
@@ -59,12 +60,14 @@ class FileInputs:
     def __init__(self, file: ModelFile, place: PictureSet) -> None:
         self.file, self.checkpoint, self.cfg = file, file.need_checkpoint(), file.config()
         self.card, self.kind = self.checkpoint.card, self.cfg.MODEL.OUTPUT_KIND
+        if (file.opts or file.cfg) and not file.replace_head:  # which may give other classes than the file has
+            check_head(self.checkpoint, self.cfg)
         self.checkpoint.forget()
         self.settled = place.settled(self.cfg)
         path = self.settled.path
         self.place = replace(place, path=path, zip_mode=self.settled.zip_mode or None)
-        if not path or (not place_has(path, TRAIN) and not Path(path).exists()):
-            self.settled.with_default_split(TRAIN).open()  # says what is missing, before a policy compiles operators
+        drawn = replace(self.settled, split=self.settled.split or TRAIN, cache_mode="no")
+        self.drawn_sha256 = digest(drawn.open().names)  # says what is missing, before a policy compiles operators
 
     def calibrated_file(self, folder: Path, policy: Policy) -> Path:
         """Where the calibrated checkpoint will be. UsageError where it would replace the one that is calibrated."""
@@ -76,10 +79,9 @@ class FileInputs:
 
     def hash_calibration(self, policy: Policy, passes: Any) -> dict[str, str]:
         """Hashes of all that a calibration depends on, beside the words of its command."""
-        drawn = replace(self.settled, split=self.settled.split or TRAIN, cache_mode="no").open()
         model = {key: value for key, value in plain(portable_config(self.cfg)["MODEL"]).items() if key not in _PLACES}
         data = [model, Preprocess.from_config(self.cfg).to_dict()]
-        found = {"the checkpoint": self.checkpoint.sha256, "the pictures": digest(drawn.names)}
+        found = {"the checkpoint": self.checkpoint.sha256, "the pictures": self.drawn_sha256}
         found |= {"the policy": policy.sha256, "the configuration": compute_data_sha256(data)}
         return found | ({"the passes": compute_sha256(passes)} if passes and Path(passes).is_file() else {})
 
@@ -126,6 +128,8 @@ def make_plan(
     is_plain = isinstance(passes, str | None) and isinstance(choice, PolicyChoice) and scored_on is None
     files = FileInputs(model, place) if isinstance(model, ModelFile) and place and is_plain else None
     subject: Any = files.file if files else open_model(model)
+    if place and not files:
+        place.settled().with_default_split(TRAIN).open()  # says what is missing, before the first step
     name, card = (files.cfg.MODEL.NAME, files.card) if files else (subject.name, subject.card)
     policy, exports = choice, target.exporting
     if isinstance(choice, PolicyChoice) and choice.policy in ((), (AUTO,)):  # the best, where a search begins, too

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 from PIL import Image
 
+from swin_quant.arguments import checked_class
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.description import described
 from swin_quant.backends.open_artifact import open_artifact
@@ -27,7 +28,7 @@ from swin_quant.base.files import reason
 from swin_quant.base.progress import log
 from swin_quant.cards.paths import card_path
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.exported import Exported, choose_engine, labels_in, load_engines, read_config
+from swin_quant.exported import Exported, choose_engine, labels_in, load_engines, open_exported, read_config
 from swin_quant.quant.outputs import list_tensors
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.scoring import class_names
@@ -78,7 +79,7 @@ def serve(
     one_process("serve")
     options = EngineOptions(threads, float_type, world_on(device).device.type, extensions=extension)
     names = None if labels is None else str(labels)
-    with private_copy(open_artifact(artifact)) as copy, _listening(host, port) as listener:
+    with private_copy(open_exported(artifact, "serve").artifact) as copy, _listening(host, port) as listener:
         service = load_service(copy, engine, options, limits, name, names)
         server = build_server(build_app(service))
         where = "http://{}:{}".format(*listener.getsockname()[:2])
@@ -133,8 +134,8 @@ def app(
     Returns:
         The application.
     """
-    artifact = file.artifact if isinstance(file, Exported) else open_artifact(file)
-    limited, options = ServiceLimits(**limits), EngineOptions(threads, device=device)
+    limited, options = checked_class(ServiceLimits)(**limits), EngineOptions(threads, device=device)
+    artifact = open_exported(file, "serve").artifact
     return build_app(load_service(artifact, engine, options, limited, name, labels))
 
 

@@ -56,9 +56,10 @@ def timed_in_turns(engines: Sequence[Engine], batch: int, shape: Sequence[int]) 
 
 
 def compare_latency(engines: Mapping[str, Engine], batch: int, shape: Sequence[int]) -> tuple[Latency, ...]:
-    """The latency of each engine by its name; speedups are medians of the ratios within rounds."""
+    """The latency of each engine, named with what runs it; speedups are medians of the ratios within rounds."""
     if batch < 1:
         raise UsageError(f"‹batch› {batch}: must be at least 1")
+    engines = {name if " on " in name else f"{name} on {one.name}": one for name, one in engines.items()}
     rounds, first = timed_in_turns(list(engines.values()), batch, shape), next(iter(engines), "")
     found = []
     for place, name in enumerate(engines):

@@ -52,7 +52,7 @@ def test_a_model_of_other_than_coloured_pictures(refused, float_flags, write_con
 
 def test_a_head_of_another_size_needs_the_flag(refused, float_flags):
     line = refused(1, "calibrate", *float_flags, "--opts", "MODEL.NUM_CLASSES", 5)
-    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5: pass --replace-head", "give --opts MODEL.NUM_CLASSES 3")
+    has(line, "swin.pth", "3 classes", "MODEL.NUM_CLASSES is 5: give --opts MODEL.NUM_CLASSES 3", "pass --replace-head")
 
 
 def test_a_float_checkpoint_is_never_written_over(run, float_flags, micro, tmp_path):
@@ -71,7 +71,12 @@ def emptied(folder):
 BAD_DATA = {
     "no such folder": (lambda own: shutil.rmtree(own), "own", "--data-path"),
     "a file": (lambda own: (shutil.rmtree(own), own.write_text("x")), "own", "not a folder"),
-    "no folder of the split": (lambda own: shutil.rmtree(own / "train"), "own", "no folder train"),
+    "no folder of the split": (
+        lambda own: shutil.rmtree(own / "train"),
+        "own",
+        "no folder train",
+        "it holds val: give --split val",
+    ),
     "an empty split": (lambda own: emptied(own / "train"), "train", "no pictures"),
 }
 BAD_VAL = {
@@ -245,6 +250,26 @@ def test_a_missing_file_gets_the_near_name_in_its_folder(run, micro, tmp_path, m
     done = run(*words)
     assert done.code in (1, 2)
     has(done.err.splitlines()[-1], f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["serve", "swin.pth"], 2, "swin.pth: is a model, and `serve` takes an artifact: export it first"),
+        (["package", "swin.pth"], 2, "swin.pth: is a model, and `package` takes an artifact: export it first"),
+        (["evaluate", "swin.pth", "--engine", "cudaa"], 2, "no engine 'cudaa'; did you mean cuda?"),
+        (["predict", "swin.pth", "a.png", "--engine", "cudaa"], 2, "no engine 'cudaa'; did you mean cuda?"),
+    ],
+)
+def test_a_word_in_the_wrong_place_is_told_first(run, micro, monkeypatch, words, code, says):
+    monkeypatch.chdir(micro)
+    has(run(*words).error(code), says)
+
+
+def test_a_file_of_the_same_kind_alone_is_not_suggested(run, tmp_path, monkeypatch):
+    (tmp_path / "bomb.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean" not in run("show", "x.pth", "--policy", "nosuch.yaml").error(2)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,15 @@ def test_the_command_of_a_call_makes_the_same_call(to, inner, count, kind, quiet
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
+def test_a_flag_that_takes_values_needs_one(name):
+    for argument in PARSERS[name].app.assemble_argument_collection():
+        flag = next((word for word in argument.names if word.startswith("--")), None)
+        if flag and flag != "--json" and "bool" not in str(argument.hint):  # `--json` alone prints
+            with pytest.raises(UsageError, match=f"{flag} requires an argument; see swin-quant {name} --help"):
+                PARSERS[name].parse([flag])
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
 def test_every_flag_has_its_help_and_every_argument_is_described(name):
     for argument in PARSERS[name].app.assemble_argument_collection():
         if argument.show:

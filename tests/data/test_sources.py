@@ -52,6 +52,9 @@ def test_a_missing_split_says_which_there_are(tmp_path):
     archive(folder(tmp_path, "train/a/1.png", "validation/a/1.png"), "test", [0])
     message = refusal(SwinQuantError, str(tmp_path), "val")
     assert "has no folder val, nor val.zip with its map" in message and "train, validation, test.zip" in message
+    assert "give split train, or put pictures into val/" in message
+    for typo, meant in (("validatoin", "validation"), ("trian", "train"), ("tset", "test")):
+        assert refusal(SwinQuantError, str(tmp_path), typo).endswith(f"; did you mean {meant}?")
     assert "has no val.zip with val_map.txt" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True)
 
 

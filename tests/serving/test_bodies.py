@@ -3,8 +3,10 @@
 import http.client
 import json
 import socket
+import struct
 import threading
 import time
+import zlib
 from contextlib import contextmanager
 from io import BytesIO
 
@@ -81,22 +83,31 @@ def test_a_form_without_one_whole_file_is_refused(body):
     assert status == 400 and "the form must be whole, with one file and at most 8 fields" in answer["error"]
 
 
+def png_of(width, height):
+    """A small PNG whose header states a size that its data do not have."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return png()[:8] + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header)) + png()[33:]
+
+
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "status", "says"),
     [
-        (repeated_scans(31), "33 megapixels, multiplied by scans: more than 16"),
-        (encoded(Image.new("L", (4500, 4500)), "PNG"), "20 megapixels, multiplied by scans: more"),
-        (encoded(Image.new("L", (1, 4500)), "PNG"), "not a picture that can be read"),
-        (b"\xff\xd8" + b"\xff" * 1000000, "not a picture that can be read"),
-        (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\1a\0" * 100000, "not a picture that can be read"),
-        (png()[:-30], "not a picture that can be read"),
+        (repeated_scans(31), 413, "33 megapixels, multiplied by scans: more than 16; max_megapixels is 16"),
+        (repeated_scans(2200), 413, "2200 scans of 1024 x 1024 pixels: make it smaller"),
+        (encoded(Image.new("L", (4500, 4500)), "PNG"), 413, "20 megapixels, multiplied by scans: more"),
+        (png_of(10000, 10000), 413, "100 megapixels"),
+        (png_of(200000, 200000), 413, "more than 67,108,864 pixels: make it smaller; max_megapixels"),
+        (encoded(Image.new("L", (1, 4500)), "PNG"), 400, "not a picture that can be read"),
+        (b"\xff\xd8" + b"\xff" * 1000000, 400, "not a picture that can be read"),
+        (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\1a\0" * 100000, 400, "not a picture that can be read"),
+        (png()[:-30], 400, "not a picture that can be read"),
     ],
-    ids=["scans", "pixels", "strip", "JPEG", "GIF", "cut"],
+    ids=["scans", "many scans", "pixels", "header", "huge header", "strip", "JPEG", "GIF", "cut"],
 )
-def test_a_picture_that_is_too_large_or_damaged_is_refused(body, says):
+def test_a_picture_that_is_too_large_or_damaged_is_refused(body, status, says):
     with running(max_megapixels=16) as post:
         code, answer = post("/predict", body)
-        assert code == 400 and says in answer["error"] and set(answer) == {"error"}
+        assert code == status and says in answer["error"] and set(answer) == {"error"}
         assert post("/predict", png())[0] == 200
 
 

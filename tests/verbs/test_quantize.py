@@ -279,7 +279,12 @@ def test_a_folder_of_pictures_that_is_not_there(quantize, tmp_path, monkeypatch)
     monkeypatch.setattr(Exports, "policies_for", lambda *_: pytest.fail("it chooses a policy already"))
     assert "no pictures: give --data-path DIR" in quantize("--for", "openvino", "--data-path", "").error(2)
     line = quantize("--for", "openvino", "--data-path", tmp_path / "nowhere").error(1)
-    assert f"{tmp_path / 'nowhere'}: no such file or folder" in line and "--data-path" in line
+    assert f"{tmp_path / 'nowhere'}: no such folder" in line and "--data-path" in line
+    (tmp_path / "empty").mkdir()
+    assert "neither folders nor archives" in quantize("--for", "openvino", "--data-path", tmp_path / "empty").error(1)
+    (tmp_path / "own" / "val").mkdir(parents=True)
+    told = f"{tmp_path / 'own'}: has no folder train, nor train.zip with its map; it holds val: give --split val, or "
+    assert told in quantize("--for", "openvino", "--data-path", tmp_path / "own").error(1)
 
 
 @pytest.mark.parametrize("flag", ["--output", "--json"])
@@ -296,6 +301,12 @@ def test_labels_that_do_not_fit(quantize, pictures, tmp_path):
         shutil.copytree(data / "val" / "cat", data / "val" / f"more{number}")
     line = quantize("--for", "onnxruntime", "--data-path", data).error(1)
     assert "val" in line and "classes" in line
+
+
+def test_another_number_of_classes_than_the_head_has(quantize):
+    """Before the labels of the pictures are compared with that number."""
+    line = quantize("--for", "onnxruntime", "--opts", "MODEL.NUM_CLASSES", 2).error(1)
+    assert "swin.pth: its head has 3 classes, MODEL.NUM_CLASSES is 2: give --opts MODEL.NUM_CLASSES 3, or" in line
 
 
 def test_too_few_pictures_for_the_budget(quantize, run, calibrated, pictures, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ BACKEND = Backend(
         file_name="{name}_{precision}_sm80.safetensors",
     ),
     writes="calibrated .pth, weight list, manifest, loader",
-    runs_on="FasterTransformer (`swin-quant export --for fastertransformer`); here an emulator",
+    runs_on="FasterTransformer; here an emulator",
     runs=("fastertransformer",),
     load="swin_quant.backends.fastertransformer.emulator:load",
     inside="swin_quant.backends.fastertransformer.emulator:inside",

@@ -80,6 +80,15 @@ def test_words_are_searched_and_a_node_is_drawn(opened):
     opened.fill("#search", "")
 
 
+def test_the_last_column_is_seen_without_scrolling(opened):
+    """On a screen 1280 pixels wide, where the last titles are as long as those of engines."""
+    opened.set_viewport_size({"width": 1280, "height": 900})
+    titles = opened.locator("#nodes th button")
+    for place, title in ((-2, "openvino · cpu-operators"), (-1, "onnxruntime · onnxruntime")):
+        titles.nth(place).evaluate("(button, title) => { button.textContent = title; }", title)
+    assert opened.evaluate("(box => box.scrollWidth - box.clientWidth)(document.getElementById('nodes'))") <= 0
+
+
 def test_nothing_is_said_and_nothing_is_asked_for(opened):
     assert opened.said == [] and len(opened.asked) == 1
 
