@@ -123,7 +123,7 @@ def open_exported(given: Any, verb: str) -> Exported:
     """The artifact for a verb that takes no model. UsageError for a model or a checkpoint."""
     if isinstance(given, Exported):
         return given
-    if isinstance(given, str | Path) and not is_checkpoint(str(given)):
+    if isinstance(given, str | Path) and not is_checkpoint(str(given), "artifact"):
         return artifact(given)
     name = given if isinstance(given, str | Path) else getattr(given, "name", type(given).__name__)
     raise UsageError(f"{name}: is a model, and `{verb}` takes an artifact: export it first")
@@ -158,11 +158,12 @@ class SubjectFiles(ModelFile):
         return [Exported(open_artifact(file)) for file in dict.fromkeys(files)]
 
 
-def is_checkpoint(path: str) -> bool:
-    """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError for neither."""
+def is_checkpoint(path: str, wanted: str = "checkpoint or artifact") -> bool:
+    """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError, which asks for
+    what is `wanted`, for neither."""
     if path.startswith(HUBS) or os.path.isdir(path):
         return True
-    require_file(path, "checkpoint or artifact")
+    require_file(path, wanted)
     card = card_path(path)
     return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
 

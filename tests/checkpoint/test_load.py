@@ -6,15 +6,9 @@ from safetensors.torch import save_file
 
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.checkpoint import (
-    load_calibrated,
-    load_float,
-    made_before,
-    open_checkpoint,
-    save_calibrated,
-    save_float,
-)
+from swin_quant.checkpoint import load_calibrated, load_float, open_checkpoint, save_calibrated, save_float
 from swin_quant.checkpoint.identify import config_for
+from swin_quant.checkpoint.opened import made_before
 from swin_quant.models import build_model
 from swin_quant.quant.quantizer import named_nodes
 from tests.helpers import refusals

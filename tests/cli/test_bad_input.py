@@ -295,7 +295,7 @@ def test_a_missing_argument_is_named_with_what_it_is(run, words, says):
         (["finetune", "--data-path", "pictures"], "checkpoint"),
         (["verify", "--data-path", "pictures"], "checkpoint or artifact"),
         (["serve"], "artifact"),
-        (["package", "--output", "out"], "checkpoint or artifact"),
+        (["package", "--output", "out"], "artifact"),
     ],
 )
 @pytest.mark.parametrize("is_there", [True, False])
@@ -338,5 +338,4 @@ def test_other_files_in_the_place_of_run_cards_and_artifacts(run, micro, picture
     weights, picture = shutil.copy(micro / "swin.pth", tmp_path), next((pictures / "val").rglob("*.png"))
     for file in (weights, picture):
         has(run("report", file).error(2), f"{file}: is no run card: give one (*.json), or a folder of them")
-    line = run("serve", weights).error(1)
-    has(line, "has no run card swin.json: it is no artifact, or its export did not finish: name what `export` wrote")
+    has(run("serve", weights).error(2), f"{weights}: is a model, and `serve` takes an artifact: export it first")
