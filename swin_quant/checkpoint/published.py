@@ -237,7 +237,7 @@ def _read_transformers(described: Description, config: Mapping[str, Any], where:
         config = {**config, "pretrained_window_sizes": windows[: len(depths)]}
     size = side(config.get("image_size"))
     if isinstance(size, list):
-        problem = f"{where}: image_size is {size}, and transformers cuts windows of such pictures in another way"
+        problem = f"{where}: image_size is {size}, and transformers may cut windows of such pictures in another way"
         described.refusals[problem] = ("DATA.IMG_SIZE",)
     names = config.get("id2label")
     if "num_labels" not in config and isinstance(names, Mapping):

@@ -57,10 +57,10 @@ def test_a_publisher_s_batch_that_is_the_length_of_a_tensor_is_any_batch(network
         ((192, 224), 7, False),  # its windows are padded
     ],
 )
-def test_a_classifier_of_oblong_pictures_is_computed_as_transformers_does_or_refused(
+def test_a_classifier_of_oblong_pictures_needs_its_size_and_is_what_transformers_computes_where_windows_fit(
     kind, size, window, is_ours, tmp_path, randomise
 ):
-    """Read at a size by the user's own word, the refused ones are other networks indeed."""
+    """Where windows do not fit, it is another network indeed."""
     import_timm()  # transformers imports torchvision, which needs its help
     import transformers
 
@@ -69,10 +69,9 @@ def test_a_classifier_of_oblong_pictures_is_computed_as_transformers_does_or_ref
     theirs = getattr(transformers, f"{kind}ForImageClassification")(settings).eval()
     randomise(theirs, seed=1)
     theirs.save_pretrained(tmp_path)
-    if not is_ours:
-        with pytest.raises(sq.UsageError, match=r"transformers cuts other windows than we do .* set DATA.IMG_SIZE"):
-            sq.load(tmp_path)
-    ours = sq.load(tmp_path, img_size=None if is_ours else size)
+    with pytest.raises(sq.UsageError, match=r"transformers may cut windows .* in another way: set DATA.IMG_SIZE"):
+        sq.load(tmp_path)
+    ours = sq.load(tmp_path, img_size=size)
     images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         logits = theirs(images).logits
