@@ -51,10 +51,14 @@ VERIFICATION: tuple[Column[VerificationRecord], ...] = (
 
 @dataclass(frozen=True)
 class Verification(Printed):
-    """How far the logits of an artifact are from its checkpoint's; printed, it is a table."""
+    """How far the logits of an artifact are from its checkpoint's; printed, it is a table.
+
+    `cautions`: why an engine computes something else on this CPU, with the remedy.
+    """
 
     records: Sequence[VerificationRecord]
     file: Path
+    cautions: Sequence[str] = ()
 
     @property
     def failures(self) -> list[str]:
@@ -79,7 +83,7 @@ class Verification(Printed):
     def check(self) -> None:
         """SwinQuantError where an engine is not within its tolerance."""
         if self.failures:
-            raise SwinQuantError(f"{self.file}: verification failed: {'; '.join(self.failures)}")
+            raise SwinQuantError(f"{self.file}: verification failed: {'; '.join([*self.failures, *self.cautions])}")
 
     def tables(self) -> list[ReportTable[VerificationRecord]]:
         pictures, scale = self.records[0]["pictures"], f"amax / {INT8_LEVELS}"

@@ -142,7 +142,8 @@ def verify(
                     record |= {"int8_products": counts.integer, "quantized_products": counts.quantized}
     update(card_path(exported.file), exported.card, lambda card: reduce(RunCard.with_verification, records, card))
     log.info("run card: %s", card_path(exported.file))
-    return Verification(records, exported.file)
+    cautions = [loaded.details["caution"] for loaded in engines.values() if loaded.details.get("caution")]
+    return Verification(records, exported.file, cautions)
 
 
 def get_tolerance(engine: str, precision: str, float_type: str | None = None) -> float:
