@@ -153,7 +153,7 @@ def test_bad_cards(evaluate, exports):
         ({"artifact": {**good["artifact"], "backend": "abacus"}}, "artifact.backend is 'abacus': no engine runs that"),
         ({"artifact": {**good["artifact"], "sha256": "0" * 64}}, "is not the file of its run card"),
         ({"artifact": None}, "is the card of a checkpoint"),
-        ({"schema": "elsewhere/1"}, "is not a run card of this version"),
+        ({"schema": "elsewhere/1"}, "is not a run card that this version reads"),
     ]:
         path.write_text(json.dumps({**good, **change}))
         assert message in evaluate(exports.onnx).error(1)
