@@ -129,10 +129,11 @@ def dependents(file: Path) -> list[Path]:
     folder, above = resolved.parent, resolved.parent.parent
     places = [folder.glob("*.json"), folder.glob("*/*.json"), folder.glob("*/*/*.json")]
     places += [above.glob("*.json"), above.glob("*/*.json")] if above != folder else []
-    cards = dict.fromkeys(card for place in places for card in sorted(islice(place, _MOST_CARDS)) if card.is_file())
+    found = (card for place in places for card in sorted(islice(place, _MOST_CARDS)) if card.is_file())
+    cards = dict.fromkeys(card.resolve() for card in found)  # a link to a folder shows its cards again
     cards.pop(card_path(resolved), None)
-    found = [made for card in cards if (made := _find_derived_file(card, resolved, sha256))]
-    return [Path(os.path.normpath(file.parent / os.path.relpath(made, resolved.parent))) for made in found]
+    files = [made for card in cards if (made := _find_derived_file(card, resolved, sha256))]
+    return [Path(os.path.normpath(file.parent / os.path.relpath(made, resolved.parent))) for made in files]
 
 
 def refuse_to_replace(file: Path, content: bytes | memoryview | None = None) -> None:

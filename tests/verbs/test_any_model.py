@@ -94,7 +94,7 @@ def test_ranks_validate_the_model_that_is_saved(resnet, forked, pictures, tmp_pa
 
 def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run, pictures):
     says = run("calibrate", resnet / "resnet.pth", "--data-path", pictures).error(1)
-    assert "is a ResNet, no Swin; if timm has the model, say which: --cfg timm:NAME" in says
+    assert "is no Swin classifier (its keys are conv1.weight," in says and "give --cfg timm:NAME" in says
     says = run("show", "--cfg", "timm:resnett18").error(2)
     assert "timm:resnett18: timm has no such model; it has resnet18" in says
     words = ("--cfg", "timm:resnet50", "--opts", "MODEL.NUM_CLASSES", 3, "--data-path", pictures)

@@ -77,7 +77,7 @@ def test_predict_and_evaluate(run, file, pictures):
 def test_without_a_gpu_that_is_asked_for(run, file, no_gpu, calibrated_32, pictures, tmp_path, command):
     words = {
         "evaluate": ("--data-path", pictures),
-        "predict": (pictures / "val", "--output", tmp_path),
+        "predict": (pictures / "val", "--json", tmp_path / "answers.json"),
         "verify": ("--checkpoint", calibrated_32, "--data-path", pictures),
     }
     assert "no GPU" in run(command, file, *words[command], "--device", "cuda").error(2)
