@@ -13,6 +13,7 @@ import torch
 import yaml
 from nightly import share
 from shown import DOCUMENTS, ROOT
+from vnni import exact_int8
 
 from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
@@ -86,6 +87,7 @@ def commands():
 
 
 @pytest.mark.slow
+@exact_int8
 def test_the_commands_of_the_readme(reader, run, monkeypatch):
     monkeypatch.chdir(reader)
     shown = list(commands())

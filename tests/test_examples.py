@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from nightly import share
+from vnni import exact_int8
 
 from swin_quant.cards.lineage import find_card
 from swin_quant.checkpoint import load_float
@@ -96,6 +97,7 @@ def test_there_are_notebooks_without_old_results():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("book", share(BOOKS, 2), ids=lambda book: book.stem)
+@exact_int8
 def test_every_cell_of_a_notebook_runs(book, place, monkeypatch):
     for name, key in {"CHECKPOINT": "model", "DATA": "data", "OUT": "out"}.items():
         monkeypatch.setenv(name, str(place[key]))

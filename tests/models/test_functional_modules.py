@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from nightly import share
 from torch import nn
+from vnni import exact_int8
 
 import swin_quant as sq
 from tests.models.test_legal_modules import _conv, _module, _tokens, _tokens_linear
@@ -219,6 +220,7 @@ def test_an_engine_computes_what_the_module_does(kind, tmp_path):
 
 
 @pytest.mark.slow
+@exact_int8
 def test_openvino_leaves_out_the_rounding_of_a_convolution_that_is_added_to_a_relu(tmp_path):
     """Its answers are those of fake-quant without this one node, and no farther from the module than with it."""
     pytest.importorskip("openvino")

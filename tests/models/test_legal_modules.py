@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from nightly import share
 from torch import nn
 from torch.nn.utils import prune
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.base.compat import import_timm
@@ -349,6 +350,7 @@ def test_a_convolution_with_kernels_for_each_picture_is_refused_in_one_line():
         sq.wrap(module, 8, name="x")
 
 
+@exact_int8
 def test_an_fft_runs_or_the_engine_refuses_the_file(tmp_path):
     """OpenVINO 2026.4 infers the shape behind a one-sided DFT wrong."""
     pytest.importorskip("openvino")

@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from vnni import exact_int8
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.open_artifact import open_artifact
@@ -133,6 +134,7 @@ def toy(install, tmp_path):
 
 
 @pytest.mark.slow
+@exact_int8
 def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")
     words = ("--pictures", 8, "--batch", 4, "--policy", "qdq", "--output", tmp_path)

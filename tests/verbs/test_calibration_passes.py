@@ -7,6 +7,7 @@ import torch
 from commands import command
 from nightly import share
 from pass_contexts import Step, same
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -170,6 +171,7 @@ def changed(changed_once, tmp_path):
 
 
 @pytest.mark.slow
+@exact_int8
 def test_every_backend_computes_what_the_changed_weights_say(run, changed, pictures, tmp_path):
     for target, policy in (("fastertransformer", "ft-mode1"), ("openvino", "cpu")):
         folder = tmp_path / target

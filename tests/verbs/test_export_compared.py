@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.backends.backend import Backend
@@ -68,6 +69,7 @@ def noisy(monkeypatch):
 
 
 @pytest.mark.slow
+@exact_int8
 def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images, tmp_path, said):
     made = sq.export(model, "openvino", tmp_path)
     (line,) = said()
@@ -91,6 +93,7 @@ def test_without_examples_noise_in_the_calibrated_range_is_compared(model, image
 
 
 @pytest.mark.slow
+@exact_int8
 def test_an_engine_that_computes_something_else_leaves_nothing_behind(model, tmp_path, noisy):
     noisy(0.2)
     with pytest.raises(

@@ -22,6 +22,7 @@ from operator_nodes import (
 )
 from torch import nn
 from torch.nn import functional
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.backends.onnx.branches import BRANCHES, call_operator, find_left
@@ -124,6 +125,7 @@ def test_the_compiled_attention_among_all_tokens_is_brute_force(case, is_rounded
 
 @pytest.mark.parametrize("parts", ["", "bias", "layer_norm", "rotary", "bias layer_norm rotary"])
 @pytest.mark.parametrize("norm_last", [False, True])
+@exact_int8
 def test_the_attention_in_torch_and_its_onnx_function_are_brute_force(norm_last, parts):
     given, x = constants(2, 24, parts=parts, tokens=17), stream(2, 17, 48)
     for scales in (SCALES, [*SCALES, 1 / 127]):

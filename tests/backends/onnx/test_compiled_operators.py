@@ -15,6 +15,7 @@ import pytest
 import torch
 from nightly import share
 from operator_nodes import core_with, exact_policy
+from vnni import exact_int8
 
 from swin_quant.backends.backend import ONNX_TOLERANCES
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -173,6 +174,7 @@ def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, cal
     share([("swin", None), ("swin", MANY), ("swinv2", MANY), ("swinv2", None)], 2),
     ids=["swin-plain", "swin-operators", "swinv2-operators", "swinv2-plain"],
 )
+@exact_int8
 def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, calibrated_for, library, tmp_path):
     """Four pictures of 16 pixels have the values of one of 32: either was taken for the other."""
     model, card = calibrated_for(kind, 4, DEPTHS=[2, 2], NUM_HEADS=[1, 2])
@@ -212,6 +214,7 @@ def test_what_no_operator_is_compiled_for():
 
 
 @pytest.mark.slow
+@exact_int8
 def test_a_file_runs_as_plain_nodes_where_the_library_is_not_to_be_had(file, with_operators, monkeypatch, caplog):
     images = pictures(3, 28)
     wanted = engine.load(file, EngineOptions(threads=1))(images)

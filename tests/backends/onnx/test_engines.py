@@ -7,6 +7,7 @@ import sys
 import onnx
 import pytest
 from nightly import share
+from vnni import exact_int8
 
 from swin_quant.backends.openvino.engine import _core
 from swin_quant.report.engines import Verification
@@ -23,6 +24,7 @@ EXACT = {"session.x64quantprecision": "1"}
     ("level", "entries"),
     share([("ENABLE_ALL", {}), ("ENABLE_BASIC", {}), ("ENABLE_EXTENDED", {}), ("ENABLE_ALL", EXACT)], 3),
 )
+@exact_int8
 def test_onnx_runtime_at_every_level(kind, level, entries, exported, run, images, assert_quantized_alike):
     assert_quantized_alike(run(exported(kind).file, images, level, entries)["logits"], kind)
 

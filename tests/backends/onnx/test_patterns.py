@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from nightly import share
 from PIL import Image
 from torch import nn
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.base.compat import import_timm
@@ -169,6 +170,7 @@ def calibrated(network, policy):
 
 
 @pytest.mark.parametrize("network", share(NETWORKS, 2))
+@exact_int8
 def test_openvino_computes_what_fake_quant_does(network, tmp_path):
     pytest.importorskip("openvino")
     model, x = calibrated(network, "qdq")
@@ -225,6 +227,7 @@ def test_an_engine_says_how_it_runs_a_transposed_convolution(engine, policy, typ
 
 
 @pytest.mark.parametrize("policy", ["qdq", "qdq-unsigned"])
+@exact_int8
 def test_transposed_convolutions_are_right_however_often_openvino_compiles_them(policy, tmp_path):
     openvino = pytest.importorskip("openvino")
     model, x = calibrated("transposed", policy)
@@ -280,6 +283,7 @@ SLOW = {"PoolFormer": pytest.mark.slow}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in OPEN])
+@exact_int8
 def test_open_shapes_give_what_fixed_shapes_give(name, tmp_path):
     module, side = OPEN[name]()
     images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))

@@ -7,6 +7,7 @@ import onnx
 import pytest
 import torch
 from nightly import share
+from vnni import exact_int8
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -33,6 +34,7 @@ def backbone(request, calibrated):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", share(["int8", "float"], 2))
+@exact_int8
 def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, tmp_path):
     model, card = backbone
     artifact = export(model, card, tmp_path, OnnxOptions(precision=precision))
@@ -106,6 +108,7 @@ OBLONG = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy", "keys", "options"), share(OBLONG, 3), ids=lambda given: str(given)[:24])
+@exact_int8
 def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, options, calibrated, tmp_path):
     (model, card), precision = calibrated(kind, policy, **keys), options["precision"]
     artifact = export(model, card, tmp_path, OnnxOptions(**options))

@@ -9,6 +9,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.backends.openvino import operators
@@ -39,6 +40,7 @@ def kinds(file):
 
 
 @pytest.mark.slow
+@exact_int8
 def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictures, with_operators, tmp_path):
     flags = ["--data-path", pictures, "--for", "openvino", "--pictures", "8", "--output", tmp_path / "out"]
     assert run("quantize", *given, *flags).code == 0

@@ -11,6 +11,7 @@ import torch
 from commands import command
 from PIL import Image
 from served import posted
+from vnni import exact_int8
 
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.verbs.serve import load_service
@@ -28,6 +29,7 @@ def wide(tmp_path):
 
 
 @pytest.mark.slow
+@exact_int8
 def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(exports, wide, tmp_path):
     out, images = tmp_path / "out", ["--images", wide / "train" / "x"]
     words = ["--cfg", exports.config, "--data-path", wide, "--output-kind", "features", "--pictures", 4]

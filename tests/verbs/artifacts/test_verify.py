@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from vnni import exact_int8
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.registry import engines
@@ -29,6 +30,7 @@ def records(artifact):
 
 
 @pytest.mark.slow
+@exact_int8
 def test_every_engine_against_fake_quant_and_float(verify, exports):
     done = verify(exports.onnx).ok()
     found = records(exports.onnx)
