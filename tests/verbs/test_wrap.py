@@ -6,6 +6,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.quant.policy import enabled_nodes
@@ -179,6 +180,7 @@ def _convolutions(kind, channels):
         (lambda: nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)), (7,)),
     ],
 )
+@exact_int8
 def test_inputs_of_any_shape_go_the_whole_way(made, shape, tmp_path):
     torch.manual_seed(0)
     net, x = made().eval(), torch.randn(8, *shape)
