@@ -22,6 +22,7 @@ from operator_nodes import (
     stream,
     without_library,
 )
+from vnni import exact_int8
 
 from swin_quant.backends.onnx.swin.attention_operator import attention_branch, map_branch
 from swin_quant.backends.onnx.swin.int8_operators import mlp, patch_embedding, patch_merging
@@ -301,6 +302,7 @@ def test_a_compiled_operator_reads_and_writes_bfloat16(name, library):
 
 
 @pytest.mark.parametrize("name", share(GIVEN, 4))
+@exact_int8
 def test_the_operator_in_torch_and_its_onnx_function_are_brute_force(name):
     for norm_last in ({"norm_last": False}, {"norm_last": True}) if name in BOTH_NORMS else ({},):
         given = GIVEN[name](**norm_last)

@@ -11,7 +11,6 @@ import torch
 from commands import command
 from PIL import Image
 from served import posted
-from vnni import exact_int8
 
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.verbs.serve import load_service
@@ -29,7 +28,6 @@ def wide(tmp_path):
 
 
 @pytest.mark.slow
-@exact_int8
 def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(exports, wide, tmp_path):
     out, images = tmp_path / "out", ["--images", wide / "train" / "x"]
     words = ["--cfg", exports.config, "--data-path", wide, "--output-kind", "features", "--pictures", 4]
@@ -38,8 +36,8 @@ def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(expor
     card = json.loads((out / "micro_calib.json").read_text())
     assert card["config"]["MODEL"]["OUTPUT_KIND"] == "features" and card["preprocess"]["shape"] == "whole"
     assert card["calibration"]["batch_size"] == 1 and card["calibration"]["pictures"] == 4
-    command("export", out / "micro_calib.pth", "--for", "openvino", "--output", out)
-    file = out / "micro_features_int8_openvino.onnx"
+    command("export", out / "micro_calib.pth", "--for", "openvino", "--saturation-safe", "--output", out)
+    file = out / "micro_features_w7a8_openvino.onnx"
     command("verify", file, "--engine", "onnxruntime", "openvino", *images)
     records = json.loads(file.with_suffix(".json").read_text())["verification"]
     assert {record["agreement"] for record in records} == {None} and min(record["cosine"] for record in records) > 0.99
