@@ -78,12 +78,16 @@ __all__ = [*_FACE, "__version__"]
 def __getattr__(name: str) -> Any:
     if name not in _FACE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_FACE[name]), name)
+    module = importlib.import_module(_FACE[name])
+    found = getattr(module, name)
     if hasattr(found, "__wrapped__") or name.endswith("Error"):
         return found
     from swin_quant.arguments import checked, checked_class  # also for what lies below that module
 
-    return checked_class(found) if isinstance(found, type) else checked(found)
+    if isinstance(found, type):
+        return checked_class(found)
+    setattr(module, name, checked(found))  # in its place, where pickle looks for it
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """Calls of the Python functions with missing, exchanged or strange arguments: one line with the right call."""
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -148,3 +149,8 @@ def test_arguments_that_may_be_of_a_kind_stay(tmp_path, monkeypatch):
     calibrate(nn.ReLU(), "qdq")
     calibrate(nn.ReLU(), [(X, [1])], sq.policy("qdq"))
     assert len(got) == 4
+
+
+@pytest.mark.parametrize("name", sorted({*sq.__all__} - {"__version__"}))
+def test_every_name_can_be_pickled_for_another_process(name):
+    assert pickle.loads(pickle.dumps(getattr(sq, name))) is getattr(sq, name)
