@@ -64,8 +64,9 @@ def test_every_launcher_starts_main_py_and_gives_the_same_bits(calibrate, tmp_pa
 
 
 @pytest.mark.slow
-def test_calibrate_py_is_the_command(micro, tmp_path):
+def test_calibrate_py_is_the_command(micro, pictures, tmp_path):
     words = [sys.executable, "calibrate.py", "--cfg", micro / "swin.yaml", "--checkpoint", tmp_path / "no.pth"]
-    done = subprocess.run([*map(str, words), "--data-path", "."], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    words += ["--data-path", pictures]
+    done = subprocess.run([*map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"error: {tmp_path / 'no.pth'}: no such")
