@@ -33,7 +33,7 @@ REFUSED = {
     "no part": (lambda file: file.with_name("x.data").unlink(), "x.onnx", "x.data: is missing"),
     "another card": (renamed, "y.onnx", "is the run card of x.onnx, not of y.onnx"),
     "a folder": (lambda file: None, "", "is a directory: give the artifact file$"),
-    "nothing": (lambda file: None, "gone.onnx", "gone.onnx: no such artifact; did you mean x.onnx"),
+    "nothing": (lambda file: None, "gone.onnx", "gone.onnx: no such artifact"),
     "a checkpoint": (lambda file: RunCard("x", {}, {}).write(file.with_suffix(".json")), "x.onnx", "of a checkpoint"),
 }
 

@@ -80,7 +80,7 @@ def by_timm(words, arguments=None, **pretrained):
     return {"config": TIMMS | said}, words
 
 
-CUT = "and transformers cuts windows of such pictures"
+CUT = "and transformers may cut windows of such pictures"
 REFUSED = [
     by_transformers("hidden_act is 'relu'", hidden_act="relu"),
     by_transformers("hidden_act is 'gelu_new'", hidden_act="gelu_new"),
