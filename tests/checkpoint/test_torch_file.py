@@ -109,7 +109,7 @@ def refused(path, *words) -> None:
     """The refusal, which must take neither seconds nor gigabytes."""
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     message = refusals.refused(lambda: read_state_dict(path), *words)
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 5  # seconds, also on a slow CPU
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10
     assert message.startswith(f"{path}: ") and len(message) < 600
 
