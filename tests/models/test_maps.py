@@ -113,7 +113,7 @@ def test_transformers_checkpoints_of_such_sizes_want_the_users_word(tmp_path):
     save_file(build_model(cfg).state_dict(), tmp_path / "model.safetensors")
     about = {"model_type": "swin", "image_size": [128, 192], "window_size": 4, "depths": [2, 2, 2]}
     (tmp_path / "config.json").write_text(json.dumps(about))
-    with pytest.raises(UsageError, match="cuts windows of such pictures in another way: set DATA.IMG_SIZE"):
+    with pytest.raises(UsageError, match="cut windows of such pictures in another way: set DATA.IMG_SIZE"):
         config_for(tmp_path)
     assert config_for(tmp_path, {"DATA.IMG_SIZE": [128, 192]}).DATA.IMG_SIZE == [128, 192]
 
