@@ -133,9 +133,15 @@ class AccuracyRow:
         return getattr(self.quantized, metric) - getattr(self.float32, metric)
 
     @property
+    def is_stale(self) -> bool:
+        """Whether the recorded comparison is with another float result: its standard error is not our delta's then."""
+        delta, recorded = self.delta("acc1"), self.quantized.delta_acc1 if self.quantized else None
+        return delta is not None and recorded is not None and abs(delta - recorded) > 1e-6
+
+    @property
     def delta_acc1_se(self) -> float | None:
         """The paired standard error of the top-1 delta, in points."""
-        return self.quantized.delta_acc1_se if self.float32 and self.quantized else None
+        return self.quantized.delta_acc1_se if self.float32 and self.quantized and not self.is_stale else None
 
     @property
     def distinguishable(self) -> bool | None:
@@ -277,13 +283,22 @@ class Footnote:
 
 
 def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
-    """The footnotes of a table: on its figures, on pictures that differ between rows, and on the runs."""
+    """The footnotes of a table: on its figures, on pictures and baselines that differ between rows, and on the runs."""
+    baselines: dict[Hashable, set[tuple[float, float]]] = defaultdict(set)  # of each float checkpoint on its pictures
     lists: dict[str, set[Hashable]] = defaultdict(set)  # of pictures, under each name of a data set
     for row in rows:
         lists[row.place].add(dataset_key(row.dataset))
+        if row.float32:
+            baselines[row.card.original_sha256, dataset_key(row.dataset)].add((row.float32.acc1, row.float32.acc5))
     found: dict[tuple[int, str], dict[int, None]] = {}
     for index, row in enumerate(rows):
+        source = row.card.original_sha256
+        accuracies = sorted(baselines[source, dataset_key(row.dataset)]) if row.float32 and source else []
         notes = [*_describe_figures(row), *_describe_run(row)]
+        if source and len(accuracies) > 1:
+            each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in accuracies)
+            text = f"float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
+            notes.append((6, f"inconsistent: {text}"))
         if len(lists[row.place]) > 1:
             notes.append((7, f"{row.place} is not the same list of pictures in all rows: do not compare them"))
         for place, text in notes:
@@ -310,6 +325,12 @@ def _describe_figures(row: AccuracyRow) -> Iterator[tuple[int, str]]:
         )
     elif not row.float32:
         yield 3, f"float32 was not scored on {row.place}, so there is no delta"
+    counts = {result.precision: result.pictures for result in row.measured}
+    if len(set(counts.values())) > 1:
+        figures = ", ".join(f"{precision} {count}" for precision, count in counts.items())
+        yield 4, f"not scored on the same number of pictures ({figures}): the delta is not of one set of pictures"
+    if row.is_stale:
+        yield 5, "the recorded paired comparison is not with this float32 result, so the delta has no standard error"
 
 
 def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:

@@ -26,11 +26,15 @@ def with_(result, **changes) -> Result:
 
 
 TIMED, ELSEWHERE = with_(FLOAT, ms_per_picture=12.0), {**DATASET, "sha256": "2" * 64}
+AGAIN = card(with_(FLOAT, acc1=80.5), INT8, name="again")
 SAID = {
     "float32 on cpu, batch 32; int8 on cuda, batch 1": [
         card(TIMED, with_(INT8, ms_per_picture=5.0, batch_size=1, device="cuda"))
     ],
     "float32 was not scored on cifar10/val, so there is no delta": [card(INT8), card(FLOAT, INT8, name="other")],
+    "float32 5000, int8 4990": [card(FLOAT, with_(INT8, pictures=4990))],
+    "no standard error": [card(FLOAT, with_(INT8, delta_acc1=-0.5, delta_acc1_se=0.1))],
+    "80.000 / 98.000 and 80.500 / 98.000": [card(FLOAT, INT8), AGAIN],
     "not the same list of pictures": [
         card(FLOAT, INT8),
         card(with_(FLOAT, dataset=ELSEWHERE), with_(INT8, dataset=ELSEWHERE)),
