@@ -22,8 +22,8 @@ from swin_quant.model import Model, place_for
 from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant.policy import apply_policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
+from swin_quant.verbs.export_compared import compared as beside_fake_quant
 from swin_quant.verbs.export_here import build_engine, check_tunable, find_onnx, tuned_forms, write_fastest
-from swin_quant.verbs.export_here import compared as beside_fake_quant
 from swin_quant.verbs.export_target import ExportTarget
 
 EXAMPLES = """swin-quant export out/my_calib.pth --for openvino --output out/openvino

@@ -10,8 +10,8 @@ from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.backends.backend import Backend
-from swin_quant.verbs import export_here
-from swin_quant.verbs.export_here import input_amax, likenesses
+from swin_quant.verbs import export_compared
+from swin_quant.verbs.export_compared import input_amax, likenesses
 
 
 class Net(nn.Module):
@@ -47,7 +47,7 @@ def said(caplog):
 @pytest.fixture
 def noisy(monkeypatch):
     """OpenVINO with added errors, in proportion to the largest value of one output."""
-    load = export_here.engine_loader
+    load = export_compared.engine_loader
 
     def break_it(share, **details):
         def loader(name):
@@ -63,7 +63,7 @@ def noisy(monkeypatch):
 
             return broken
 
-        monkeypatch.setattr(export_here, "engine_loader", loader)
+        monkeypatch.setattr(export_compared, "engine_loader", loader)
 
     return break_it
 
