@@ -138,7 +138,7 @@ def test_the_python_of_documents(page, reader, monkeypatch, capsys):
     names = {"module": torch.nn.Sequential(*layers, torch.nn.Linear(8, 3))}
     for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block.replace("224,", "32,"), page, "exec"), names)
-    assert "Δ acc@1" in capsys.readouterr().out and any((reader / "out").glob("*_int8_openvino.onnx"))
+    assert "Δ acc@1" in capsys.readouterr().out and any((reader / "out").glob("*_openvino.onnx"))
 
 
 @pytest.mark.slow

@@ -44,6 +44,12 @@ def saturates(engine: str) -> bool | None:
     return not any(cpu.get(name) for name in within(limit) if name != "avx2")
 
 
+def needs_safe_weights(engine: str | None) -> bool:
+    """Whether only weights of SAFE_BITS keep plain int8 products in `engine` exact on this CPU."""
+    found = engine_named(engine).saturation if engine else None
+    return bool(engine and found and not found.exact_kernels and saturates(engine))
+
+
 def at_risk(target: Backend) -> tuple[str, ...]:
     """Engines that `target` exports for and whose int8 products saturate on some CPUs."""
     exported_for = [target] if target.load or not target.exports else takers(target.exports.artifact)

@@ -87,7 +87,8 @@ def quantize(
         backend: backend that will run it: onnxruntime, openvino, tensorrt, fastertransformer, cuda, torchscript,
             onnx, executorch
         folder: folder of the results (default: output/<NAME>)
-        policy: Default: the backend's best; auto: `search` finds one within the budget.
+        policy: Default: the backend's best, with weights of 7 bits where its products would saturate on this CPU; auto:
+            `search` finds one within the budget.
         scored_on: Pictures that score, in place of the place's val.
         method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
@@ -119,7 +120,7 @@ def quantize(
     elif config and not isinstance(model, ModelFile):
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     source, target = asked_for(PictureSet() if pictures is None else pictures), target_named(backend)
-    plan, engine = make_plan(model, source, target, choice, passes, scored_on), engine_for(target)
+    plan, engine = make_plan(model, source, target, choice, passes, scored_on, tune), engine_for(target)
     files, place, subject = plan.files, plan.place, plan.subject
     if files is None and dry_run:
         raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")

@@ -6,6 +6,7 @@ from typing import Any
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.onnx.options import INT4_BITS
+from swin_quant.backends.saturation import needs_safe_weights
 from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import compute_data_sha256, compute_sha256, plain
@@ -26,7 +27,7 @@ from swin_quant.quant import AUTO
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import get_precision
 from swin_quant.verbs.export_here import check_tunable
-from swin_quant.verbs.export_target import ExportTarget, check_policy, exporter_options
+from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, exporter_options
 from swin_quant.verbs.timing import timed_backend
 
 _PLACES = ("RESUME", "PRETRAINED")  # keys of a config that name files
@@ -119,9 +120,13 @@ class Plan:
 
 
 def make_plan(
-    model: Any, pictures: Source, target: Backend, choice: Policies, passes: Any, scored_on: Source | None
+    model: Any, pictures: Source, target: Backend, choice: Policies, passes: Any, scored_on: Source | None, tune: bool
 ) -> Plan:
-    """Settle what is asked for. A warning says where a model that is calibrated gets another policy unasked."""
+    """Settle what is asked for.
+
+    A warning says where a model that is calibrated gets another policy unasked, and where the default policy gets
+    weights of 7 bits because the engine's products would saturate on this CPU.
+    """
     place = pictures if isinstance(pictures, PictureSet) else None
     if isinstance(model, ModelFile) and place and place.upright is not None:
         model = replace(model, opts=(*model.opts, "DATA.UPRIGHT", str(place.upright)))
@@ -134,7 +139,13 @@ def make_plan(
     policy, exports = choice, target.exporting
     if isinstance(choice, PolicyChoice) and choice.policy in ((), (AUTO,)):  # the best, where a search begins, too
         safe, config = choice.saturation_safe, plain(files.cfg) if files else subject.card.config
-        policy = replace(choice, policy=tuple((exports.policies if safe else exports.policies_for(config))[:1]))
+        best = (exports.policies if safe else exports.policies_for(config))[:1]
+        policy = replace(choice, policy=best)
+        is_free = choice == replace(PolicyChoice(), off=choice.off) and not tune
+        if is_free and best == exports.policies[:1] and needs_safe_weights(engine_for(target)):
+            policy = replace(policy, saturation_safe=True)
+            told = "this CPU has no VNNI: weights get 7 bits, since int8 products of 8 would saturate in %s here; for a "
+            log.warning(told + "CPU that has it, give ‹policy› %s", target.name, best[0])
     used = one_policy(policy)
     if used is None:
         raise UsageError("‹policy›: is an empty list: name one, or leave it out")
