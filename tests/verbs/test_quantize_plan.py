@@ -27,7 +27,7 @@ def planned(run, micro, pictures, tmp_path, monkeypatch):
 def test_weights_get_7_bits_where_products_of_8_would_saturate(planned):
     calibration, said = planned(AVX2, "--for", "openvino")
     assert f"{SAFE} " in calibration + " " and "this CPU has no VNNI: weights get 7 bits" in said
-    assert "give --policy cpu" in said
+    assert "--policy cpu keeps 8" in said
     calibration, _ = planned(AVX2, "--for", "openvino", "--off", "layers.0.*")
     assert "--saturation-safe" in calibration and "--off 'layers.0.*'" in calibration
 
