@@ -144,8 +144,8 @@ def make_plan(
         is_free = choice == replace(PolicyChoice(), off=choice.off) and not tune
         if is_free and best == exports.policies[:1] and needs_safe_weights(engine_for(target)):
             policy = replace(policy, saturation_safe=True)
-            told = "this CPU has no VNNI: weights get 7 bits, since products of 8 would saturate in %s here; ‹policy› %s "
-            log.warning(told + "keeps 8, for a CPU that has it", target.name, best[0])
+            told = "this CPU has no VNNI: weights get 7 bits, since products of 8 would saturate in %s; "
+            log.warning(told + "‹policy› %s keeps 8, for a CPU that has it", target.name, best[0])
     used = one_policy(policy)
     if used is None:
         raise UsageError("‹policy›: is an empty list: name one, or leave it out")
