@@ -85,14 +85,17 @@ class Saturation:
     `limits`: environment variables that forbid the engine later instructions.
     `exact_products`: products of two activations do not saturate.
     `exact_kernels`: the setting for slower kernels that do not saturate; only files exported for it can be loaded so.
-    `exact_operators`: names a function that says whether compiled operators, which are exact, run all int8 products of
-    an artifact here.
+    `exact_operators`: names a function that says whether all int8 products of an artifact are exact here, in compiled
+    operators or with weights of 7 bits.
+    `all_compiled`: names a function that says whether all int8 products of the model of a configuration are in compiled
+    operators by default.
     """
 
     limits: tuple[str, ...] = ()
     exact_products: bool = False
     exact_kernels: str | None = None
     exact_operators: str | None = None
+    all_compiled: str | None = None
 
 
 @dataclass(frozen=True)

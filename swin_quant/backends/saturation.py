@@ -8,6 +8,7 @@ avoid it: 2 * 255 * 64 is 32,640. Symmetric int8 activations do not: both librar
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,10 +45,12 @@ def saturates(engine: str) -> bool | None:
     return not any(cpu.get(name) for name in within(limit) if name != "avx2")
 
 
-def needs_safe_weights(engine: str | None) -> bool:
-    """Whether only weights of SAFE_BITS keep plain int8 products in `engine` exact on this CPU."""
+def needs_safe_weights(engine: str | None, config: Mapping[str, Any]) -> bool:
+    """Whether only weights of SAFE_BITS keep the products of a configuration's model in `engine` exact on this CPU."""
     found = engine_named(engine).saturation if engine else None
-    return bool(engine and found and not found.exact_kernels and saturates(engine))
+    if engine is None or found is None or found.exact_kernels or not saturates(engine):
+        return False
+    return not (found.all_compiled and function(found.all_compiled)(config))
 
 
 def at_risk(target: Backend) -> tuple[str, ...]:

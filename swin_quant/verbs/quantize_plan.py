@@ -6,7 +6,7 @@ from typing import Any
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.onnx.options import INT4_BITS
-from swin_quant.backends.saturation import needs_safe_weights
+from swin_quant.backends.saturation import SAFE_BITS, needs_safe_weights
 from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import UsageError
 from swin_quant.base.files import compute_data_sha256, compute_sha256, plain
@@ -141,9 +141,9 @@ def make_plan(
         safe, config = choice.saturation_safe, plain(files.cfg) if files else subject.card.config
         best = (exports.policies if safe else exports.policies_for(config))[:1]
         policy = replace(choice, policy=best)
-        is_free = choice == replace(PolicyChoice(), off=choice.off) and not tune
-        if is_free and best == exports.policies[:1] and needs_safe_weights(engine_for(target)):
-            policy = replace(policy, saturation_safe=True)
+        is_free = choice == PolicyChoice(off=choice.off) and not tune
+        if is_free and needs_safe_weights(engine_for(target), config):
+            policy = replace(policy, wprec=SAFE_BITS)
             told = "this CPU has no VNNI: weights get 7 bits, since products of 8 would saturate in %s; "
             log.warning(told + "‹policy› %s keeps 8, for a CPU that has it", target.name, best[0])
     used = one_policy(policy)

@@ -12,6 +12,7 @@ import torch
 
 from swin_quant.backends import engine_loader
 from swin_quant.backends.openvino import engine as openvino
+from swin_quant.backends.openvino import operators
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.score.options import EngineOptions
 
@@ -121,3 +122,20 @@ def test_an_output_that_looks_unwritten_is_not_taken_for_it(load, artifact_of, v
     engine = load(artifact_of(COPIED, "float32"), EngineOptions(threads=1))
     images = torch.full((2, 3, 8, 8), float(same))
     assert torch.equal(engine(images), images[:, :, 0, 0])
+
+
+@pytest.mark.parametrize(
+    ("levels", "product", "is_exact"),
+    [((-64, 63), "x, w", True), ((-65, 63), "x, w", False), ((-64, 64), "x, w", False), ((-64, 63), "x, x", False)],
+)
+def test_products_are_exact_beside_the_operators_if_their_weights_have_7_bits(
+    artifact_of, monkeypatch, levels, product, is_exact
+):
+    text = f"""<ir_version: 8, opset_import: ["": 17]> net (float[N, 2, 2] images) => (float[N, 2, 2] logits)
+        <int8[2, 2] v = {{{levels[0]}, 0, 0, {levels[1]}}}, float s = {{0.5}}, int8 z = {{0}}>
+        {{ q = QuantizeLinear(images, s, z) x = DequantizeLinear(q, s, z) w = DequantizeLinear(v, s, z)
+           logits = MatMul({product}) }}"""
+    artifact = artifact_of(SimpleNamespace(proto=lambda: onnx.parser.parse_model(text)))
+    assert not operators.run_exact_products(artifact), "it has no operator"
+    monkeypatch.setattr(operators, "find_libraries", lambda artifact: ("there.so",))
+    assert operators.run_exact_products(artifact) == is_exact

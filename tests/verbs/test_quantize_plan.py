@@ -7,18 +7,21 @@ import sys
 import pytest
 import torch
 
+from swin_quant.backends.openvino import operators
+from swin_quant.base.compat import import_timm
+
 AVX2 = {"avx2": True, "avx_vnni": False, "avx512_vnni": False, "amx_int8": False}
-SAFE = "--policy cpu --saturation-safe"
+SAFE = "--policy cpu --wprec 7"
 
 
 @pytest.fixture
 def planned(run, micro, pictures, tmp_path, monkeypatch):
     """planned(capabilities, *words) -> the calibration that a dry run prints on such a CPU, and what it warns of."""
 
-    def plan(capabilities, *words, config="swin"):
+    def plan(capabilities, *words, model=(micro / "swin.pth", "--cfg", micro / "swin.yaml")):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
-        model = [micro / f"{config}.pth", "--cfg", micro / f"{config}.yaml", "--data-path", pictures]
-        done = run("quantize", *model, "--pictures", 8, "--output", tmp_path / "out", *words, "--dry-run").ok()
+        given = [*model, "--data-path", pictures, "--pictures", 8, "--output", tmp_path / "out", "--dry-run"]
+        done = run("quantize", *given, *words).ok()
         return done.out.splitlines()[0], done.err
 
     return plan
@@ -29,7 +32,7 @@ def test_weights_get_7_bits_where_products_of_8_would_saturate(planned):
     assert f"{SAFE} " in calibration + " " and "this CPU has no VNNI: weights get 7 bits" in said
     assert "--policy cpu keeps 8" in said
     calibration, _ = planned(AVX2, "--for", "openvino", "--off", "layers.0.*")
-    assert "--saturation-safe" in calibration and "--off 'layers.0.*'" in calibration
+    assert "--wprec 7" in calibration and "--off 'layers.0.*'" in calibration
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,28 @@ def test_weights_get_7_bits_where_products_of_8_would_saturate(planned):
 )
 def test_they_keep_8_bits_elsewhere_and_where_that_is_asked_for(planned, capabilities, words):
     calibration, said = planned(capabilities, *words.split())
-    assert "--saturation-safe" not in calibration and "7 bits" not in said
+    assert "--wprec 7" not in calibration and "7 bits" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "policy"),
+    [
+        (
+            "deit_tiny_patch16_224",
+            ["--cfg", "timm:deit_tiny_patch16_224", "--opts", "MODEL.NUM_CLASSES", 3],
+            "cpu-operators --wprec 7",
+        ),
+        ("swin_tiny_patch4_window7_224", [], "cpu-operators"),
+    ],
+)
+def test_with_compiled_operators_only_networks_with_other_products_get_7_bits(
+    planned, tmp_path, monkeypatch, name, words, policy
+):
+    """At published sizes: a ViT's patch embedding and head are int8 outside the operators, a Swin's are float."""
+    monkeypatch.setattr(operators, "are_faster_here", lambda *_: True)
+    torch.save(import_timm().create_model(name, num_classes=3).state_dict(), tmp_path / f"{name}.pth")
+    calibration, _ = planned(AVX2, "--for", "openvino", model=[tmp_path / f"{name}.pth", *words])
+    assert f"--policy {policy} --output" in calibration.replace(" --pictures 8", "")
 
 
 @pytest.mark.slow

@@ -157,7 +157,7 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     recorded = {key: value for key, value in asdict(options).items() if key not in ("labels", "wide")}
     recorded |= {"replace": list(options.replace), "plugin": list(options.plugin), "float_type": options.floats}
     recorded |= {"rewrites": sorted(rewrites), "opset": opset, SAFE_ON: safe_on(model)}
-    if rewriter.find_left and options.wants.compiled and not options.plain:
+    if rewriter.find_left and options.wants.compiled and not options.plain and settings:
         record_compiled(recorded, taken, rewriter.find_left(exported))
     quantized = get_precision(model)
     precision = quantized if settings else options.floats

@@ -53,6 +53,7 @@ BACKEND = Backend(
     float_types="swin_quant.backends.openvino.engine:float_types",
     saturation=Saturation(
         limits=("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
-        exact_operators="swin_quant.backends.openvino.operators:run_all_products",
+        exact_operators="swin_quant.backends.openvino.operators:run_exact_products",
+        all_compiled="swin_quant.backends.openvino.operators:are_all_compiled",
     ),
 )

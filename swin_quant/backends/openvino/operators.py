@@ -13,6 +13,7 @@ from yacs.config import CfgNode
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.onnx_reader.file import read_model
 from swin_quant.backends.openvino import COMPILED, DOMAIN
+from swin_quant.backends.saturation import SAFE_BITS
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library as installed
@@ -84,9 +85,8 @@ def are_default(config: Mapping[str, Any]) -> bool:
 
     They do where they were measured to be faster on this kind of CPU, and run here; a warning says why they do not run.
     """
-    model = config.get("MODEL", {})
-    family = model.get(str(model.get("TYPE")).upper(), {})
-    if not {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys():
+    model, family = config.get("MODEL", {}), _find_windows(config)
+    if not family:
         fits = model.get("OUTPUT_KIND") != FEATURES and _fits_one_window(json.dumps(config))  # maps are of any size
         return fits and are_faster_here("vit", "token_branch")
     has_maps = model.get("OUTPUT_KIND") == FEATURES or isinstance(config.get("DATA", {}).get("IMG_SIZE"), list)
@@ -96,6 +96,21 @@ def are_default(config: Mapping[str, Any]) -> bool:
     if operator is None or family["EMBED_DIM"] != FAST_DEPTH * family["NUM_HEADS"][0]:
         return False
     return are_faster_here(model["TYPE"], operator)
+
+
+def are_all_compiled(config: Mapping[str, Any]) -> bool:
+    """Whether every int8 product of the model of this configuration is in operators by default.
+
+    Those of a Swin are: its first and last layer are float. Other networks quantize these, too.
+    """
+    return bool(_find_windows(config)) and are_default(config)
+
+
+def _find_windows(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of a network with windows, which Swins are; empty for others."""
+    model = config.get("MODEL", {})
+    family = model.get(str(model.get("TYPE")).upper(), {})
+    return family if {"EMBED_DIM", "NUM_HEADS", "WINDOW_SIZE"} <= family.keys() else {}
 
 
 @cache
@@ -145,14 +160,25 @@ def run_plain(artifact: Artifact, error: SwinQuantError) -> None:
     _tell(f"{artifact.file}: its operators run as plain nodes, slower: {error}")
 
 
-def run_all_products(artifact: Artifact) -> bool:
-    """Whether every int8 product of an artifact is inside nodes of the library, and the library is there.
+def run_exact_products(artifact: Artifact) -> bool:
+    """Whether the library is there, and every int8 product of an artifact is inside its nodes or has weights of 7 bits.
 
-    Its products are exact on every CPU; plain nodes multiply what Q/DQ pairs have rounded.
+    The library's products are exact on every CPU; plain nodes multiply what Q/DQ pairs have rounded.
     """
     if not find_libraries(artifact):
         return False
-    return all(node.op_type != "QuantizeLinear" for node in read_model(artifact.file).graph.node)
+    from onnx import TensorProto
+    from onnx.numpy_helper import to_array
+
+    graph = read_model(artifact.file).graph
+    if all(node.op_type != "QuantizeLinear" for node in graph.node):
+        return True
+    most = 1 << (SAFE_BITS - 1)
+    weights = [one for one in graph.initializer if one.data_type == TensorProto.INT8 and one.dims]
+    safe = {one.name for one in weights if -most <= (levels := to_array(one)).min() and levels.max() < most}
+    exact = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in safe}
+    products = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
+    return all(exact.intersection(node.input) for node in products)
 
 
 def stream_in_half(model: Any) -> None:

@@ -14,9 +14,11 @@ from swin_quant.backends import exporter
 from swin_quant.backends.onnx import export as exporting
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.open_artifact import open_artifact
+from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import compute_data_sha256
-from swin_quant.cards.card import without_paths
+from swin_quant.cards.card import RunCard, without_paths
+from swin_quant.models.captured import captured
 from swin_quant.quant.fake_quant import fake_quant as simulate
 from swin_quant.quant.policy import Rule, enabled_nodes, load_policy, quantize
 from swin_quant.quant.quantizer import Role
@@ -171,6 +173,15 @@ def test_weights_beyond_the_limit_go_into_a_second_file(
 
 
 @pytest.mark.kernels
+def test_a_float_file_says_nothing_of_compiled_branches(caplog, tmp_path):
+    """Its branches could never be compiled: it is what the int8 file is compared with."""
+    net = import_timm().create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=10).eval()
+    network = captured(net, (3, 32, 32), 10, what="micro")
+    caplog.set_level("INFO", "swin_quant")
+    made = export(network, RunCard("micro", {}, {}), tmp_path, OnnxOptions(target="openvino", precision="float"))
+    assert not {"compiled", "left_plain"} & made.record["options"].keys() and "compiled" not in caplog.text
+
+
 def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_path):
     model, card = calibrated("swin", APE=True)
     artifact = export(model, card, tmp_path, OnnxOptions(precision="float"))
