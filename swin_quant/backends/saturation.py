@@ -115,7 +115,7 @@ def caution(engine: str, artifact: Artifact) -> str | None:
     found = engine_named(engine).saturation
     if found and found.exact_operators and function(found.exact_operators)(artifact):
         return None
-    remedy = f"`export --for {engine} --saturation-safe`"
+    remedy = f"`export --for {engine} --saturation-safe` (in Python saturation_safe=True)"
     if setting := exact_kernels(engine, artifact):
         return (
             f"{engine}: this CPU has no VNNI: {artifact.file.name} runs on slower kernels, which do not saturate "

@@ -204,7 +204,7 @@ class _Reading:
 
     def _several(self, origin: type[Any], inner: tuple[Any, ...], data: Any, key: str) -> Any:
         count = len(inner) if origin is tuple and inner[-1] is not Ellipsis else None
-        noun = "a list" if count is None else f"{count} values"
+        noun = "a list" if count is None else f"{count} values" if count > 1 else "a list of 1 value"
         if isinstance(data, str) and self._is_several(data):
             data = [entry.strip() for entry in data.strip()[1:-1].split(",") if entry.strip()]
         entries = self._check_kind((list, tuple), data, key, noun)

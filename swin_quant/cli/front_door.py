@@ -127,7 +127,8 @@ class FrontDoor:
         folder = ensure_writable_dir(args.calib_output_path or self.folder)
         count, split = args.num_calib_batch * args.calib_batchsz, args.calib_split or "train"
         sample = replace(self.place, split=split, count=count, seed=cfg.SEED, batch=args.calib_batchsz)
-        how: dict[str, Any] = {"method": args.calibrator, "percentile": args.percentile, "exact": args.exact_histogram}
+        percentile = args.percentile if args.calibrator in (None, "percentile") else None  # its scripts give both
+        how: dict[str, Any] = {"method": args.calibrator, "percentile": percentile, "exact": args.exact_histogram}
         how |= {"passes": args.passes or NONE, "augment": args.calib_augment}  # main.py does nothing unasked
         model = calibrate(self.file, sample, self.policies[:1] or None, **how, folder=folder)
         model.save_in(folder, self.world)

@@ -52,6 +52,15 @@ class Method:
         if not 0 < self.percentile <= 100:
             raise UsageError(f"‹percentile› {self.percentile}: must be above 0 and at most 100")
 
+    @classmethod
+    def choose(cls, name: str | None, percentile: float | None, exact: bool = False) -> "Method":
+        """The method by name; a percentile alone names it. UsageError for a percentile of another method."""
+        if percentile is None:
+            return cls(name, exact=exact)
+        if name not in (None, "percentile"):
+            raise UsageError(f"‹percentile› {percentile}: is for ‹calibrator› percentile, not {name}: give one of them")
+        return cls("percentile", percentile, exact)
+
     def for_bits(self, bits: int) -> str:
         """The method for nodes with this many bits."""
         return self.name or BY_BITS[max(least for least in BY_BITS if bits >= least)]

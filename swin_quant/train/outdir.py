@@ -120,7 +120,9 @@ def list_settings(recipe: Recipe, world_size: int, seed: int, **more: Any) -> di
 
 
 def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
-    """UsageError if the folder holds a run and neither `resume` nor `overwrite` is set."""
+    """UsageError if the folder holds a run and neither `resume` nor `overwrite` is set, or if both are."""
+    if resume and overwrite:
+        raise UsageError("‹continue› goes on with a run, ‹overwrite› replaces it: give one of them")
     snapshots = Snapshots(folder / "snapshots")
     files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
     if any(file.exists() for file in files) and not (resume or overwrite):
@@ -141,7 +143,7 @@ def open_folder(
     snapshots = Snapshots(folder / "snapshots", keep)
     for file in snapshots.folder.glob(".*.tmp"):  # half-written by a killed run
         file.unlink(missing_ok=True)
-    content = snapshots.newest(check) if resume and not overwrite else None
+    content = snapshots.newest(check) if resume else None
     if content is not None:
         before = content["settings"]
         if differing := [key for key in {**before, **settings} if before.get(key) != settings.get(key)]:
@@ -151,7 +153,7 @@ def open_folder(
         return content
     epochs = folder / EPOCHS
     has_results = snapshots.best_file.exists() or (epochs.exists() and bool(read_table(epochs)))
-    if resume and not overwrite and has_results:
+    if resume and has_results:
         raise UsageError(f"{folder}: has results of a run and no snapshot to go on from: ‹overwrite› starts anew")
     ensure_writable_dir(folder)
     snapshots.clear()

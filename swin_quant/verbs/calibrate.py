@@ -82,8 +82,7 @@ def calibrate(
     chosen = one_policy(policy)
     tell_bits([chosen] if chosen else [])
     with called_in_python(calibrator="method"):
-        name = "percentile" if method is None and percentile is not None else method
-        found_by = Method(name, exact=exact) if percentile is None else Method(name, percentile, exact)
+        found_by = Method.choose(method, percentile, exact)
     plan = plan_passes(passes)
     pictures = PictureSet() if pictures is None else pictures
     if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):

@@ -19,7 +19,8 @@ from swin_quant.operators.plugins import compiler
 
 EXAMPLES = "swin-quant doctor\nswin-quant doctor --json machine.json"
 _INSTALL = "pip install -c constraints.txt -e . in the checkout"
-_BUILD = "-m pip install --force-reinstall --no-deps --index-url https://download.pytorch.org/whl/cpu torchvision"
+_BUILD = "-m pip install --force-reinstall --no-deps --index-url https://download.pytorch.org/whl/cpu"
+_BUILD += f" 'torchvision==0.{int(torch.__version__.split('.')[1]) + 15}.*'"  # 0.28 is made for torch 2.13
 _SAFE = "`export --saturation-safe` writes a file whose products cannot (docs/onnx.md)"
 
 
@@ -50,7 +51,7 @@ def doctor() -> MachineFacts:
     asked: list[tuple[str, Callable[[], str], str]] = [
         ("Python", lambda: f"{versions()['python']} on {versions()['platform']}", ""),
         *((name, partial(version, name), _INSTALL) for name in ("swin-quant", "torch", "timm", "numpy")),
-        ("torchvision", partial(_version, "torchvision"), f"{sys.executable} {_BUILD} (for torch {torch.__version__})"),
+        ("torchvision", partial(_version, "torchvision"), f"{sys.executable} {_BUILD}"),
         *((name, partial(_version, one.needs[0]), one.remedy) for name, one in engines().items() if one.needs),
         ("CPU", lambda: f"{versions()['cpu']}, {usable_cores()} cores to use", ""),
         *((f"{name}, int8", partial(_saturation, name), _SAFE) for name, one in engines().items() if one.saturation),

@@ -168,8 +168,10 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     is_other = is_other or not (fits or is_narrow) and stays
     # A file for any engine has no best policy.
     if is_other or chosen is not own or (chosen.name != fitting[0] and backend.load and not is_narrow):
-        told = "policy %s goes into the file. The run card's is %s, and %s runs %s best: ‹policy› chooses"
-        log.log(WARNING if is_other else INFO, told, chosen.name, own.name, target, fitting[0])
+        told = f"policy {chosen.name} goes into the file. The run card's is {own.name}, and"
+        if chosen is own:
+            told = f"the run card's policy {own.name} goes into the file;"
+        log.log(WARNING if is_other else INFO, "%s %s runs %s best: ‹policy› chooses", told, target, fitting[0])
     return chosen
 
 

@@ -14,7 +14,7 @@ from swin_quant.backends.registry import engine_named, target_named
 from swin_quant.base.arguments import Fields, Parameter
 from swin_quant.base.cpu import cpu_kind
 from swin_quant.base.distributed import one_process, this_world
-from swin_quant.base.errors import UsageError
+from swin_quant.base.errors import UsageError, called_in_python
 from swin_quant.base.files import ensure_writable_dir
 from swin_quant.cards.card import RunCard
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
@@ -23,8 +23,10 @@ from swin_quant.loading import ModelFile
 from swin_quant.model import Model
 from swin_quant.policies import Policies, PolicyChoice
 from swin_quant.quant import AUTO, SEARCHED_ON
+from swin_quant.quant.calibration import Method
 from swin_quant.report.engines import Verification
 from swin_quant.report.verdict import DeployVerdict, export_verdict
+from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation
@@ -90,7 +92,7 @@ def quantize(
         policy: Default: the backend's best, with weights of 7 bits where its products would saturate on this CPU; auto:
             `search` finds one within the budget.
         scored_on: Pictures that score, in place of the place's val.
-        method: how ranges are found: max, percentile, mse, entropy; auto: node by node, by its cost (default: by bits)
+        method: how ranges are found: max, percentile, mse or entropy (default: by bits)
         percentile: percentile of values that a range covers (default 99.99); chooses the calibrator percentile
         exact: count every value, not a sample of each picture
         passes: corrections after calibration: a recipe (fast, best, ...) or its file, or none (default: equalize,
@@ -114,6 +116,9 @@ def quantize(
     one_process("quantize")
     choice = PolicyChoice((policy,) if policy else ()) if isinstance(policy, str | None) else policy
     refuse_contradictions(choice, budget != Budget(), tune, bool(float_type or int4_weights))
+    EngineOptions(threads=threads)  # a number that is impossible is refused now, not by the last step
+    with called_in_python(calibrator="method"):
+        Method.choose(method, percentile)
     is_searched = isinstance(choice, PolicyChoice) and choice.policy == (AUTO,)
     if isinstance(model, str | Path):
         model = ModelFile(str(model), cfg=str(config) if config else None)

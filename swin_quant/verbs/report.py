@@ -82,7 +82,10 @@ def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     """The cards by file, as they are named. Beside a card, JSON of another kind, as `*.json` finds it, is left out."""
     files: list[Path] = []
     for path in paths:
-        inside = [file for file in sorted(path.glob("*.json")) if is_card(file)] if path.is_dir() else [path]
+        named = {file: schema_in(file) for file in sorted(path.glob("*.json"))} if path.is_dir() else {path: ""}
+        if broken := [str(file) for file, schema in named.items() if schema is None]:
+            log.warning("left out: %s: its JSON cannot be read", listed(broken))
+        inside = [file for file, schema in named.items() if schema or not path.is_dir()]
         if not inside:
             raise SwinQuantError(f"{path}: no run card (*.json) in this directory")
         files += [file for file in inside if file not in files]

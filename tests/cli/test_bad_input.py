@@ -114,6 +114,7 @@ def test_bad_folders_to_score(refused, scoring_flags, micro, own_pictures, what)
         (["--percentile", 0], "--percentile 0"),
         (["--percentile", "nan"], "--percentile nan"),
         (["--calibrator", "best"], "best"),
+        (["--calibrator", "max", "--percentile", 99], "--percentile 99.0: is for --calibrator percentile, not max"),
         (["--wprec", 9], "--wprec 9"),
         (["--aprec", 1], "--aprec 1"),
         (["--batch", 0], "--batch 0: must be at least 1"),

@@ -169,6 +169,7 @@ SCORED = {"engine": "fake-quant", "precision": "int8", "dataset": {"name": "x", 
 
 BETTER = "{target} runs cpu best"
 OTHER = "policy {gets} goes into the file. The run card's is {own}"
+OWN = "the run card's policy {own} goes into the file; {target} runs cpu best"
 CHOSEN = [  # the card's policy, what was scored, the target, the file's policy, what is said
     *[("qdq", "qdq", name, "qdq", "") for name in ("onnx", "onnxruntime", "tensorrt", "cuda", "torchscript")],
     *[("a16", "a16", "onnx", "a16", ""), ("ft-mode1", "ft-mode1", "cuda", "ft-mode1", "")],
@@ -178,10 +179,10 @@ CHOSEN = [  # the card's policy, what was scored, the target, the file's policy,
     ("onnxruntime", "onnxruntime", "onnx", "qdq", OTHER),
     # `evaluate --policy` scores any: a policy that was scored goes before one that was not
     ("ft-mode1", "qdq", "openvino", "qdq", ""),
-    ("cpu", "qdq", "openvino", "cpu", OTHER),
+    ("cpu", "qdq", "openvino", "cpu", OWN),
     # a model keeps the policy that it was trained under
     *[("cpu", None, "openvino", "cpu", ""), ("qdq", None, "onnx", "qdq", "")],
-    ("ft-mode1", None, "openvino", "ft-mode1", OTHER),
+    ("ft-mode1", None, "openvino", "ft-mode1", OWN),
 ]
 
 

@@ -138,7 +138,9 @@ def test_defaults_are_fastertransformer_s(main_py, micro, pictures, card_of, tmp
     """Its 4 batches of 8 are more than the 12 pictures here."""
     base = ["--cfg", micro / "swin.yaml", "--resume", micro / "swin.pth", "--data-path", pictures, "--device", "cpu"]
     assert "32 pictures, the data holds 12" in main_py("--calib", *base, "--int8-mode", 1).error(2)
-    assert main_py("--calib", *base, "--int8-mode", 1, "--num-calib-batch", 1).code == 0
+    asked = "--calib", *base, "--int8-mode", 1, "--num-calib-batch", 1
+    assert main_py(*asked, "--calibrator", "max", "--percentile", 99.99).code == 0, "its scripts give both"
+    assert main_py(*asked).code == 0
     card = card_of(tmp_path / "output/swin_micro/default/swin_micro_calib.pth")
     assert card["calibration"]["batch_size"] == 8 and card["calibration"]["percentile"] == 99.99
     assert [r["precision"] for r in card["results"]] == ["float32", "bfloat16", "int8"]

@@ -405,6 +405,8 @@ def test_invalid_arguments_are_refused_before_any_work(model, file, train, tenso
         ("a budget needs .*auto", lambda: sq.quantize(model, batches, "onnxruntime", tmp_path, budget=budget)),
         ("dry_run prints commands", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, dry_run=True)),
         ("config is for a checkpoint", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, config=config)),
+        ("^threads 0: must", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, threads=0)),
+        ("^percentile 150: must", lambda: sq.quantize(model, train, "onnxruntime", tmp_path, percentile=150)),
         ("onnxruntim.*onnxruntime", lambda: sq.quantize(model, train, "onnxruntim", tmp_path)),
         ("is a float model: calibrate it first", lambda: sq.finetune(model, place, tmp_path)),
         ("train and val of a place on disk", lambda: sq.finetune(model, train, tmp_path)),

@@ -56,7 +56,9 @@ def test_a_directory_gives_its_cards_and_nothing_else(report, tmp_path):
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "deeper").mkdir()
     write(tmp_path / "deeper" / "b.json", FLOAT, INT8, name="deeper")
-    assert [row["name"] for row in json.loads(report(tmp_path, "--json", "-").out)["rows"]] == ["swin_micro"]
+    done = report(tmp_path, "--json", "-")
+    assert [row["name"] for row in json.loads(done.out)["rows"]] == ["swin_micro"]
+    assert f"left out: {tmp_path / 'broken.json'}: its JSON cannot be read" in done.err and "other.json" not in done.err
 
 
 def test_cards_without_results_are_left_out_and_named(report, refused, tmp_path):

@@ -102,6 +102,7 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp
     line = run(*words, "--continue", "--lr", 0.5).error(2)
     assert "other settings: optimizer.lr 0.001 -> 0.5" in line
     assert snapshot(tmp_path / "out") == before
+    assert "--overwrite replaces it: give one of them" in run(*words, "--continue", "--overwrite").error(2)
     assert run(*words, "--continue").code == 0  # a complete run stays as it is
     assert same(weights(file), trained)
     assert run(*words, "--overwrite", "--lr", 0.5).code == 0
