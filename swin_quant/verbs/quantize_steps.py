@@ -92,7 +92,11 @@ class Steps:
         self._say(command, f"done again, changed: {', '.join(changed)}" if old and changed else "")
         if self.is_dry:
             return file, None
-        result = function(**{**arguments, **live})
+        try:
+            result = function(**{**arguments, **live})
+        except KeyboardInterrupt as stop:
+            stop.args = stop.args or ("nothing half-written is left, and the same command goes on with this step",)
+            raise
         then(result)
         made = Path(getattr(result, "file", None) or file)
         record = StepRecord(words=words, inputs=dict(inputs), file=made.name, sha256=get_sha256(made))

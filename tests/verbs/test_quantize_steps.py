@@ -65,3 +65,13 @@ def test_a_record_names_no_file_outside_its_folder_and_a_damaged_one_is_refused(
     record.write_text('[{"words": 3}]')
     with pytest.raises(SwinQuantError, match=r"x\.steps: lacks"):
         go()
+
+
+def test_an_interrupt_says_that_the_same_command_goes_on(tmp_path):
+    def stop(text: str) -> None:
+        raise KeyboardInterrupt(*text.split())
+
+    steps = Steps(tmp_path / "x.steps", 2, is_dry=False)
+    for text, told in (("", "the same command goes on with this step"), ("own", "^own$")):
+        with pytest.raises(KeyboardInterrupt, match=told):
+            steps.run(stop, {"text": text}, {}, Path("x"))
