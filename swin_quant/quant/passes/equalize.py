@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -163,7 +162,7 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
         found = measure(context, LOOKED_AT)
         names = {spread.place.scaled.name for spread in found if spread.stands_out and not spread.place.stream}
         wanted = {unit for unit in context.units if any(inside(name, unit) for name in names)}
-    for step in context.walk(options.pictures, "equalize") if wanted else ():
+    for step in context.walk(context.first(options.pictures), "equalize") if wanted else ():
         if step.name not in wanted:
             continue
         wanted.remove(step.name)
@@ -198,18 +197,14 @@ def open_exchanges(context: PassContext) -> list[Exchange]:
     return [exchange for exchange in context.exchanges if not (closed and exchange.exit)]
 
 
-_MEASURED: "WeakKeyDictionary[PassContext, tuple[Any, list[Spread]]]" = WeakKeyDictionary()
-
-
 def measure(context: PassContext, pictures: int) -> list[Spread]:
     """The channels of every open exchange on the first pictures, measured once as long as no weight is written."""
     model = context.model
     state = pictures, sum(parameter._version for parameter in model.parameters())
-    before, found = _MEASURED.get(context, (None, []))
-    if before != state:
-        found = _spreads(model, model, open_exchanges(context), context.first(pictures))
-        _MEASURED[context] = state, found
-    return found
+    if state not in context.measured:
+        context.measured.clear()
+        context.measured[state] = _spreads(model, model, open_exchanges(context), context.first(pictures))
+    return context.measured[state]
 
 
 def _times(size: Tensor, like: Tensor) -> float:

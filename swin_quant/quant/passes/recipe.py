@@ -62,12 +62,6 @@ class PassRecipe:
             return self.activations_below_8_bits
         return self.steps if bits >= _MANY_BITS or self.below_8_bits is None else self.below_8_bits
 
-    @property
-    def variants(self) -> list[tuple[PassStep, ...]]:
-        """All lists of steps that `for_bits` may return."""
-        found = (self.steps, self.below_8_bits, self.activations_below_8_bits)
-        return [steps for steps in found if steps is not None]
-
 
 _MANY_BITS = 7
 

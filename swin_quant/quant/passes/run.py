@@ -145,11 +145,6 @@ class PassPlan:
     automatic: bool = False
     recipe: PassRecipe | None = None
 
-    @classmethod
-    def from_recipe(cls, recipe: PassRecipe) -> "PassPlan":
-        """The plan of a recipe."""
-        return cls(recipe.steps, recipe=recipe)
-
     def for_model(self, model: nn.Module) -> "PassPlan":
         """The plan for the bits that half of a model's enabled nodes have at least: a few nodes with other bits do not
         change a recipe. UsageError if its policy forbids a pass."""
