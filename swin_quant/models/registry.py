@@ -138,20 +138,16 @@ def build_model(cfg: CfgNode) -> Classifier:
 
     UsageError if its architecture has no such output.
     """
-    architecture = architectures()[cfg.MODEL.TYPE]
-    if cfg.MODEL.OUTPUT_KIND == FEATURES:
+    architecture, kind = architectures()[cfg.MODEL.TYPE], cfg.MODEL.OUTPUT_KIND
+    if kind == FEATURES or (architecture.pads and not isinstance(cfg.DATA.IMG_SIZE, int)):
         model = _built_by(architecture.backbone, cfg, architecture)
-    elif architecture.pads and not isinstance(cfg.DATA.IMG_SIZE, int):
-        model = _built_by(architecture.backbone, cfg, architecture)
-        if cfg.MODEL.OUTPUT_KIND == EMBEDDING:
-            _take_head_off(model, architecture)
-    elif cfg.MODEL.OUTPUT_KIND == EMBEDDING and architecture.embedding:
+    elif kind == EMBEDDING and architecture.embedding:
         model = _built_by(architecture.embedding, cfg, architecture)
     else:
         model = architecture.build(cfg)
         model.architecture = architecture
-        if cfg.MODEL.OUTPUT_KIND == EMBEDDING:
-            _take_head_off(model, architecture)
+    if kind == EMBEDDING and model.output_kind != EMBEDDING:
+        _take_head_off(model, architecture)
     model.weights_set = cfg.MODEL.WEIGHTS
     named_nodes(model)
     return model.eval()
