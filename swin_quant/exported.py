@@ -168,10 +168,9 @@ def is_checkpoint(path: str, wanted: str = "checkpoint or artifact") -> bool:
     return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
 
 
-def open_model(given: Any, policies: Sequence[Policy] = ()) -> Model:
-    """A Model, a module of our layers, or the checkpoint in a file, loaded under `policies`. UsageError names the call
-    for anything else."""
-    found = given.load(policies) if isinstance(given, ModelFile) else open_subject(given)
+def open_model(given: Any) -> Model:
+    """A Model, a module of our layers, or the checkpoint in a file. UsageError names the call for anything else."""
+    found = given.load() if isinstance(given, ModelFile) else open_subject(given)
     if isinstance(found, Exported):
         raise UsageError(f"{found.file}: is an artifact, and this needs the model: give sq.load(CHECKPOINT)")
     return found

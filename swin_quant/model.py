@@ -357,25 +357,14 @@ class Model:
         return self.card.to_dict()
 
     def __repr__(self) -> str:
-        facts = {key: text for key, text in self._facts().items() if text}
-        more = [f"{key} {facts[key]}" for key in ("calibrated", "policy") if key in facts]
-        said = [facts["network"], facts["size"], *more]
-        return f"{self.name}: {', '.join(said)}" + (f" ({self.file})" if self.file else "")
-
-    def _facts(self) -> dict[str, str | None]:
-        """The facts for `repr` and for a notebook, in words."""
-        count = sum(parameter.numel() for parameter in self.module.parameters())
-        record, given = self.card.calibration, self.card.preprocess
-        found = f"by {record['method']} on {record['pictures']} pictures" if record else "yes"
-        return {
-            "network": type(self.module).__name__,
-            "size": f"{count / 1e6:.1f} M parameters" if count >= 1e5 else f"{count:,} parameters",
-            "calibrated": found if self.is_calibrated else None,
-            "policy": self.policy.name if self.policy else None,
-            "input": f"{given['size']} x {given['size']}, {given['interpolation']}" if given else None,
-            "classes": listed(self.class_names, 3) or None,
-            "file": str(self.file) if self.file else None,
-        }
+        count, record = sum(parameter.numel() for parameter in self.module.parameters()), self.card.calibration
+        size = f"{count / 1e6:.1f} M" if count >= 1e5 else f"{count:,}"
+        said = f"{self.name}: {type(self.module).__name__}, {size} parameters"
+        if self.is_calibrated:
+            found = f"by {record['method']} on {record['pictures']} pictures" if record else "yes"
+            said += f", calibrated {found}"
+        said += f", policy {self.policy.name}" if self.policy else ""
+        return f"{said} ({self.file})" if self.file else said
 
 
 def weights_digest(module: nn.Module) -> str:

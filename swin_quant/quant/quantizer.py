@@ -229,12 +229,10 @@ class Quantizer(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A checkpoint creates the buffers that it holds; a [1] range, as some tools write, becomes 0-dim.
-        value = state_dict.get(prefix + "_amax")
-        if value is not None:
-            self.amax = value.reshape(()) if value.numel() == 1 else value
-            state_dict = {**state_dict, prefix + "_amax": self._amax}
-        if (ends := state_dict.get(prefix + "_bounds")) is not None:
-            self.bounds = ends
+        for key in ("amax", "bounds"):
+            if (value := state_dict.get(f"{prefix}_{key}")) is not None:
+                setattr(self, key, value.reshape(()) if value.numel() == 1 else value)
+                state_dict = {**state_dict, f"{prefix}_{key}": getattr(self, key)}
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:
