@@ -11,14 +11,14 @@ from torch import nn
 from vnni import exact_int8
 
 import swin_quant as sq
-from tests.models.test_legal_modules import _conv, _module, _tokens, _tokens_linear
+from tests.models.test_legal_modules import _conv, _module, _tokens, _tokens_linear, alike, check_engine
 
 
-def _norm(kind=nn.BatchNorm2d, channels=8):
+def _norm(kind=nn.BatchNorm2d, channels=8, **options):
     """A batch norm that has seen something."""
 
     def made():
-        norm = kind(channels)
+        norm = kind(channels, **options)
         for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
             tensor.data.uniform_(0.3, 2)
         return norm
@@ -172,6 +172,7 @@ MODULES = {
     "addition in a layer": _within(_Residual),
     "products in a layer": _within(_Attending),
     "another epsilon": _with_norm(lambda net, x: _normed(net, x, eps=0.5)),
+    "folded epsilon": lambda: nn.Sequential(_conv()(), _norm(eps=0.5)()),
     "another variance": _with_norm(lambda net, x: _normed(net, x, running_var=net.m.running_var)),
     "another factor": _with_norm(lambda net, x: _normed(net, x, weight=net.p)),
     "bias of the norm": _same_bias,
@@ -190,7 +191,7 @@ MODULES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", MODULES)
 def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_path):
-    given, module, fresh = (torch.manual_seed(0) and MODULES[kind]().eval() for _ in range(3))
+    given, module, fresh = alike(MODULES[kind], 3)
     x = torch.randn(6, 3, 8, 8)
     model = sq.wrap(given, 8, name="mine")
     with torch.no_grad():
@@ -209,14 +210,7 @@ def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", share(MODULES, 9))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
-    pytest.importorskip("onnxruntime")
-    given, module = (torch.manual_seed(0) and MODULES[kind]().eval() for _ in range(2))
-    x = torch.randn(6, 3, 8, 8)
-    model = sq.calibrate(sq.wrap(given, 8, name="mine"), [x[:3], x[3:]], "qdq", passes=["equalize"])
-    engine = sq.export(model, "onnxruntime", tmp_path).load()
-    with torch.no_grad():
-        wanted = module(x)
-    assert wanted.square().sum() > 1000 * (engine(x) - wanted).square().sum() and len(engine(x[:1])) == 1
+    check_engine(MODULES[kind], ["equalize"], tmp_path)
 
 
 @pytest.mark.slow
