@@ -115,14 +115,15 @@ class PatchMerging(nn.Module):
 
     def __init__(self, g: Geometry, stage: int) -> None:
         super().__init__()
-        self.resolution = None if g.on_maps else g.resolution(stage)
+        self.on_maps = g.on_maps
+        self.resolution = 0 if g.on_maps else g.resolution(stage)
         dim = g.embed_dim * 2**stage
         self.reduction = QuantLinear(4 * dim, 2 * dim, bias=False)
         self.norm = LayerNorm(4 * dim if self.norm_first else 2 * dim)
 
     def merge(self, x: Tensor) -> Tensor:
         """[B, H * W, C] -> [B, H * W / 4, 4C], neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
-        if self.resolution is None:
+        if self.on_maps:
             return neighbours(x)
         side, channels = self.resolution // 2, x.shape[-1]
         x = x.view(-1, side, 2, side, 2, channels).permute(0, 1, 3, 4, 2, 5)  # [B, side, side, column, row, C]
