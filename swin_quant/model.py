@@ -62,8 +62,7 @@ def choose_checkpoint_path(
 ) -> Path:
     """The file for a calibrated checkpoint: <NAME>_calib.pth, or the file that holds the same checkpoint (`holds`).
 
-    Another checkpoint from which something was made stays: the new file's name then gets the policy's name, and if that
-    is taken too, a number.
+    Another checkpoint from which something was made stays: the new name gets the policy's, and if need be a number.
     """
     usual = folder / f"{name}_calib.pth"
     own = f"{name}_calib_{re.sub('[^A-Za-z0-9.]+', '-', (policy or {}).get('name', '')).strip('-.')[:80] or 'other'}"
@@ -338,8 +337,7 @@ class Model:
         return card
 
     def save_in(self, folder: Path, world: World) -> None:
-        """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that
-        `choose_checkpoint_path` gives."""
+        """Write a model that was just calibrated, on rank 0, to the file of `choose_checkpoint_path`."""
         assert self.calibration is not None, "save_in: is for a model that was just calibrated"
         (place,) = gather([str(place_for(folder, self.module, self.card))] if world.is_main else [])
         self.file = Path(place)

@@ -43,8 +43,7 @@ STILL = frozenset("identity dropout droppath contiguous clone".split())  # give 
 class CapturedNetwork(Classifier):
     """The modules of another network, and its forward pass with nodes: [B, *input_shape] -> logits [B, classes].
 
-    `foldable`: the layer that each batch norm can be folded into, by name (`quant.fold`). `products`: its multiplying
-    operations (`coverage`).
+    `foldable`: the layer that each batch norm can be folded into (`quant.fold`). `products`: for its `coverage`.
     """
 
     _run: Callable[..., Tensor]

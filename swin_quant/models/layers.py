@@ -264,8 +264,7 @@ BlockFactory = Callable[[Geometry, int, int, float], WindowBlock]
 
 
 class Swin(Classifier):
-    """Swin Transformer. Pictures [B, in, S, S], or of other sides on maps, to logits [B, classes]; its blocks and
-    mergings decide the version."""
+    """Pictures [B, in, S, S], or of other sides on maps, to logits [B, classes]; its blocks decide the version."""
 
     def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
         g = geometry

@@ -116,8 +116,7 @@ def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Rol
 
 
 def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
-    """Maps each batch norm that alone reads a layer to that layer, if both run once and nothing else reads their
-    parameters."""
+    """Maps each batch norm that alone reads a layer to it, if both run once and nothing else reads their parameters."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     found = {}

@@ -89,8 +89,7 @@ def list_units(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks of a known architecture, else the units of a captured network; none for any other network, or for a
-    single unit."""
+    """The blocks of a known architecture, else the units of a captured network, if there are several; else none."""
     if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := list_blocks(model)):
         return blocks
     return {name: model.get_submodule(name) for name in own_units(model) if name}

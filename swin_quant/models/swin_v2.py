@@ -132,8 +132,7 @@ def get_version(model: Swin) -> int:
 
 
 def streams(model: nn.Module) -> Iterator[Exchange]:
-    """The residual stream of each stage, with its writers and readers. The last one ends in `norm`, which compares
-    channels and multiplies the factors back."""
+    """The residual stream of each stage, with its writers and readers. After the last, `norm` undoes the factors."""
     swin = cast(Swin, model)
     source = "patch_embed.proj" if isinstance(swin.patch_embed.norm, nn.Identity) else "patch_embed.norm"
     position = () if swin.absolute_pos_embed is None else (Part("absolute_pos_embed", dim=2),)

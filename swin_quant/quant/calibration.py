@@ -38,8 +38,7 @@ Forward = Callable[[Tensor], Tensor]
 class Method:
     """The range method `name`; None: the default for a node's bits.
 
-    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. UsageError for an unknown name or an
-    impossible percentile.
+    `exact` counts all values, not `VALUES_PER_PICTURE` a picture and node. UsageError for a wrong name or percentile.
     """
 
     name: str | None = None
@@ -72,8 +71,7 @@ class Calibration:
 
     @property
     def beyond_half(self) -> list[str]:
-        """Nodes with values that overflow float16, and a residual add's stream if its sum may: not every sum passes a
-        node."""
+        """Nodes with values that overflow float16, and a residual add's stream if its sum, which has no node, may."""
         found = []
         for name, largest in self.largest.items():
             branch = name.replace("_residual_input", "_local_input")

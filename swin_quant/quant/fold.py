@@ -65,8 +65,7 @@ def fold(model: nn.Module) -> None:
 
 @torch.no_grad()
 def is_fold_exact(model: nn.Module, images: Tensor) -> bool:
-    """Whether `model`, in evaluation mode, gives the same outputs when its norms are folded, to a thousandth of the
-    largest magnitude; it is left as it was."""
+    """Whether `model`, in evaluation mode, gives the same with its norms folded, to a thousandth of the largest."""
     wanted, undo = rows(model(images)), unfolding(model)
     try:
         fold(model)

@@ -147,8 +147,7 @@ class QuantLinear(QuantizedLayer, nn.Linear):
 class QuantConv(QuantizedLayer):
     """y = Q_aftergemm(Q_input(x) * Q_weight(W) + bias). x: [B, in, ...], y: [B, out, ...].
 
-    A mixin for torch's classes. Ranges per channel are one for each output channel, [out, 1, ...]; in depthwise
-    convolutions one for each filter.
+    A mixin for torch's classes. Ranges per channel are those of outputs, [out, 1, ...], if depthwise of filters.
     """
 
     channel_dim = 1
@@ -255,8 +254,7 @@ def all_factors(model: nn.Module) -> Iterator[tuple[str, ChannelFactors]]:
 
 
 class Reading(nn.Module):
-    """The weight and bias of a layer as other parts of a forward pass read them; an exporter, whose layers hold other
-    values, replaces it by copies."""
+    """The weight and bias of a layer as other parts of a forward pass read them; exporters replace it by copies."""
 
     def __init__(self, layer: QuantizedLayer) -> None:
         super().__init__()

@@ -147,8 +147,7 @@ class Quantizer(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Smallest and largest level. Unless the setting is symmetric, it is the unsigned grid with zero point
-        -qmin."""
+        """Smallest and largest level; unless the setting is symmetric, of the unsigned grid with zero point -qmin."""
         qmin, qmax = self.setting.levels
         if self.setting.symmetric:
             return qmin, qmax
@@ -162,7 +161,7 @@ class Quantizer(nn.Module):
 
         None: for a whole tensor, 0-dim. A range per tensor is reduced to each channel's own (`row_ranges`); of ranges
         per channel, a tensor takes the largest. In blocks [channels, in], each value has its block's range. With a zero
-        point it is the upper end of the grid.
+        point: the grid's upper end.
         """
         if not self.setting.symmetric:
             (low, high), (qmin, qmax) = self.range.unbind(), self.grid

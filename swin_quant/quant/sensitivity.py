@@ -63,8 +63,7 @@ class GroupLoss:
 class Sensitivity:
     """The losses of every group, in the model's order, and of all nodes together.
 
-    `profile`: SQNR in dB of each block's output, quantized against float. `forwards`: the work, in forward passes of
-    the whole model over all pictures.
+    `profile`: SQNR in dB of each block's output, quantized against float. `forwards`: the work, in passes over all.
     """
 
     pictures: int

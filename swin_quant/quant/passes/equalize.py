@@ -104,8 +104,7 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
     """SmoothQuant's factor of each channel [channels], float64: size ** alpha / other ** (1 - alpha).
 
     Without another side: the factors that make channels equal, to the power of alpha. `relative` to the median channel.
-    Factors are rounded to eight bits, so that the last bits of a measurement do not matter. A channel of zeros keeps
-    its size.
+    Factors have eight bits, so that a measurement's last bits do not matter. A channel of zeros keeps its size.
     """
     size = size.double()
     alive = size > 0
@@ -124,8 +123,7 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 
 
 def run(context: PassContext, options: EqualizeOptions) -> str:
-    """Equalize `context.model`: first residual streams, then unit after unit, with the float activations of the new
-    streams.
+    """Equalize `context.model`: residual streams, then unit after unit, with the activations of the new streams.
 
     Units with outlier channels come first: a stream is measured at its readers, whose outlier rows would look like
     outlier channels of the stream.
@@ -214,8 +212,7 @@ def _times(size: Tensor, like: Tensor) -> float:
 
 @dataclass(frozen=True)
 class OutlierChannels:
-    """Channels `times` as large as others at the module `place`; `cure`: the layers between which their size can
-    move."""
+    """Channels `times` as large as others at the module `place`; `cure`: the layers between which size can move."""
 
     place: str
     times: float

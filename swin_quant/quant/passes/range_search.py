@@ -48,8 +48,7 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int) -> None:
 
 @dataclass(frozen=True)
 class RangeSearchOptions(SelfChecked):
-    """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as in
-    `reconstruct`."""
+    """A quarter of the `pictures` judges; `rounds` through a unit's nodes; the others as in `reconstruct`."""
 
     pictures: Annotated[int, within(least=1)] = 64
     rounds: Annotated[int, within(least=1)] = 2

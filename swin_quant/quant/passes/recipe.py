@@ -49,8 +49,7 @@ class PassStep:
 
 @dataclass(frozen=True)
 class PassRecipe:
-    """The steps of a recipe, and the steps that replace them `below_8_bits` of most weights or activations, or of most
-    activations; None replaces nothing."""
+    """The steps of a recipe, and those that replace them below 8 bits of most weights or activations, if there are."""
 
     steps: tuple[PassStep, ...]
     below_8_bits: tuple[PassStep, ...] | None = None
