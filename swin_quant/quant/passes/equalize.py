@@ -28,7 +28,6 @@ from swin_quant.quant.passes.trial import (
     enabled_in,
     gain_db,
     restore,
-    weights_in,
 )
 from swin_quant.quant.passes.units import UnitRun, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -239,7 +238,7 @@ def _equalize(context: PassContext, step: UnitRun, spreads: Sequence[Spread], op
     trial = Trial(step, context.method.name)
     if not trial.nodes:
         return 0.0
-    original = weights_in(copy_state(step.unit))
+    original = copy_state(step.unit)
     plain = (Choice(),) * len(spreads)
 
     def error(choices: Sequence[Choice]) -> float:
