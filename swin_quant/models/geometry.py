@@ -72,10 +72,6 @@ class Geometry:
         """The side of the windows of square pictures."""
         return self.windows(stage)[0]
 
-    def shift(self, stage: int, block: int) -> int:
-        """The shift of the windows of square pictures, along both sides."""
-        return self.shifts(stage, block)[0]
-
 
 def read_geometry(cfg: CfgNode) -> Geometry:
     """The geometry in a checked config of a Swin. UsageError for another family."""

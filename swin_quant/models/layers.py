@@ -193,8 +193,8 @@ class WindowBlock(nn.Module):
         if g.on_maps:
             self.cut = Cut(g.windows(stage), g.shifts(stage, index), g.whole_windows, g.rests)
         else:
-            side, self.window, self.shift = g.resolution(stage), g.window_in_use(stage), g.shift(stage, index)
-            self.resolution = side
+            self.resolution = side = g.resolution(stage)
+            self.window, (self.shift, _) = g.window_in_use(stage), g.shifts(stage, index)
             self.attn_mask = mask(side, side, g.windows(stage), g.shifts(stage, index)) if self.shift else None
         self.on_maps = g.on_maps
         self.layernorm_input1_quantizer = Quantizer(Role.NORM_INPUT)
