@@ -284,8 +284,6 @@ def test_outputs_by_name():
         (2, 6, 8, 8),
         (2, 6, 4, 8),
     ]
-    with pytest.raises(sq.UsageError, match="gives logits, maps.0, maps.1: choose one of them"):
-        sq.wrap(module, 8, output="boxes")
 
 
 class Wrong(nn.Module):

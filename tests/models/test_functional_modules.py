@@ -240,21 +240,10 @@ def _autocast(net, x):
         return net.a(x).float()
 
 
-def _counting(net, x):
-    net.count += 1
-    return net.a(x)
-
-
 def _clamping(net, x):
     with torch.no_grad():
         net.a.weight.clamp_(-0.1, 0.1)
     return net.a(x)
-
-
-def _with_count():
-    net = _two(_counting)()
-    net.register_buffer("count", torch.zeros(()))
-    return net
 
 
 REFUSED = {
@@ -263,7 +252,6 @@ REFUSED = {
         _two(lambda net, x: torch.cond(x.mean() > 0, lambda t: net.a(t), lambda t: net.a(2 * t), (x,))),
         "calls torch's cond, which is not supported: write it by torch.where",
     ),
-    "buffer": (_with_count, "its forward pass changes count: a state is not supported"),
     "parameter": (_two(_clamping), "its forward pass changes a.weight: a state is not supported"),
     "data": (_two(lambda net, x: F.conv2d(x, net.a.weight.data / 2)), "it sets or reads `.data` of a parameter"),
     "values": (
