@@ -159,8 +159,7 @@ class SubjectFiles(ModelFile):
 
 
 def is_checkpoint(path: str, wanted: str = "checkpoint or artifact") -> bool:
-    """Whether a file is a checkpoint, not an artifact: by its run card, else by its name. UsageError, which asks for
-    what is `wanted`, for neither."""
+    """Whether a file is a checkpoint, not an artifact, by its run card or name. UsageError for neither (`wanted`)."""
     if path.startswith(HUBS) or os.path.isdir(path):
         return True
     require_file(path, wanted)
@@ -168,10 +167,9 @@ def is_checkpoint(path: str, wanted: str = "checkpoint or artifact") -> bool:
     return path.endswith(CHECKPOINTS) and not (card.is_file() and RunCard.read(card).artifact)
 
 
-def open_model(given: Any, policies: Sequence[Policy] = ()) -> Model:
-    """A Model, a module of our layers, or the checkpoint in a file, loaded under `policies`. UsageError names the call
-    for anything else."""
-    found = given.load(policies) if isinstance(given, ModelFile) else open_subject(given)
+def open_model(given: Any) -> Model:
+    """A Model, a module of our layers, or the checkpoint in a file. UsageError names the call for anything else."""
+    found = given.load() if isinstance(given, ModelFile) else open_subject(given)
     if isinstance(found, Exported):
         raise UsageError(f"{found.file}: is an artifact, and this needs the model: give sq.load(CHECKPOINT)")
     return found
@@ -291,8 +289,7 @@ def choose_engine(artifact: Artifact, engine: str | None) -> str:
 def find_checkpoint(artifact: Artifact, file: str | Path | None = None) -> Path | None:
     """The checkpoint that the artifact was made from: `file`, else where its card says, beside it or one folder up.
 
-    Its SHA-256 identifies it. SwinQuantError if `file` is another one, or the card names none to compare it with; None
-    if it is not found.
+    Its SHA-256 identifies it; None if it is not found. SwinQuantError if `file` is another one, or the card names none.
     """
     record = artifact.card.checkpoint or artifact.card.source
     if file is not None:
@@ -325,8 +322,7 @@ def load_origin(
 ) -> tuple[Model, list[Policy]]:
     """The torch model of the checkpoint, calibrated if the artifact is quantized, and the artifact's policy.
 
-    That of a wrapped module is `origin`. SwinQuantError where the checkpoint is missing, UsageError where `origin` is,
-    or was calibrated again since.
+    That of a wrapped module is `origin`; UsageError where it is missing or changed. SwinQuantError without checkpoint.
     """
     policy = _read_policy(artifact)
     policies = [policy] if policy else []

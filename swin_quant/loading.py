@@ -77,14 +77,8 @@ class ModelFile:
             what = "must be a number of pixels, or height and width as 192x224"
             raise UsageError(f"‹img_size› {self.img_size!r:.40}: {what}")
         sizes = [int(word) for word in words]
-        wanted: dict[str, Any] = {
-            "MODEL.OUTPUT_KIND": self.output_kind,
-            "MODEL.WEIGHTS": self.weights,
-            "DATA.IMG_SIZE": sizes if len(sizes) == 2 else sizes[0] if sizes else None,
-            "MODEL.SWIN.WINDOW_SIZE": self.window,
-            "MODEL.SWINV2.WINDOW_SIZE": self.window,
-        }
-        wanted = {key: value for key, value in wanted.items() if value is not None} | dict(more or {})
+        size = sizes if len(sizes) == 2 else sizes[0] if sizes else None
+        wanted = _by_key(self.output_kind, self.weights, size, self.window) | dict(more or {})
         if self.cfg:
             cfg = config_given(self.cfg, opened, self.opts, wanted)
         elif opened:
@@ -155,6 +149,13 @@ class ModelFile:
         return model
 
 
+def _by_key(output_kind: str | None, weights: str | None, img_size: Any, window: int | None) -> dict[str, Any]:
+    """What is asked for, by the keys of the configuration."""
+    asked = {"MODEL.OUTPUT_KIND": output_kind or None, "MODEL.WEIGHTS": weights, "DATA.IMG_SIZE": img_size}
+    asked |= dict.fromkeys(("MODEL.SWIN.WINDOW_SIZE", "MODEL.SWINV2.WINDOW_SIZE"), window)
+    return {key: value for key, value in asked.items() if value is not None}
+
+
 @checked
 def load(
     checkpoint: str | Path,
@@ -179,9 +180,7 @@ def load(
     (a side, or height and width) and `window` give a float model another size, with its positions interpolated.
     SwinQuantError for a file that is no Swin, is damaged, or fits no config or several (they are named).
     """
-    sizes = {"DATA.IMG_SIZE": img_size, "MODEL.SWIN.WINDOW_SIZE": window, "MODEL.SWINV2.WINDOW_SIZE": window}
-    asked: dict[str, Any] = {"MODEL.OUTPUT_KIND": output_kind or None, "MODEL.WEIGHTS": weights, **sizes}
-    wanted = {key: value for key, value in asked.items() if value is not None}
+    wanted = _by_key(output_kind, weights, img_size, window)
     wanted |= {f"MODEL.FEATURES.{key.upper()}": value for key, value in features.items()}
     if not isinstance(checkpoint, str | os.PathLike):
         what = "torch.save a state dict and give its name, or sq.wrap(module, SIZE)"

@@ -62,8 +62,7 @@ def choose_checkpoint_path(
 ) -> Path:
     """The file for a calibrated checkpoint: <NAME>_calib.pth, or the file that holds the same checkpoint (`holds`).
 
-    Another checkpoint from which something was made stays: the new file's name then gets the policy's name, and if that
-    is taken too, a number.
+    Another checkpoint from which something was made stays: the new name gets the policy's, and if need be a number.
     """
     usual = folder / f"{name}_calib.pth"
     own = f"{name}_calib_{re.sub('[^A-Za-z0-9.]+', '-', (policy or {}).get('name', '')).strip('-.')[:80] or 'other'}"
@@ -338,8 +337,7 @@ class Model:
         return card
 
     def save_in(self, folder: Path, world: World) -> None:
-        """Write a model that was just calibrated, on rank 0, as <NAME>_calib.pth or under the name that
-        `choose_checkpoint_path` gives."""
+        """Write a model that was just calibrated, on rank 0, to the file of `choose_checkpoint_path`."""
         assert self.calibration is not None, "save_in: is for a model that was just calibrated"
         (place,) = gather([str(place_for(folder, self.module, self.card))] if world.is_main else [])
         self.file = Path(place)
@@ -357,25 +355,14 @@ class Model:
         return self.card.to_dict()
 
     def __repr__(self) -> str:
-        facts = {key: text for key, text in self._facts().items() if text}
-        more = [f"{key} {facts[key]}" for key in ("calibrated", "policy") if key in facts]
-        said = [facts["network"], facts["size"], *more]
-        return f"{self.name}: {', '.join(said)}" + (f" ({self.file})" if self.file else "")
-
-    def _facts(self) -> dict[str, str | None]:
-        """The facts for `repr` and for a notebook, in words."""
-        count = sum(parameter.numel() for parameter in self.module.parameters())
-        record, given = self.card.calibration, self.card.preprocess
-        found = f"by {record['method']} on {record['pictures']} pictures" if record else "yes"
-        return {
-            "network": type(self.module).__name__,
-            "size": f"{count / 1e6:.1f} M parameters" if count >= 1e5 else f"{count:,} parameters",
-            "calibrated": found if self.is_calibrated else None,
-            "policy": self.policy.name if self.policy else None,
-            "input": f"{given['size']} x {given['size']}, {given['interpolation']}" if given else None,
-            "classes": listed(self.class_names, 3) or None,
-            "file": str(self.file) if self.file else None,
-        }
+        count, record = sum(parameter.numel() for parameter in self.module.parameters()), self.card.calibration
+        size = f"{count / 1e6:.1f} M" if count >= 1e5 else f"{count:,}"
+        said = f"{self.name}: {type(self.module).__name__}, {size} parameters"
+        if self.is_calibrated:
+            found = f"by {record['method']} on {record['pictures']} pictures" if record else "yes"
+            said += f", calibrated {found}"
+        said += f", policy {self.policy.name}" if self.policy else ""
+        return f"{said} ({self.file})" if self.file else said
 
 
 def weights_digest(module: nn.Module) -> str:

@@ -25,25 +25,8 @@ from swin_quant.base.files import compute_sha256, finite, one_at_a_time, read_js
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.base.schema import check_record, checked, get_fields
+from swin_quant.cards import records
 from swin_quant.cards.paths import located, portable_path, with_paths
-from swin_quant.cards.records import (
-    ArtifactRecord,
-    CalibrationRecord,
-    CheckpointRecord,
-    ClassNames,
-    FileName,
-    KnownOptions,
-    Moment,
-    PassRecord,
-    Result,
-    SensitivityRecord,
-    SourceRecord,
-    TrainingRecord,
-    TriedPolicies,
-    VerificationRecord,
-    WrappedRecord,
-    sha256_in,
-)
 
 FAMILY = "swin-quant/run-card/"
 SCHEMA = f"{FAMILY}1"
@@ -86,23 +69,23 @@ class RunCard:
     `checked`: the card comes from a file that was checked already.
     """
 
-    name: FileName
+    name: records.FileName
     config: dict[str, Any]
     preprocess: dict[str, Any]
-    source: SourceRecord | None = None
-    checkpoint: CheckpointRecord | None = None
+    source: records.SourceRecord | None = None
+    checkpoint: records.CheckpointRecord | None = None
     policy: dict[str, Any] | None = None
-    calibration: CalibrationRecord | None = None
-    training: TrainingRecord | None = None
-    artifact: ArtifactRecord | None = None
-    sensitivity: SensitivityRecord | None = None
-    searches: list[TriedPolicies] = field(default_factory=list)
+    calibration: records.CalibrationRecord | None = None
+    training: records.TrainingRecord | None = None
+    artifact: records.ArtifactRecord | None = None
+    sensitivity: records.SensitivityRecord | None = None
+    searches: list[records.TriedPolicies] = field(default_factory=list)
     versions: dict[str, str | None] = field(default_factory=versions)
     results: list[dict[str, Any]] = field(default_factory=list)
-    verification: list[VerificationRecord] = field(default_factory=list)
-    class_names: ClassNames = field(default_factory=list)
-    wrapped: WrappedRecord | None = None
-    created: Moment = field(default_factory=lambda: made_now()["created"])
+    verification: list[records.VerificationRecord] = field(default_factory=list)
+    class_names: records.ClassNames = field(default_factory=list)
+    wrapped: records.WrappedRecord | None = None
+    created: records.Moment = field(default_factory=lambda: made_now()["created"])
     checked: InitVar[bool] = False
 
     def __post_init__(self, checked: bool) -> None:
@@ -120,7 +103,7 @@ class RunCard:
         return training is not None and (quantized or "ranges" in training)
 
     @property
-    def kept_passes(self) -> list[PassRecord]:
+    def kept_passes(self) -> list[records.PassRecord]:
         """The passes that were not taken back, in this calibration and in earlier ones of the same weights."""
         passes = self.calibration.get("passes", []) if self.calibration else []
         return [one for one in passes if one["kept"]]
@@ -136,7 +119,7 @@ class RunCard:
         return any(not one.get("keeps_features", True) for one in self.kept_passes)
 
     @property
-    def start(self) -> CheckpointRecord | None:
+    def start(self) -> records.CheckpointRecord | None:
         """The checkpoint that training began with; None if nothing was trained, or from random weights."""
         return self.training["start"] if self.training else None
 
@@ -144,21 +127,21 @@ class RunCard:
     def original_sha256(self) -> str | None:
         """The float model that deltas compare with: the source, or the checkpoint itself if it was trained in float."""
         record = self.checkpoint if self.training and not self.is_qat else self.source
-        return sha256_in(record)
+        return records.sha256_in(record)
 
     @property
     def weights_sha256(self) -> str | None:
         """The file with the weights: the calibrated checkpoint, or the float one."""
-        return sha256_in(self.checkpoint or self.source)
+        return records.sha256_in(self.checkpoint or self.source)
 
-    def measured(self) -> list[Result]:
+    def measured(self) -> list[records.Result]:
         """The results, typed."""
-        return [Result(**record) for record in self.results]
+        return [records.Result(**record) for record in self.results]
 
-    def with_result(self, result: Result) -> "RunCard":
+    def with_result(self, result: records.Result) -> "RunCard":
         """A card that also holds `result`, in place of an older one for the same engine, policy and pictures."""
 
-        def identity(one: Result) -> tuple[object, ...]:
+        def identity(one: records.Result) -> tuple[object, ...]:
             return one.engine, one.precision, one.weights, one.dataset, one.policy_sha256 or one.policy
 
         older = [identity(old) == identity(result) for old in self.measured()]
@@ -172,12 +155,12 @@ class RunCard:
         none: dict[str, Any] = {"results": [], "verification": [], "sensitivity": None, "searches": []}
         return dataclasses.replace(self, **none, **parts, **made_now())
 
-    def with_verification(self, record: VerificationRecord) -> "RunCard":
+    def with_verification(self, record: records.VerificationRecord) -> "RunCard":
         """A card that also holds `record`, instead of an older one for the same engine, precision and reference."""
         newest = _newest(self.verification, record, "engine", "precision", "policy", "reference")
         return dataclasses.replace(self, verification=newest)
 
-    def with_search(self, record: TriedPolicies) -> "RunCard":
+    def with_search(self, record: records.TriedPolicies) -> "RunCard":
         """A card that also holds `record`, instead of an older search for the same engine and batch."""
         return dataclasses.replace(self, searches=_newest(self.searches, record, "engine", "batch"))
 
@@ -200,10 +183,10 @@ class RunCard:
             raise SwinQuantError(f"{path}: is not a run card: it is nested too deeply") from error
 
 
-def _newest(records: Iterable[Any], record: Any, *keys: str) -> list[Any]:
-    """The records, with `record` in place of an older one with the same values of `keys`."""
+def _newest(older: Iterable[Any], record: Any, *keys: str) -> list[Any]:
+    """The `older` records, with `record` in place of one with the same values of `keys`."""
     identity = itemgetter(*keys)
-    return [*(old for old in records if identity(old) != identity(record)), finite(record)]
+    return [*(old for old in older if identity(old) != identity(record)), finite(record)]
 
 
 def without_paths(card: RunCard) -> dict[str, Any]:
@@ -234,10 +217,10 @@ def _check_card(content: Any, where: str) -> None:
         )
     check_record(RunCard, {key: value for key, value in content.items() if key != "schema"}, where)
     for index, result in enumerate(content.get("results", ())):
-        check_record(Result, result, where, f"results[{index}]")
+        check_record(records.Result, result, where, f"results[{index}]")
     if artifact := content.get("artifact"):
-        known = artifact["options"].keys() & get_fields(KnownOptions)[0]
-        check_record(KnownOptions, {key: artifact["options"][key] for key in known}, where, "artifact.options")
+        known = artifact["options"].keys() & get_fields(records.KnownOptions)[0]
+        check_record(records.KnownOptions, {key: artifact["options"][key] for key in known}, where, "artifact.options")
     if content.get("policy") is not None:
         checked(str, content["policy"].get("name"), where, "policy.name")
 
@@ -257,13 +240,13 @@ def update(path: Path, read: RunCard, change: Callable[[RunCard], RunCard]) -> R
     return changed
 
 
-def with_results(card: RunCard, results: Iterable[Result]) -> RunCard:
+def with_results(card: RunCard, results: Iterable[records.Result]) -> RunCard:
     """A card that also holds `results`; see `RunCard.with_result`."""
     return reduce(RunCard.with_result, results, card)
 
 
 def _whose(card: RunCard) -> list[str | None]:
-    return [sha256_in(record) for record in (card.artifact, card.checkpoint, card.source)]
+    return [records.sha256_in(record) for record in (card.artifact, card.checkpoint, card.source)]
 
 
 def is_card(file: Path) -> bool:

@@ -113,8 +113,7 @@ class AdviceRecord(TypedDict):
 
 
 class InputRecord(TypedDict):
-    """One of several inputs of a wrapped module. `shape`: without the batch; `example`: the values of whole numbers,
-    or one for all."""
+    """An input of a wrapped module. `shape`: without the batch; `example`: its whole numbers, or one for all."""
 
     name: str
     shape: list[int]

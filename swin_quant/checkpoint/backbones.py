@@ -42,10 +42,9 @@ _OURS_IN_THEIRS = [0, 2, 1, 3]  # place of our (0, 0), (1, 0), (0, 1), (1, 1) in
 def as_backbone(weights: Weights, warns: bool = False) -> tuple[Weights, dict[str, Any]]:
     """The Swin in a file under Microsoft's names, and the keys of MODEL.FEATURES that the file determines.
 
-    `warns`: log a warning where the rule for windows is assumed. Other parts (a neck, heads) are left out and logged.
-    A classifier's file comes back unchanged.
-    Of several backbones, `weights.asked` chooses (MoBY's `encoder`, beside its momentum encoder `encoder_k`).
-    SwinQuantError where it does not.
+    `warns`: log a warning where the rule for windows is assumed. Other parts (a neck, heads) are left out and logged. A
+    classifier's file comes back unchanged. Of several backbones, `weights.asked` chooses (MoBY's `encoder`, beside its
+    momentum encoder `encoder_k`); SwinQuantError where it does not.
     """
     found = sorted({match[1] for match in map(_ENTRANCE.fullmatch, weights.state) if match})
     prefix = found[0] if found else ""

@@ -84,12 +84,12 @@ def stage_windows(state: Mapping[str, Tensor], stages: Sequence[int]) -> list[in
         tokens = _shape(state, f"{attention}relative_position_index", 2)
         biases = _shape(state, f"{attention}relative_position_bias_table", 2)
         _, height, width, _ = _shape(state, f"{attention}relative_coords_table", 4) or (0, 0, 0, 0)
-        offsets = _root(biases[0]) if biases else height if height == width else None
-        found.append(_root(tokens[0]) if tokens else (offsets + 1) // 2 if offsets else None)
+        offsets = find_side(biases[0]) if biases else height if height == width else None
+        found.append(find_side(tokens[0]) if tokens else (offsets + 1) // 2 if offsets else None)
     return found
 
 
-def _root(area: int) -> int | None:
+def find_side(area: int) -> int | None:
     """The side of a square; None for an area that is none."""
     side = math.isqrt(area)
     return side if side * side == area else None
@@ -125,13 +125,13 @@ def _first_side(state: Mapping[str, Tensor], windows: list[int | None]) -> int |
     """The side of the first map: from a mask, from a window that its map clipped, or from positions of tokens."""
     for key in state:
         if (match := _MASK.fullmatch(key)) and (mask := _shape(state, key, 3)) is not None:
-            side = _root(mask[0] * mask[1])
+            side = find_side(mask[0] * mask[1])
             return side << int(match[1]) if side else None
     for stage, window in enumerate(windows):
         if window and windows[0] and window < windows[0]:
             return window << stage
     positions = _shape(state, "absolute_pos_embed", 3)
-    return _root(positions[1]) if positions is not None else None
+    return find_side(positions[1]) if positions is not None else None
 
 
 def _shape(state: Mapping[str, Tensor], key: str, dimensions: int) -> tuple[int, ...] | None:

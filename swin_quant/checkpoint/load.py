@@ -1,6 +1,5 @@
 """Load a checkpoint into a model, all or nothing: every fault is found before the first weight changes."""
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from swin_quant.base.errors import SwinQuantError, listed
 from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
-from swin_quant.checkpoint.geometry import describe, difference, geometry
+from swin_quant.checkpoint.geometry import describe, difference, find_side, geometry
 from swin_quant.checkpoint.opened import Checkpoint, Source, Weights, open_checkpoint
 from swin_quant.checkpoint.ranges import assign_ranges, checked_ranges, is_range
 from swin_quant.checkpoint.roots import find_model
@@ -167,7 +166,7 @@ def _at_model_size(
 
 
 def _square(places: int) -> tuple[int, int] | None:
-    return (side, side) if (side := math.isqrt(places)) and side * side == places else None
+    return (side, side) if (side := find_side(places)) else None
 
 
 def _compare(stored: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, list[str]]:

@@ -68,12 +68,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Weights:
-    """A state_dict under Microsoft's names and its source.
-
-    Attributes:
-        raw: the same under the file's own names.
-        asked: the set that the user named.
-    """
+    """A state_dict under Microsoft's names, and its source; `raw`: under its own; `asked`: the set that is wanted."""
 
     state: dict[str, Tensor]
     source: Source
@@ -168,8 +163,7 @@ def is_calibrated(state: Mapping[str, Tensor]) -> bool:
 def named_weights(state: dict[str, Tensor], source: Source, weights: str = "") -> Weights:
     """The tensors of a file under Microsoft's names.
 
-    `weights`: the set to take from a file that holds several (`roots`), UsageError without it; a file of ours holds
-    one.
+    `weights`: the set to take from a file of several (`roots`), UsageError without it; a file of ours holds one.
     """
     names = [INSERTED.sub("", key) for key in state]
     raw = dict(zip(names, state.values(), strict=True)) if len({*names}) == len(names) else state

@@ -89,8 +89,7 @@ def origins(model: nn.Module, card: RunCard) -> dict[str, Origin]:
 def check_bits(model: nn.Module, card: RunCard | None, policies: Sequence[Policy], checkpoint: str) -> None:
     """UsageError if a policy gives a node another grid than its range was found for, and the range depends on it.
 
-    It warns if the range does not depend on the grid, and if the bits of the ranges are unknown and the policy's are
-    not 8.
+    It warns if the range does not depend on the grid, and if only the policy's bits are known, which are not 8.
     """
     found = origins(model, card) if card and card.calibration else None
     for policy in policies:

@@ -27,8 +27,7 @@ _BESIDE = ("config.json", "preprocessor_config.json")  # descriptions of the mod
 def download(repository: str, revision: str | None, asked: str) -> Path:
     """The weights of a repository on huggingface.co, with their descriptions beside them.
 
-    The hub's cache comes first: its files need no network, and do not change from one run to the next. Errors name
-    `asked`, as the user wrote it.
+    The hub's cache comes first: it needs no network, and does not change from one run to the next. Errors name `asked`.
     """
     from huggingface_hub import constants, errors
 

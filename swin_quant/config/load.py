@@ -66,10 +66,7 @@ def keys_set_in(path: str | Path) -> set[str]:
 
 
 def from_dict(mapping: Mapping[str, Any], source: str, overrides: Mapping[str, Any] | None = None) -> CfgNode:
-    """A tree written by `to_dict`, over the defaults, and `overrides` over it; checked and frozen like a file.
-
-    `source` names it in errors.
-    """
+    """A tree of `to_dict` over the defaults, and `overrides` over it, checked and frozen; `source` is for errors."""
     cfg = default_config()
     merge(cfg, mapping, source)
     merge(cfg, overrides or {}, "command line")

@@ -6,11 +6,8 @@ norm, `norm0` to `norm3`, as in Microsoft's detection and segmentation code, or 
 `norm`.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
-import torch.nn.functional as F
 from torch import Tensor
 from yacs.config import CfgNode
 
@@ -18,57 +15,9 @@ from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import EACH, FEATURES, LAST, MMPRETRAIN, TIMM, select_stages
 from swin_quant.models import swin, swin_v2
 from swin_quant.models.geometry import Geometry, read_geometry
-from swin_quant.models.layers import BlockFactory, LayerNorm, PatchEmbed, PatchMerging, Swin, WindowBlock, initialise
-from swin_quant.models.maps import Cut, neighbours, patches
+from swin_quant.models.layers import BlockFactory, LayerNorm, PatchMerging, Swin, initialise
 
 _MASKS = r"layers\.\d+\.blocks\.\d+\.attn_mask$"  # keys of a checkpoint: maps need others
-
-
-class MapBlock(WindowBlock):
-    """A block on maps [B, H, W, C] of any size. Masks depend on the map and are computed for each call."""
-
-    def set_windows(self, g: Geometry, stage: int, index: int) -> None:
-        self.cut = Cut(g.windows(stage), g.shifts(stage, index), g.whole_windows, g.rests)
-        self.register_buffer("attn_mask", None)
-
-    def window_attention(self, x: Tensor) -> Tensor:
-        """Attention inside (shifted) windows. [B, H, W, C] -> [B, H, W, C]."""
-        windows = self.cut.partition(x)
-        return self.cut.reverse(self.attn(windows.flatten(0, 1), self.cut.mask(x)).view_as(windows), x)
-
-
-class MapMerging(PatchMerging):
-    """Patch merging of maps: [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), 2C]."""
-
-    def set_map(self, g: Geometry, stage: int) -> None:
-        """Nothing: maps tell."""
-
-    def merge(self, x: Tensor) -> Tensor:
-        return neighbours(x)
-
-
-class SwinMapBlock(MapBlock, swin.SwinBlock):
-    """V1's order of norms."""
-
-
-class SwinV2MapBlock(MapBlock, swin_v2.SwinV2Block):
-    """V2's order of norms."""
-
-
-class SwinMapMerging(MapMerging, swin.SwinPatchMerging):
-    """V1's patch merging: the norm, then the reduction."""
-
-
-class SwinV2MapMerging(MapMerging, swin_v2.SwinV2PatchMerging):
-    """V2's patch merging: the reduction, then the norm."""
-
-
-class MapEmbed(PatchEmbed):
-    """Patches of pictures of any size: [B, in, H, W] -> [B, ceil(H / patch), ceil(W / patch), C]."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = F.linear(patches(x, self.proj.kernel_size[0]), self.proj.weight.flatten(1), self.proj.bias)
-        return self.norm(tokens).to(self.proj.weight.dtype)
 
 
 class MapSwin(Swin):
@@ -76,18 +25,6 @@ class MapSwin(Swin):
 
     rewrites = "swin_maps"
     left_out: str | None = _MASKS
-
-    def __init__(self, g: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
-        super().__init__(g, block, merging)
-        self.patch_embed = MapEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Pooled features: [B, in, H, W] -> [B, 8 * embed_dim] (for four stages). UsageError for another size."""
-        self.check(x)
-        x = self.pos_drop(self.patch_embed(x))
-        for layer in self.layers:
-            x = layer(x)
-        return self.norm(x).mean(dim=(1, 2))
 
 
 class Backbone(MapSwin):
@@ -137,13 +74,10 @@ class Backbone(MapSwin):
         return found
 
 
-def _build_map_swin(
-    cfg: CfgNode, factory: Callable[..., WindowBlock], kind: type[MapBlock], merging: type[MapMerging]
-) -> MapSwin:
-    """A backbone or a classifier, by MODEL.OUTPUT_KIND, of blocks of this kind."""
+def _build_map_swin(cfg: CfgNode, block: BlockFactory, merging: type[PatchMerging]) -> MapSwin:
+    """A backbone or a classifier, by MODEL.OUTPUT_KIND."""
     windows = cfg.MODEL.FEATURES.WINDOWS if cfg.MODEL.OUTPUT_KIND == FEATURES else TIMM
-    geometry = replace(read_geometry(cfg), whole_windows=windows != TIMM, rests=windows == MMPRETRAIN)
-    block = partial(factory, kind=kind)
+    geometry = replace(read_geometry(cfg), whole_windows=windows != TIMM, rests=windows == MMPRETRAIN, on_maps=True)
     if cfg.MODEL.OUTPUT_KIND != FEATURES:
         return MapSwin(geometry, block, merging)
     return Backbone(geometry, block, merging, select_stages(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
@@ -151,11 +85,11 @@ def _build_map_swin(
 
 def build_map_swin(cfg: CfgNode) -> MapSwin:
     """Swin V1 of a config on maps, weights as initialised for training."""
-    return _build_map_swin(cfg, swin.build_block, SwinMapBlock, SwinMapMerging).apply(initialise)
+    return _build_map_swin(cfg, swin.build_block, swin.SwinPatchMerging).apply(initialise)
 
 
 def build_map_swin_v2(cfg: CfgNode) -> MapSwin:
     """Swin V2 of a config on maps, weights as initialised for training."""
-    model = _build_map_swin(cfg, swin_v2.build_block, SwinV2MapBlock, SwinV2MapMerging)
+    model = _build_map_swin(cfg, swin_v2.build_block, swin_v2.SwinV2PatchMerging)
     swin_v2.start(model)
     return model

@@ -24,7 +24,7 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.models.cuts import WHOLE, chain, channel_dim, taken_out
 from swin_quant.models.placement import SIZES, foldable, name_operation, output_role, places, products
 from swin_quant.models.plain_operations import spell_out, take_from_nearby
-from swin_quant.quant.layer import Borrowed, QuantConv, QuantizedLayer, Reading
+from swin_quant.quant.layer import QuantConv, QuantizedLayer, Reading
 from swin_quant.quant.passes.places import Exchange, Part, make_norm_exchange
 from swin_quant.quant.quantizer import Quantizer
 
@@ -43,8 +43,7 @@ STILL = frozenset("identity dropout droppath contiguous clone".split())  # give 
 class CapturedNetwork(Classifier):
     """The modules of another network, and its forward pass with nodes: [B, *input_shape] -> logits [B, classes].
 
-    `foldable`: the layer that each batch norm can be folded into, by name (`quant.fold`). `products`: its multiplying
-    operations (`coverage`).
+    `foldable`: the layer that each batch norm can be folded into (`quant.fold`). `products`: for its `coverage`.
     """
 
     _run: Callable[..., Tensor]
@@ -57,7 +56,7 @@ class CapturedNetwork(Classifier):
         self.products = tuple(products(graph, root, _EXAMPLES))
         self.parameters_read = frozenset(str(node.target) for node in graph.nodes if node.op == "get_attr")
         self._used = {str(node.target) for node in graph.nodes if node.op == "call_module"} | self.parameters_read
-        self._used |= {key for part in root.modules() if isinstance(part, Borrowed) for key in part.lenders}
+        self._used |= {key for part in root.modules() if isinstance(part, QuantizedLayer) for key in part.lenders}
         mark_shared(graph, root)
         self.own_exchanges = tuple(exchanges(graph, root, foldable))
         regions = chain(graph, root)

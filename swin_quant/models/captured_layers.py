@@ -11,20 +11,17 @@ from torch import Tensor, fx, nn
 from swin_quant.models.capture import CONSTANT, packet, stack
 from swin_quant.models.placement import find_range_source, has_batch, input_role, is_real
 from swin_quant.quant.layer import (
-    Borrowed,
-    BorrowedConv2d,
-    BorrowedConvTranspose2d,
-    BorrowedLinear,
     Lender,
     QuantConv1d,
     QuantConv2d,
     QuantConv3d,
+    QuantConvTranspose2d,
     QuantizedLayer,
     QuantLinear,
 )
 
 _OURS: dict[str, type] = {"linear": QuantLinear, "conv1d": QuantConv1d, "conv2d": QuantConv2d, "conv3d": QuantConv3d}
-_BORROWED: dict[str, type] = {"linear": BorrowedLinear, "conv2d": BorrowedConv2d}
+_BORROWING = ("linear", "conv2d")  # kinds that may have the weight of another layer
 _PLAIN = {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
 _TRANSPOSED = "conv_transpose2d"
 _CONVOLUTION = (1, 0, 1, 1)  # default stride, padding, dilation and groups of an operation
@@ -54,15 +51,15 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
             layer = root.get_submodule(str(node.target))
             how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation
             with torch.device("meta"):
-                transposed = BorrowedConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
+                transposed = QuantConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
             found[name] = _with_copies(transposed, str(node.target), layer, weight=_outputs_first)
         elif name and name not in found:
             found[name] = _owner(node, root.get_submodule(name), kind)
-        elif name and kind in _BORROWED:
+        elif name and kind in _BORROWING:
             layer, (parent, _, own) = found[name], name.rpartition(".")
             how = () if kind == "linear" else (layer.stride, layer.padding, layer.dilation, layer.groups)
             mode = getattr(layer, "padding_mode", "zeros")
-            again = _made(_BORROWED[kind], layer.weight, layer.bias is not None, how, mode)
+            again = _made(_OURS[kind], layer.weight, layer.bias is not None, how, mode)
             again, name = _with_copies(again, name, layer), _free_name(root, parent, f"{own}_", 2)
             found[name] = again
         elif not name and (borrowed := _borrowing(node, root, kind)):
@@ -125,7 +122,8 @@ def _kind(node: fx.Node, root: nn.Module, found: Mapping[str, QuantizedLayer]) -
     if type(layer) is nn.ConvTranspose2d and layer.groups == 1:
         return _TRANSPOSED
     if isinstance(layer, QuantizedLayer):
-        return next((kind for kind in _BORROWED if type(found.get(str(node.target))) is _OURS[kind]), "")
+        is_own = str(node.target) in found and not layer.sources
+        return next((kind for kind in _BORROWING if is_own and type(layer) is _OURS[kind]), "")
     return _PLAIN.get(type(layer), "")
 
 
@@ -192,7 +190,7 @@ def _made(kind: type, weight: Tensor, biased: bool, how: tuple[Any, ...], mode: 
         return kind(channels, weight.shape[0], tuple(weight.shape[2:]), *how, biased, mode)
 
 
-def _with_copies(ours: Any, name: str, layer: Any, weight: Callable[..., Tensor] = torch.clone) -> Borrowed:
+def _with_copies(ours: Any, name: str, layer: Any, weight: Callable[..., Tensor] = torch.clone) -> QuantizedLayer:
     """`ours` with a copy of the weight, as `weight` makes it, and of the bias of `layer`, whose name is `name`."""
     functions = {"weight": weight, "bias": torch.clone}
     own = {key: value for key, value in layer._parameters.items() if value is not None}
@@ -212,11 +210,11 @@ def _outputs_first(weight: Tensor) -> Tensor:
     return weight.transpose(0, 1)
 
 
-def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed] | None:
+def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, QuantizedLayer] | None:
     """A new layer with a borrowed weight, and its name; None if the weight depends on the pictures, or is a buffer."""
     parts = {"weight": node.args[1], "bias": (*node.args, None, None)[2]}
     nodes = {own: one for own, one in parts.items() if isinstance(one, fx.Node)}
-    if kind not in _BORROWED or "weight" not in nodes or any(one.meta["depends"] for one in nodes.values()):
+    if kind not in _BORROWING or "weight" not in nodes or any(one.meta["depends"] for one in nodes.values()):
         return None
     sources = {own: _source(one, root) for own, one in nodes.items()}
     if not all(sources.values()):
@@ -226,7 +224,7 @@ def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, Borrowed
     owned = [values[source.keys[0]] for source in sources.values() if source and source.function is None]
     if not all(isinstance(one, nn.Parameter) for one in owned):
         return None  # a fixed filter, such as a blur's
-    ours = _made(_BORROWED[kind], nodes["weight"].meta["val"], "bias" in nodes, _how(node))
+    ours = _made(_OURS[kind], nodes["weight"].meta["val"], "bias" in nodes, _how(node))
     ours.borrow(sources, values)
     base = str(getattr(nodes["weight"], "target", "")).rpartition(".")[2]
     named = base.removesuffix("_weight") if base.endswith("_weight") else kind

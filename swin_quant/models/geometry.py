@@ -15,7 +15,8 @@ class Geometry:
     """The architecture in a config; sizes are in pixels, tokens or channels as the names say.
 
     `whole_windows`: no map clips a window or removes a shift, as in detection code. `rests`: as `models.maps.Cut` has
-    it. `image_width`: width of pictures that are not square; `image_size` is then their height.
+    it. `image_width`: width of pictures that are not square; `image_size` is then their height. `on_maps`: blocks take
+    maps [B, H, W, C] of any size, else the tokens [B, H * W, C] of square pictures.
     """
 
     image_size: int
@@ -37,6 +38,7 @@ class Geometry:
     whole_windows: bool = False
     rests: bool = False
     image_width: int | None = None
+    on_maps: bool = False
 
     @property
     def sides(self) -> tuple[int, int]:
@@ -69,10 +71,6 @@ class Geometry:
     def window_in_use(self, stage: int) -> int:
         """The side of the windows of square pictures."""
         return self.windows(stage)[0]
-
-    def shift(self, stage: int, block: int) -> int:
-        """The shift of the windows of square pictures, along both sides."""
-        return self.shifts(stage, block)[0]
 
 
 def read_geometry(cfg: CfgNode) -> Geometry:

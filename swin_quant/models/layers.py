@@ -1,4 +1,7 @@
-"""Parts that Swin V1 and V2 share: normalisation in float32, MLP, patch embedding, the stage, the whole network."""
+"""Parts that Swin V1 and V2 share: normalisation in float32, MLP, patch embedding, the stage, the whole network.
+
+They compute on tokens, or on maps of any size (`Geometry.on_maps`); parameters and nodes are the same.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.geometry import Geometry
-from swin_quant.models.maps import mask, window_partition, window_reverse
+from swin_quant.models.maps import Cut, mask, neighbours, patches, window_partition, window_reverse
 from swin_quant.quant.layer import ChannelFactors, QuantLinear
 from swin_quant.quant.quantizer import Quantizer, Role
 
@@ -81,44 +84,47 @@ class Mlp(nn.Module):
 
 
 class PatchEmbed(nn.Module):
-    """Pictures to tokens by a strided convolution, never quantized. [B, in, S, S] -> [B, (S / patch)**2, C].
+    """Pictures to tokens by a strided convolution, never quantized. [B, in, S, S] -> [B, (S / patch)**2, C], or maps.
 
     Patches do not overlap, so the convolution is one matrix product; convolution kernels, chosen by shape, give a
     picture other last bits in another batch. The result opens the residual stream, in the type of the parameters.
     """
 
-    def __init__(self, patch: int, in_chans: int, dim: int, norm: bool) -> None:
+    def __init__(self, g: Geometry) -> None:
         super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, kernel_size=patch, stride=patch)
-        self.norm = LayerNorm(dim) if norm else nn.Identity()
+        self.on_maps = g.on_maps
+        self.proj = nn.Conv2d(g.in_chans, g.embed_dim, kernel_size=g.patch_size, stride=g.patch_size)
+        self.norm = LayerNorm(g.embed_dim) if g.patch_norm else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, channels, height, width = x.shape
         patch = self.proj.kernel_size[0]
-        rows, columns = height // patch, width // patch
-        x = x.reshape(batch, channels, rows, patch, columns, patch)
-        x = x.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch * patch)
+        if self.on_maps:
+            x = patches(x, patch)
+        else:
+            batch, channels, height, width = x.shape
+            rows, columns = height // patch, width // patch
+            x = x.reshape(batch, channels, rows, patch, columns, patch)
+            x = x.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch * patch)
         return self.norm(F.linear(x, self.proj.weight.flatten(1), self.proj.bias)).to(self.proj.weight.dtype)
 
 
 class PatchMerging(nn.Module):
-    """Halve the map and double the channels. [B, H * W, C] -> [B, H * W / 4, 2C]."""
+    """Halve the map and double the channels. [B, H * W, C] -> [B, H * W / 4, 2C], or [B, H, W, C] -> half of each."""
 
     norm_first: bool  # whether the norm comes before the reduction
 
     def __init__(self, g: Geometry, stage: int) -> None:
         super().__init__()
-        self.set_map(g, stage)
+        self.on_maps = g.on_maps
+        self.resolution = 0 if g.on_maps else g.resolution(stage)
         dim = g.embed_dim * 2**stage
         self.reduction = QuantLinear(4 * dim, 2 * dim, bias=False)
         self.norm = LayerNorm(4 * dim if self.norm_first else 2 * dim)
 
-    def set_map(self, g: Geometry, stage: int) -> None:
-        """Where the tokens lie."""
-        self.resolution = g.resolution(stage)
-
     def merge(self, x: Tensor) -> Tensor:
         """[B, H * W, C] -> [B, H * W / 4, 4C], neighbours in the order (0, 0), (1, 0), (0, 1), (1, 1)."""
+        if self.on_maps:
+            return neighbours(x)
         side, channels = self.resolution // 2, x.shape[-1]
         x = x.view(-1, side, 2, side, 2, channels).permute(0, 1, 3, 4, 2, 5)  # [B, side, side, column, row, C]
         return x.reshape(-1, side * side, 4 * channels)
@@ -129,10 +135,49 @@ class PatchMerging(nn.Module):
         return x.to(stream)  # float32 under autocast
 
 
+class Attention(nn.Module):
+    """Attention inside windows, with the nodes of both versions. [B * nW, L, C] -> [B * nW, L, C]."""
+
+    heads: int
+
+    def add_parts(self, qkv: QuantLinear, drop: float, operands: Role) -> None:
+        """Add the linears, and the nodes of q, k, v and the softmax; `operands`: the role of q and k."""
+        self.qkv = qkv
+        self.proj = QuantLinear(qkv.in_features, qkv.in_features)
+        self.proj_drop = nn.Dropout(drop)
+        self.matmul_q_input_quantizer = Quantizer(operands)
+        self.matmul_k_input_quantizer = Quantizer(operands)
+        self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
+        self.matmul_a_input_quantizer = Quantizer(Role.SOFTMAX_OUTPUT)
+
+    def logits(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        """The input of the softmax, [B * nW, heads, L, L], for q and k [B * nW, heads, L, D] and mask [nW, L, L]."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        windows, length, channels = x.shape
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
+        logits = self.logits(q, k, mask)
+        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1, dtype=torch.float32).to(v.dtype))
+        x = (attention @ v).transpose(1, 2).reshape(windows, length, channels)
+        return self.proj_drop(self.proj(x))
+
+
+def add_bias_and_mask(logits: Tensor, scale: float, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """scale * logits + bias (+ mask). logits: [B * nW, heads, L, L]; bias: [heads, L, L]; mask: [nW, L, L]."""
+    if mask is None:
+        return torch.add(bias, logits, alpha=scale)
+    windows, heads, length, _ = logits.shape
+    by_window = logits.view(-1, len(mask), heads, length, length)
+    return torch.add(bias + mask[:, None], by_window, alpha=scale).view(-1, heads, length, length)
+
+
 class WindowBlock(nn.Module):
     """A Swin block except for its order of norms: windows, shift, mask, attention, MLP and the nodes around them.
 
-    A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C]. Block `index` of a stage.
+    A map no larger than the window is one window, unshifted. [B, R * R, C] -> [B, R * R, C], or maps [B, H, W, C],
+    whose masks are computed for each call. Block `index` of a stage.
     """
 
     def __init__(self, attn: nn.Module, g: Geometry, stage: int, index: int, drop_path: float) -> None:
@@ -144,7 +189,14 @@ class WindowBlock(nn.Module):
         self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * g.mlp_ratio), g.drop)
         self.attn_mask: Tensor | None
-        self.set_windows(g, stage, index)
+        self.register_buffer("attn_mask", None)
+        if g.on_maps:
+            self.cut = Cut(g.windows(stage), g.shifts(stage, index), g.whole_windows, g.rests)
+        else:
+            self.resolution = side = g.resolution(stage)
+            self.window, (self.shift, _) = g.window_in_use(stage), g.shifts(stage, index)
+            self.attn_mask = mask(side, side, g.windows(stage), g.shifts(stage, index)) if self.shift else None
+        self.on_maps = g.on_maps
         self.layernorm_input1_quantizer = Quantizer(Role.NORM_INPUT)
         self.layernorm_input2_quantizer = Quantizer(Role.NORM_INPUT)
         self.add1_local_input_quantizer = Quantizer(Role.RESIDUAL)
@@ -152,14 +204,11 @@ class WindowBlock(nn.Module):
         self.add2_local_input_quantizer = Quantizer(Role.RESIDUAL)
         self.add2_residual_input_quantizer = Quantizer(Role.RESIDUAL)
 
-    def set_windows(self, g: Geometry, stage: int, index: int) -> None:
-        """Where the windows lie, and their mask."""
-        self.resolution, self.window, self.shift = g.resolution(stage), g.window_in_use(stage), g.shift(stage, index)
-        sides = self.resolution, self.resolution, g.windows(stage), g.shifts(stage, index)
-        self.register_buffer("attn_mask", mask(*sides) if self.shift else None)
-
     def window_attention(self, x: Tensor) -> Tensor:
-        """Attention inside (shifted) windows. [B, R * R, C] -> [B, R * R, C]."""
+        """Attention inside (shifted) windows; the result has x's shape."""
+        if self.on_maps:
+            windows = self.cut.partition(x)
+            return self.cut.reverse(self.attn(windows.flatten(0, 1), self.cut.mask(x)).view_as(windows), x)
         side, tokens, channels = self.resolution, x.shape[1], x.shape[2]
         x = x.view(-1, side, side, channels)
         if self.shift:
@@ -215,13 +264,13 @@ BlockFactory = Callable[[Geometry, int, int, float], WindowBlock]
 
 
 class Swin(Classifier):
-    """Swin Transformer. Pictures [B, in, S, S] -> logits [B, classes]; its blocks and mergings decide the version."""
+    """Pictures [B, in, S, S], or of other sides on maps, to logits [B, classes]; its blocks decide the version."""
 
     def __init__(self, geometry: Geometry, block: BlockFactory, merging: type[PatchMerging]) -> None:
         g = geometry
         super().__init__((g.in_chans, *g.sides), g.classes)
         self.geometry = g
-        self.patch_embed = PatchEmbed(g.patch_size, g.in_chans, g.embed_dim, g.patch_norm)
+        self.patch_embed = PatchEmbed(g)
         tokens = math.prod(g.tokens(0))
         self.absolute_pos_embed = nn.Parameter(torch.zeros(1, tokens, g.embed_dim)) if g.ape else None
         self.pos_drop = nn.Dropout(g.drop)
@@ -244,7 +293,7 @@ class Swin(Classifier):
         x = self.pos_drop(x)
         for layer in self.layers:
             x = layer(x)
-        return self.norm(x).mean(dim=1)
+        return self.norm(x).mean(dim=(1, 2) if self.geometry.on_maps else 1)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.forward_features(x))

@@ -43,8 +43,7 @@ def offset_coordinates(window: Window, pretrained: int = 0) -> Tensor:
     """float32 [1, 2h - 1, 2w - 1, 2]: log-spaced coordinates of every offset, the input of Swin V2's position MLP.
 
     Each side is normalised as in a square window of that side, or by the window of the pre-training, if there was one:
-    a model with a larger window gets the values that it was trained on, and larger ones. (Liu et al., Swin Transformer
-    V2, 2022.)
+    a model with a larger window gets the values that it was trained on, and larger ones (Liu et al., 2022).
     """
     offsets = [8 * torch.arange(1 - side, side, dtype=torch.float32) / ((pretrained or side) - 1) for side in window]
     spaced = (torch.sign(each) * torch.log2(each.abs() + 1) / math.log2(8) for each in offsets)

@@ -22,8 +22,8 @@ from swin_quant.models.plain_operations import einsum_extents
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.quantizer import Quantizer, Role
 
-CONVOLUTIONS = frozenset("conv1d conv2d conv3d quantconv1d quantconv2d quantconv3d borrowedconv2d".split())
-LAYERS = CONVOLUTIONS | {"linear", "quantlinear", "borrowedlinear", "borrowedconvtranspose2d"}
+CONVOLUTIONS = frozenset("conv1d conv2d conv3d quantconv1d quantconv2d quantconv3d".split())
+LAYERS = CONVOLUTIONS | {"linear", "quantlinear", "quantconvtranspose2d"}
 NORMS = frozenset({"batchnorm1d", "batchnorm2d", "batchnorm3d"})
 MATMULS = frozenset({"matmul", "bmm"})
 ADDS = frozenset({"add"})
@@ -116,8 +116,7 @@ def output_role(node: fx.Node, root: nn.Module, norms: Mapping[str, str]) -> Rol
 
 
 def foldable(graph: fx.Graph, root: nn.Module) -> dict[str, str]:
-    """Maps each batch norm that alone reads a layer to that layer, if both run once and nothing else reads their
-    parameters."""
+    """Maps each batch norm that alone reads a layer to it, if both run once and nothing else reads their parameters."""
     calls = [str(node.target) for node in graph.nodes if node.op == "call_module"]
     read = {str(node.target).rpartition(".")[0] for node in graph.nodes if node.op == "get_attr"}
     found = {}
@@ -270,26 +269,26 @@ def products(graph: fx.Graph, root: nn.Module, pictures: int) -> Iterator[Multip
         if not node.meta.get("depends"):
             continue
         module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
-        kind = packet(node).replace("_", "")
+        kind, weight, nodes, reason = packet(node).replace("_", ""), None, tuple[str, ...](), ""
         if module is not None:
-            kind = type(module).__name__.removeprefix("Quant").removeprefix("Borrowed").lower()
+            kind = type(module).__name__.removeprefix("Quant").lower()
         if isinstance(module, QuantizedLayer):
+            weight = module.weight
             nodes = tuple(f"{node.target}.{part}" for part in ("_input_quantizer", "_weight_quantizer"))
-            yield Multiplication(kind, _count_macs(kind, node, module.weight) // pictures, nodes)
         elif isinstance(module, _MODULES):
-            reason = _reason(node, kind, reads_pictures=True)
-            yield Multiplication(kind, _count_macs(kind, node, next(module.parameters())) // pictures, reason=reason)
+            weight, reason = next(module.parameters()), _reason(node, kind, reads_pictures=True)
         elif kind in _LAYERS:
-            weight = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
+            about = node.args[1].meta if isinstance(node.args[1], fx.Node) else {}
             reads = find_range_source(cast(fx.Node, node.args[0]), root).op == "placeholder"
-            reason = _reason(node, kind, reads, bool(weight.get("depends")))
-            yield Multiplication(kind, _count_macs(kind, node, weight.get("val")) // pictures, reason=reason)
+            weight, reason = about.get("val"), _reason(node, kind, reads, bool(about.get("depends")))
         elif kind in _MATMULS:
             given = [one for one in _inputs(node) if one.op == "call_module"]
             given = [one for one in given if isinstance(root.get_submodule(str(one.target)), Quantizer)]
             nodes = tuple(str(one.target) for one in given) if len(given) == 2 else ()
             reason = "" if nodes else _reason(node, kind)
-            yield Multiplication(kind, _count_macs(kind, node) // pictures, nodes, reason)
+        else:
+            continue
+        yield Multiplication(kind, _count_macs(kind, node, weight) // pictures, nodes, reason)
 
 
 def _count_macs(kind: str, node: fx.Node, weight: Any = None) -> int:

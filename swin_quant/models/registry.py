@@ -89,8 +89,7 @@ def list_units(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:
-    """The blocks of a known architecture, else the units of a captured network; none for any other network, or for a
-    single unit."""
+    """The blocks of a known architecture, else the units of a captured network, if there are several; else none."""
     if isinstance(getattr(model, "architecture", None), Architecture) and (blocks := list_blocks(model)):
         return blocks
     return {name: model.get_submodule(name) for name in own_units(model) if name}
@@ -138,20 +137,16 @@ def build_model(cfg: CfgNode) -> Classifier:
 
     UsageError if its architecture has no such output.
     """
-    architecture = architectures()[cfg.MODEL.TYPE]
-    if cfg.MODEL.OUTPUT_KIND == FEATURES:
+    architecture, kind = architectures()[cfg.MODEL.TYPE], cfg.MODEL.OUTPUT_KIND
+    if kind == FEATURES or (architecture.pads and not isinstance(cfg.DATA.IMG_SIZE, int)):
         model = _built_by(architecture.backbone, cfg, architecture)
-    elif architecture.pads and not isinstance(cfg.DATA.IMG_SIZE, int):
-        model = _built_by(architecture.backbone, cfg, architecture)
-        if cfg.MODEL.OUTPUT_KIND == EMBEDDING:
-            _take_head_off(model, architecture)
-    elif cfg.MODEL.OUTPUT_KIND == EMBEDDING and architecture.embedding:
+    elif kind == EMBEDDING and architecture.embedding:
         model = _built_by(architecture.embedding, cfg, architecture)
     else:
         model = architecture.build(cfg)
         model.architecture = architecture
-        if cfg.MODEL.OUTPUT_KIND == EMBEDDING:
-            _take_head_off(model, architecture)
+    if kind == EMBEDDING and model.output_kind != EMBEDDING:
+        _take_head_off(model, architecture)
     model.weights_set = cfg.MODEL.WEIGHTS
     named_nodes(model)
     return model.eval()

@@ -14,24 +14,15 @@ from yacs.config import CfgNode
 from swin_quant.config.swin import SWIN
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, read_geometry
-from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
+from swin_quant.models.layers import Attention, PatchMerging, Swin, WindowBlock, add_bias_and_mask, initialise
 from swin_quant.models.maps import offset_index
 from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
 
 
-def add_bias_and_mask(logits: Tensor, scale: float, bias: Tensor, mask: Tensor | None) -> Tensor:
-    """scale * logits + bias (+ mask). logits: [B * nW, heads, L, L]; bias: [heads, L, L]; mask: [nW, L, L]."""
-    if mask is None:
-        return torch.add(bias, logits, alpha=scale)
-    windows, heads, length, _ = logits.shape
-    by_window = logits.view(-1, len(mask), heads, length, length)
-    return torch.add(bias + mask[:, None], by_window, alpha=scale).view(-1, heads, length, length)
-
-
-class WindowAttention(nn.Module):
-    """Attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""
+class WindowAttention(Attention):
+    """Scaled dot-product attention."""
 
     def __init__(
         self, dim: int, windows: tuple[int, int], heads: int, qkv_bias: bool, qk_scale: float | None, drop: float
@@ -39,33 +30,21 @@ class WindowAttention(nn.Module):
         super().__init__()
         self.window_sides, self.heads = windows, heads
         self.scale = qk_scale or (dim // heads) ** -0.5
-        self.qkv = QuantLinear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = QuantLinear(dim, dim)
-        self.proj_drop = nn.Dropout(drop)
+        self.add_parts(QuantLinear(dim, 3 * dim, bias=qkv_bias), drop, Role.MATMUL_INPUT)
         offsets = math.prod(2 * side - 1 for side in windows)  # that two tokens of a window may have
         self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, heads))
         nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
         self.relative_position_index: Tensor
         self.register_buffer("relative_position_index", offset_index(windows))
-        self.matmul_q_input_quantizer = Quantizer(Role.MATMUL_INPUT)
-        self.matmul_k_input_quantizer = Quantizer(Role.MATMUL_INPUT)
-        self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
-        self.matmul_a_input_quantizer = Quantizer(Role.SOFTMAX_OUTPUT)
         self.softmax_input_quantizer = Quantizer(Role.SOFTMAX_INPUT)
 
     def relative_position_bias(self) -> Tensor:
         """float [heads, L, L]."""
         return self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        windows, length, channels = x.shape
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-        q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
-        logits = self.softmax_input_quantizer(q @ k.transpose(-2, -1))
-        logits = add_bias_and_mask(logits, self.scale, self.relative_position_bias(), mask)
-        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1, dtype=torch.float32).to(v.dtype))
-        x = (attention @ v).transpose(1, 2).reshape(windows, length, channels)
-        return self.proj_drop(self.proj(x))
+    def logits(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+        products = self.softmax_input_quantizer(q @ k.transpose(-2, -1))
+        return add_bias_and_mask(products, self.scale, self.relative_position_bias(), mask)
 
 
 class SwinBlock(WindowBlock):
@@ -84,11 +63,11 @@ class SwinPatchMerging(PatchMerging):
     norm_first = True
 
 
-def build_block(g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinBlock] = SwinBlock) -> SwinBlock:
+def build_block(g: Geometry, stage: int, index: int, drop_path: float) -> SwinBlock:
     """Block `index` of a stage, weights as initialised for training."""
     dim, windows = g.embed_dim * 2**stage, g.windows(stage)
     attn = WindowAttention(dim, windows, g.heads[stage], g.qkv_bias, g.qk_scale, g.drop)
-    return kind(attn, g, stage, index, drop_path)
+    return SwinBlock(attn, g, stage, index, drop_path)
 
 
 def _build(cfg: CfgNode) -> Swin:

@@ -15,9 +15,8 @@ from yacs.config import CfgNode
 from swin_quant.config.swin import SWINV2
 from swin_quant.models.classifier import Architecture
 from swin_quant.models.geometry import Geometry, read_geometry
-from swin_quant.models.layers import PatchMerging, Swin, WindowBlock, initialise
+from swin_quant.models.layers import Attention, PatchMerging, Swin, WindowBlock, add_bias_and_mask, initialise
 from swin_quant.models.maps import offset_coordinates, offset_index
-from swin_quant.models.swin import add_bias_and_mask
 from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.passes.places import Exchange, Part
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -53,8 +52,8 @@ class CosineQkv(QuantLinear):
         return reached.repeat_interleave(len(self.weight) // 3)
 
 
-class WindowAttentionV2(nn.Module):
-    """Cosine attention inside windows. [B * nW, L, C] -> [B * nW, L, C]."""
+class WindowAttentionV2(Attention):
+    """Cosine attention."""
 
     def __init__(
         self, dim: int, windows: tuple[int, int], heads: int, qkv_bias: bool, drop: float, pretrained: int
@@ -67,15 +66,9 @@ class WindowAttentionV2(nn.Module):
         self.register_buffer("relative_coords_table", offset_coordinates(windows, pretrained))
         self.relative_position_index: Tensor
         self.register_buffer("relative_position_index", offset_index(windows))
-        self.qkv = CosineQkv(dim, self)
         self.q_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None  # k has none, as in Microsoft's
         self.v_bias = nn.Parameter(torch.zeros(dim)) if qkv_bias else None
-        self.proj = QuantLinear(dim, dim)
-        self.proj_drop = nn.Dropout(drop)
-        self.matmul_q_input_quantizer = Quantizer(Role.NORMALIZE_INPUT)
-        self.matmul_k_input_quantizer = Quantizer(Role.NORMALIZE_INPUT)
-        self.matmul_v_input_quantizer = Quantizer(Role.MATMUL_INPUT)
-        self.matmul_a_input_quantizer = Quantizer(Role.SOFTMAX_OUTPUT)
+        self.add_parts(CosineQkv(dim, self), drop, Role.NORMALIZE_INPUT)
         self.mha_q_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.mha_k_input_quantizer = Quantizer(Role.MATMUL_INPUT)
         self.softmax_input_quantizer = Quantizer(Role.SOFTMAX_INPUT)
@@ -85,18 +78,11 @@ class WindowAttentionV2(nn.Module):
         table = self.cpb_mlp(self.relative_coords_table).view(-1, self.heads)
         return 16 * torch.sigmoid(table[self.relative_position_index].permute(2, 0, 1).float())
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        windows, length, channels = x.shape
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
-        q, k, v = self.matmul_q_input_quantizer(q), self.matmul_k_input_quantizer(k), self.matmul_v_input_quantizer(v)
+    def logits(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
         scale = self.logit_scale.clamp(max=LARGEST_LOGIT_SCALE).exp()
         q = self.mha_q_input_quantizer(_unit(q.float(), scale))
         k = self.mha_k_input_quantizer(_unit(k.float()).transpose(-2, -1))
-        logits = self.softmax_input_quantizer(q @ k)
-        logits = add_bias_and_mask(logits, 1.0, self.relative_position_bias(), mask)
-        attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1, dtype=torch.float32).to(v.dtype))
-        x = (attention @ v).transpose(1, 2).reshape(windows, length, channels)
-        return self.proj_drop(self.proj(x))
+        return add_bias_and_mask(self.softmax_input_quantizer(q @ k), 1.0, self.relative_position_bias(), mask)
 
 
 def _unit(x: Tensor, length: Tensor | float = 1.0) -> Tensor:
@@ -120,13 +106,11 @@ class SwinV2PatchMerging(PatchMerging):
     norm_first = False
 
 
-def build_block(
-    g: Geometry, stage: int, index: int, drop_path: float, kind: type[SwinV2Block] = SwinV2Block
-) -> SwinV2Block:
+def build_block(g: Geometry, stage: int, index: int, drop_path: float) -> SwinV2Block:
     """Block `index` of a stage, weights as initialised for training."""
     dim, windows = g.embed_dim * 2**stage, g.windows(stage)
     attn = WindowAttentionV2(dim, windows, g.heads[stage], g.qkv_bias, g.drop, g.pretrained_windows[stage])
-    return kind(attn, g, stage, index, drop_path)
+    return SwinV2Block(attn, g, stage, index, drop_path)
 
 
 def _build(cfg: CfgNode) -> Swin:
@@ -148,8 +132,7 @@ def get_version(model: Swin) -> int:
 
 
 def streams(model: nn.Module) -> Iterator[Exchange]:
-    """The residual stream of each stage, with its writers and readers. The last one ends in `norm`, which compares
-    channels and multiplies the factors back."""
+    """The residual stream of each stage, with its writers and readers. After the last, `norm` undoes the factors."""
     swin = cast(Swin, model)
     source = "patch_embed.proj" if isinstance(swin.patch_embed.norm, nn.Identity) else "patch_embed.norm"
     position = () if swin.absolute_pos_embed is None else (Part("absolute_pos_embed", dim=2),)

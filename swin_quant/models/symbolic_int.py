@@ -17,15 +17,7 @@ import sympy
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import is_concrete_int
-from torch.utils._sympy.functions import (
-    CeilToInt,
-    FloatTrueDiv,
-    FloorToInt,
-    IntTrueDiv,
-    RoundToInt,
-    ToFloat,
-    TruncToInt,
-)
+from torch.utils._sympy import functions
 
 
 class _Kind(type):
@@ -110,8 +102,11 @@ def _find_polynomial(expression: Any) -> Any:
     return found if all(factor.is_Integer for factor in sympy.Poly(found, *symbols).coeffs()) else None
 
 
-_ROUNDINGS = (FloorToInt, CeilToInt, TruncToInt, RoundToInt)
-_QUOTIENTS = {FloatTrueDiv: lambda a, b: a / b, IntTrueDiv: lambda a, b: a / b, ToFloat: lambda a: a}
+_ROUNDINGS = (functions.FloorToInt, functions.CeilToInt, functions.TruncToInt, functions.RoundToInt)
+_QUOTIENTS = {
+    **dict.fromkeys((functions.FloatTrueDiv, functions.IntTrueDiv), lambda a, b: a / b),
+    functions.ToFloat: lambda a: a,
+}
 _SYMBOLIC: dict[str, Any] = {"int": _Int, "float": _Float, "len": _len}
 
 
@@ -142,8 +137,8 @@ def _symbolic_numbers(module: nn.Module) -> Iterator[None]:
     import."""
     files = {type(part).__module__ for part in module.modules()}
     scopes = [vars(sys.modules[name]) for name in files if name in sys.modules and not name.startswith("torch.")]
-    functions = [value for scope in scopes for value in scope.values() if isinstance(value, FunctionType)]
-    scopes += [one.__globals__ for one in functions if not one.__module__.startswith("torch.")]
+    imported = [value for scope in scopes for value in scope.values() if isinstance(value, FunctionType)]
+    scopes += [one.__globals__ for one in imported if not one.__module__.startswith("torch.")]
     patched = [
         (scope, name) for scope in {id(one): one for one in scopes}.values() for name in _SYMBOLIC if name not in scope
     ]

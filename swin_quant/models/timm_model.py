@@ -30,8 +30,7 @@ def _build(cfg: CfgNode) -> CapturedNetwork:
 def timm_backbone(cfg: CfgNode) -> CapturedNetwork:
     """The maps [B, C, h, w] of a model's stages as timm numbers them, by its `forward_intermediates`.
 
-    Parameters and nodes have the classifier's names, without those after the last wanted stage. UsageError for a model
-    that gives none, or not these.
+    Parameters and nodes have the classifier's names, up to the last wanted stage. UsageError if it lacks these stages.
     """
     stages: list[int] = []
 

@@ -15,8 +15,7 @@ NOISE = re.compile("drop|stochasticdepth", re.IGNORECASE)  # classes that act on
 
 @contextmanager
 def noise_kept(module: nn.Module) -> Iterator[None]:
-    """Inside the context, a module that acts only in training leaves an operation behind: a dropout that drops
-    nothing."""
+    """Inside the context, a module that acts only in training leaves a dropout behind, which drops nothing."""
     changed = [
         part
         for part in module.modules()

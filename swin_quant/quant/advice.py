@@ -19,8 +19,7 @@ FEW_BITS = 4
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence from the rule `kind`, and the nodes or layers that it is about. `warns`: something is already
-    wrong."""
+    """A sentence from the rule `kind`, and the nodes or layers that it is about. `warns`: something is wrong."""
 
     kind: str
     text: str

@@ -1,11 +1,11 @@
 """Calibration (PTQ): observe the float values of every node, then search each node's range.
 
 All nodes are observed, whatever the policy: the policy decides later which are on. Nothing is quantized meanwhile, so
-ranges are the float model's. On a CPU they are bit-identical for any batch size (`BatchInvariance`).
+ranges are the float model's. On a CPU they are bit-identical for any batch size (`Observation`).
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,15 +31,13 @@ from swin_quant.quant.watch import eval_mode, watching
 
 VALUES_PER_PICTURE = 16384
 LARGEST_HALF = 65504.0
-Forward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Method:
     """The range method `name`; None: the default for a node's bits.
 
-    `exact` counts every value instead of `VALUES_PER_PICTURE` a picture and node. UsageError for an unknown name or an
-    impossible percentile.
+    `exact` counts all values, not `VALUES_PER_PICTURE` a picture and node. UsageError for a wrong name or percentile.
     """
 
     name: str | None = None
@@ -81,8 +79,7 @@ class Calibration:
 
     @property
     def beyond_half(self) -> list[str]:
-        """Nodes with values that overflow float16, and a residual add's stream if its sum may: not every sum passes a
-        node."""
+        """Nodes with values that overflow float16, and a residual add's stream if its sum, which has no node, may."""
         found = []
         for name, largest in self.largest.items():
             branch = name.replace("_residual_input", "_local_input")
@@ -107,14 +104,24 @@ def observe(model: nn.Module, batches: Iterable[Tensor], method: Method = Method
 
 
 class Observation:
-    """A float model and the observers of its activation nodes, by name."""
+    """A float model and the observers of its activation nodes, by name.
+
+    On a CPU the nodes see the same bits of a picture in any batch, and with any number of threads: each part of a batch
+    runs on one thread, and parts run side by side. Pictures run one by one in sizes of which the first or the last
+    picture differs when it runs alone.
+    """
 
     def __init__(self, model: nn.Module, nodes: Mapping[str, Quantizer], method: Method) -> None:
-        self.model, self.device, self.pictures = model, next(model.parameters()).device, 0
+        parameter = next(model.parameters())
+        self.model, self.nodes, self.pictures = model, list(nodes.values()), 0
         limit, counts = None if method.exact else VALUES_PER_PICTURE, method.name != "max"
         self._count = PictureCount()
-        self.observers = {name: ActivationObserver(name, self.device, counts, limit, self._count) for name in nodes}
-        self._batches = BatchInvariance(model, nodes.values(), self._forward)
+        observed = {name: ActivationObserver(name, parameter.device, counts, limit, self._count) for name in nodes}
+        self.observers = observed
+        self._holds: dict[tuple[int, ...], bool] = {}  # by shape of the part
+        sharded = hasattr(parameter, "full_tensor")  # a DTensor; importing the class takes a second
+        # Single pictures are too slow for a GPU, and all ranks of a sharded model must run equally often.
+        self._is_tried = parameter.device.type == "cpu" and not sharded
 
     @torch.inference_mode()
     def show(self, images: Tensor) -> Tensor:
@@ -124,16 +131,65 @@ class Observation:
         """
         self.pictures += len(images)
         try:
-            return self._batches.run(images)
+            return self._run(images)
         except NonFiniteError as error:
             raise SwinQuantError(f"{first_non_finite(self.model, images)} (noticed at: {error})") from error
 
+    @torch.inference_mode()  # which is a thread's own
     def _forward(self, images: Tensor) -> Tensor:
         self._count.pictures = len(images)
         logits = rows(self.model(images))
         if not logits.isfinite().all():
             raise NonFiniteError("the model's output")
         return logits
+
+    def _run(self, images: Tensor) -> Tensor:
+        if not self._is_tried or not len(images):
+            return self._forward(images)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with ThreadPoolExecutor(threads) as pool:  # its threads have one of torch's each
+                parts = images.tensor_split(min(threads, len(images)))
+                pieces = [one for part in parts for one in ((part,) if self._is_alone(part, pool) else part.split(1))]
+                return torch.cat(list(pool.map(self._forward, pieces)))
+        finally:
+            torch.set_num_threads(threads)
+
+    def _is_alone(self, images: Tensor, pool: ThreadPoolExecutor) -> bool:
+        """Whether the nodes see the first and the last picture as when these run alone."""
+        shape, size = tuple(images.shape), len(images)
+        if size > 1 and shape not in self._holds:
+            together, first, last = self._hashed((images, images[:1], images[-1:]), pool)
+            holds = torch.equal(together, torch.stack([first[:, 0], last[:, 1]], 1))
+            if not holds and all(self._holds.values()):
+                log.info("calibrating one picture at a time: on this CPU the last bits depend on the batch")
+            self._holds[shape] = holds
+        return size == 1 or self._holds[shape]
+
+    def _hashed(self, batches: Sequence[Tensor], pool: ThreadPoolExecutor) -> list[Tensor]:
+        """For each batch, int32 [calls, 2]: a hash of the bits that each node sees of its first and last picture.
+        Nothing is observed."""
+        own = threading.local()
+        observers = [node.observer for node in self.nodes]
+
+        def see(x: Tensor) -> None:
+            bits = x.detach().reshape(own.pictures, -1)[[0, -1]].float().view(torch.int32)
+            # Squares, so that errors up and down do not cancel; modulo 2**32, which makes the sum four times as fast.
+            own.hashes.append((bits * bits).sum(1, dtype=torch.int32))
+
+        def hashed(images: Tensor) -> Tensor:
+            own.pictures, own.hashes = len(images), []
+            self._forward(images)
+            return torch.stack(own.hashes)
+
+        for node in self.nodes:
+            node.observer = see
+        try:
+            return list(pool.map(hashed, batches))
+        finally:
+            for node, observer in zip(self.nodes, observers, strict=True):
+                node.observer = observer
 
     def calibration(self) -> Calibration:
         """The result. SwinQuantError if there was no picture."""
@@ -237,73 +293,3 @@ def first_non_finite(model: nn.Module, images: Tensor) -> str:
         model(images)
     first = found[0] if found else "an attention matmul"
     return f"module {first} is the first whose output holds NaN or infinity: the weights overflow on these pictures"
-
-
-class BatchInvariance:
-    """Runs batches through the `forward` of `model`, whose `nodes` have observers: nodes see the same bits of a picture
-    in any batch, and with any number of threads.
-
-    Each part of a batch runs on one thread, and parts run side by side. Pictures run one by one in sizes of which the
-    first or the last picture differs when it runs alone.
-    """
-
-    def __init__(self, model: nn.Module, nodes: Iterable[Quantizer], forward: Forward) -> None:
-        self.nodes, self.forward = list(nodes), forward
-        self.holds: dict[tuple[int, ...], bool] = {}  # by shape of the part
-        parameter = next(model.parameters())
-        sharded = hasattr(parameter, "full_tensor")  # a DTensor; importing the class takes a second
-        # Single pictures are too slow for a GPU, and all ranks of a sharded model must run equally often.
-        self.is_tried = parameter.device.type == "cpu" and not sharded
-
-    def run(self, images: Tensor) -> Tensor:
-        """The outputs of the batch [B, 3, H, W]."""
-        if not self.is_tried or not len(images):
-            return self.forward(images)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with ThreadPoolExecutor(threads) as pool:  # its threads have one of torch's each
-                parts = images.tensor_split(min(threads, len(images)))
-                pieces = [one for part in parts for one in ((part,) if self._is_alone(part, pool) else part.split(1))]
-                return torch.cat(list(pool.map(self._inferred, pieces)))
-        finally:
-            torch.set_num_threads(threads)
-
-    @torch.inference_mode()  # which is a thread's own
-    def _inferred(self, images: Tensor) -> Tensor:
-        return self.forward(images)
-
-    def _is_alone(self, images: Tensor, pool: ThreadPoolExecutor) -> bool:
-        """Whether the nodes see the first and the last picture as when these run alone."""
-        shape, size = tuple(images.shape), len(images)
-        if size > 1 and shape not in self.holds:
-            together, first, last = self._hashed((images, images[:1], images[-1:]), pool)
-            holds = torch.equal(together, torch.stack([first[:, 0], last[:, 1]], 1))
-            if not holds and all(self.holds.values()):
-                log.info("calibrating one picture at a time: on this CPU the last bits depend on the batch")
-            self.holds[shape] = holds
-        return size == 1 or self.holds[shape]
-
-    def _hashed(self, batches: Sequence[Tensor], pool: ThreadPoolExecutor) -> list[Tensor]:
-        """For each batch, int32 [calls, 2]: a hash of the bits that each node sees of its first and last picture.
-        Nothing is observed."""
-        own = threading.local()
-        observers = [node.observer for node in self.nodes]
-
-        def see(x: Tensor) -> None:
-            bits = x.detach().reshape(own.pictures, -1)[[0, -1]].float().view(torch.int32)
-            # Squares, so that errors up and down do not cancel; modulo 2**32, which makes the sum four times as fast.
-            own.hashes.append((bits * bits).sum(1, dtype=torch.int32))
-
-        def hashed(images: Tensor) -> Tensor:
-            own.pictures, own.hashes = len(images), []
-            self._inferred(images)
-            return torch.stack(own.hashes)
-
-        for node in self.nodes:
-            node.observer = see
-        try:
-            return list(pool.map(hashed, batches))
-        finally:
-            for node, observer in zip(self.nodes, observers, strict=True):
-                node.observer = observer

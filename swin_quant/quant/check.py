@@ -32,8 +32,7 @@ class Check:
     """Top-1 agreement in percent and SQNR of the logits in dB (infinite if equal), quantized against float.
 
     `others`: the SQNR with the ranges of other methods, if they were tried. `at_fault`: nodes, worst first, that
-    recover most of the loss with the best other method's ranges. `of`: the model's kind of output; agreement is for
-    logits only.
+    recover most of the loss with the best other method's ranges. `of`: the kind of output; agreement is for logits.
     """
 
     pictures: int
@@ -105,8 +104,7 @@ def compare(model: nn.Module, batches: Sequence[Tensor], expected: Tensor) -> tu
 
 @torch.inference_mode()
 def compute_logits(model: nn.Module, batches: Sequence[Tensor]) -> Tensor:
-    """Logits or other `rows` of the model in its present state, float32 [N, classes], for batches of images [B, 3, H,
-    W]."""
+    """Logits or other `rows` of the model in its present state, float32 [N, classes], for batches [B, 3, H, W]."""
     return torch.cat([rows(model(batch)) for batch in batches]).float()
 
 

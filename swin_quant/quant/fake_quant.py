@@ -1,13 +1,10 @@
-"""The one quantization op: quantize to an integer grid and back, with a clipped straight-through gradient.
+"""The one quantization op: quantize to an integer grid and back.
 
 The arithmetic is that of ONNX QuantizeLinear / DequantizeLinear (x / scale, round half to even, saturate, times scale)
 in float32 for any input type, so that the simulation computes what an engine does. A grid of signed levels from `qmin`
 to `qmax` is also a grid of unsigned levels with the zero point `-qmin`. The ends -448 and 448 stand for float8 E4M3: no
-integer grid has them. As a custom op it is one node in any graph; `straight_through` computes the same for training.
+integer grid has them. As a custom op it is one node in any graph; `straight_through` has its gradient.
 """
-
-import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,8 +87,7 @@ def fake_quant(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     """Round `x` to the grid `scale * {qmin..qmax}` with `scale = amax / qmax`, qmin <= 0 < qmax, or to E4M3.
 
     x: any shape, any float type; the result has its shape and type. amax: float32, 0-dim for one range per tensor, or
-    broadcastable to `x` for one range per channel. Gradient of x: 1 from `lowest_inside` to amax, 0 outside
-    (pytorch-quantization's clipped straight-through estimator). Gradient of amax: LSQ's, see `slopes`.
+    broadcastable to `x` for one range per channel.
     """
     return quantize_dequantize(x, amax, qmin, qmax)
 
@@ -105,44 +101,3 @@ def quantize_dequantize(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor
 @fake_quant.register_fake
 def _(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def range_gradient(gradient: Tensor, slope: Tensor, shape: torch.Size) -> Tensor:
-    """gradient * slope (dy/dscale), summed over the values of each range: float32 of amax's `shape`."""
-    if not shape:
-        return torch.dot(gradient.reshape(-1).float(), slope.reshape(-1).float())
-    return (gradient.float() * slope).sum_to_size(shape)
-
-
-def lsq_scale(values: int, shape: torch.Size, qmax: int) -> float:
-    """dscale/damax times LSQ's gradient scale, 1 / sqrt(values of a range * qmax), so that ranges move as weights do.
-
-    Esser et al., "Learned Step Size Quantization", 2020, section 2.2.
-    """
-    return 1 / (qmax * math.sqrt(max(values, 1) / max(math.prod(shape), 1) * qmax))
-
-
-def slopes(x: Tensor, amax: Tensor, qmin: int, qmax: int, inside: Tensor) -> Tensor:
-    """dy/dscale, float32 in x's shape: level - x / scale where x is `inside` (1 or 0), else the saturated level."""
-    position = x.float() / torch.where(amax > TINY_AMAX, amax / qmax, torch.inf)
-    return round_to_grid_(position.clone(), qmin, qmax) - position * inside
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, amax, *ctx.grid = inputs
-    ctx.save_for_backward(x, amax)
-
-
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-    x, amax = ctx.saved_tensors
-    qmin, qmax = ctx.grid
-    values = x.float()  # otherwise a 0-dim amax would be rounded to x's type
-    inside = (values <= amax) & (values >= lowest_inside(amax, qmin, qmax))
-    amax_gradient = None
-    if ctx.needs_input_grad[1]:
-        amax_gradient = range_gradient(gradient, slopes(x, amax, qmin, qmax, inside), amax.shape)
-        amax_gradient *= lsq_scale(x.numel(), amax.shape, qmax)
-    return gradient * inside.to(gradient.dtype), amax_gradient, None, None
-
-
-fake_quant.register_autograd(_backward, setup_context=_save_for_backward)

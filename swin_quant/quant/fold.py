@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from swin_quant.quant.layer import Borrowed, computed
+from swin_quant.quant.layer import QuantizedLayer, computed
 from swin_quant.quant.outputs import rows
 
 COUNTERS = ".num_batches_tracked"
@@ -54,7 +54,7 @@ def fold(model: nn.Module) -> None:
         layer.weight = nn.Parameter(weight)
         layer.bias = nn.Parameter(bias)
         model.set_submodule(name, Folded(norm))
-    for layer in (one for one in model.modules() if isinstance(one, Borrowed)):
+    for layer in (one for one in model.modules() if isinstance(one, QuantizedLayer)):
         for own, source in layer.sources.items():
             owner, _, key = source.keys[0].rpartition(".")
             lent = getattr(model.get_submodule(owner), key, None)  # a folded norm has none
@@ -65,8 +65,7 @@ def fold(model: nn.Module) -> None:
 
 @torch.no_grad()
 def is_fold_exact(model: nn.Module, images: Tensor) -> bool:
-    """Whether `model`, in evaluation mode, gives the same outputs when its norms are folded, to a thousandth of the
-    largest magnitude; it is left as it was."""
+    """Whether `model`, in evaluation mode, gives the same with its norms folded, to a thousandth of the largest."""
     wanted, undo = rows(model(images)), unfolding(model)
     try:
         fold(model)
@@ -83,14 +82,14 @@ def unfolding(model: nn.Module) -> Callable[[], None]:
         for name, layer in list_foldable_norms(model).items()
     ]
     weights = [(layer, layer.weight, layer.bias) for *_, layer in parts]
-    borrowed = [(layer, dict(layer.sources)) for layer in model.modules() if isinstance(layer, Borrowed)]
+    lent = [(layer, layer.sources) for layer in model.modules() if isinstance(layer, QuantizedLayer)]
 
     def undo() -> None:
         for name, norm, _ in parts:
             model.set_submodule(name, norm)
         for layer, weight, bias in weights:
             layer.weight, layer.bias = weight, bias
-        for borrower, sources in borrowed:
+        for borrower, sources in lent:
             borrower.sources = sources
 
     return undo

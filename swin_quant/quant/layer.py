@@ -19,18 +19,27 @@ WEIGHT_NODE = "_weight_quantizer"
 NODES = ("_input_quantizer", WEIGHT_NODE, "_aftergemm_quantizer")
 
 
+@dataclass(frozen=True)
+class Lender:
+    """The source of a weight or bias: parameter keys, and a function of their values; None: the parameter itself."""
+
+    keys: tuple[str, ...]
+    function: Callable[..., Tensor] | None = None
+
+
 class QuantizedLayer(nn.Module):
     """y = Q_aftergemm(product(Q_input(x), Q_weight(W))) + bias.
 
     A mixin for torch's own class, which defines the product, as in `class QuantLinear(QuantizedLayer, nn.Linear)`.
     `weight` is [out, ...], `bias` [out] or None. `shared_parameters`: those of both that are read elsewhere too, and
-    that passes leave as they are.
+    that passes leave as they are. `sources`: the lenders of "weight" and "bias", if the layer does not own them.
     """
 
     channel_dim = -1  # of inputs and outputs
     output_has_bias = False  # whether _aftergemm quantizes the product with its bias
     stored_dim = 0  # the dimension of outputs in the weight that files hold
     shared_parameters: frozenset[str] = frozenset()
+    sources: Mapping[str, Lender] = {}
     weight: Tensor
     bias: Any  # a parameter or None; each of torch's classes declares it
 
@@ -81,6 +90,37 @@ class QuantizedLayer(nn.Module):
         product = self._aftergemm_quantizer(self.product(x, weight))
         return product + self.aligned(bias).to(product.dtype)
 
+    @property
+    def lenders(self) -> list[str]:
+        """The keys of the parameters that the layer borrows or computes from."""
+        return [key for source in self.sources.values() for key in source.keys]
+
+    def borrow(self, sources: Mapping[str, Lender], values: Mapping[str, Any]) -> None:
+        """Take borrowed parameters and compute the others; `values`: parameters by key."""
+        self.sources = dict(sources)
+        for own, source in sources.items():
+            lent = [values[key] for key in source.keys]
+            if source.function is None:
+                setattr(self, own, lent[0])
+            else:
+                with torch.no_grad():
+                    setattr(self, own, nn.Parameter(source.function(*lent).detach().clone()))
+
+    def _tied(self, prefix: str) -> list[str]:
+        return [f"{prefix}{own}" for own, source in self.sources.items() if source.function is None]
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for key in self._tied(prefix):
+            destination.pop(key, None)
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, local: Any, strict: bool, missing: Any, *lists: Any
+    ) -> None:
+        without: list[str] = []
+        super()._load_from_state_dict(state, prefix, local, strict, without, *lists)
+        missing += [key for key in without if key not in self._tied(prefix)]
+
 
 def channels_last(module: nn.Module, y: Tensor) -> Tensor:
     """`y`, an input or output of `module`, with channels in the last dimension."""
@@ -107,8 +147,7 @@ class QuantLinear(QuantizedLayer, nn.Linear):
 class QuantConv(QuantizedLayer):
     """y = Q_aftergemm(Q_input(x) * Q_weight(W) + bias). x: [B, in, ...], y: [B, out, ...].
 
-    A mixin for torch's classes. Ranges per channel are one for each output channel, [out, 1, ...]; in depthwise
-    convolutions one for each filter.
+    A mixin for torch's classes. Ranges per channel are those of outputs, [out, 1, ...], if depthwise of filters.
     """
 
     channel_dim = 1
@@ -142,59 +181,7 @@ class QuantConv2d(QuantConv, nn.Conv2d):
         return patches.transpose(1, 2).reshape(-1, patches.shape[1])
 
 
-@dataclass(frozen=True)
-class Lender:
-    """The source of a weight or bias: parameter keys, and a function of their values; None: the parameter itself."""
-
-    keys: tuple[str, ...]
-    function: Callable[..., Tensor] | None = None
-
-
-class Borrowed(QuantizedLayer):
-    """The mixin. `sources`: the lenders of "weight" and "bias", if the layer does not own them."""
-
-    sources: dict[str, Lender]
-
-    @property
-    def lenders(self) -> list[str]:
-        """The keys of the parameters that the layer borrows or computes from."""
-        return [key for source in self.sources.values() for key in source.keys]
-
-    def borrow(self, sources: Mapping[str, Lender], values: Mapping[str, Any]) -> None:
-        """Take borrowed parameters and compute the others; `values`: parameters by key."""
-        self.sources = dict(sources)
-        for own, source in sources.items():
-            lent = [values[key] for key in source.keys]
-            if source.function is None:
-                setattr(self, own, lent[0])
-            else:
-                with torch.no_grad():
-                    setattr(self, own, nn.Parameter(source.function(*lent).detach().clone()))
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        for own, source in self.sources.items():
-            if source.function is None:
-                destination.pop(f"{prefix}{own}", None)
-
-    def _load_from_state_dict(
-        self, state: Any, prefix: str, local: Any, strict: bool, missing: Any, *lists: Any
-    ) -> None:
-        without: list[str] = []
-        super()._load_from_state_dict(state, prefix, local, strict, without, *lists)
-        tied = {f"{prefix}{own}" for own, source in self.sources.items() if source.function is None}
-        missing += [key for key in without if key not in tied]
-
-
-class BorrowedLinear(Borrowed, QuantLinear):
-    """y = Q_aftergemm(Q_input(x) Q_weight(W)^T) + bias, as `QuantLinear`."""
-
-
-class BorrowedConv2d(Borrowed, QuantConv2d):
-    """A convolution as `QuantConv2d`."""
-
-
-class BorrowedConvTranspose2d(Borrowed, QuantConv, nn.ConvTranspose2d):  # type: ignore[misc]  # fewer inputs than torch's
+class QuantConvTranspose2d(QuantConv, nn.ConvTranspose2d):  # type: ignore[misc]  # fewer inputs than torch's
     """A transposed convolution of one group: its weight [out, in, ...] is computed from torch's, [in, out, ...]."""
 
     stored_dim = 1
@@ -212,7 +199,7 @@ def computed(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]
     """`state` with the missing weights that layers of `model` compute from it."""
     found = dict(state)
     named = model.named_modules(remove_duplicate=False)  # files hold a shared module by each of its names
-    layers = {name: layer for name, layer in named if isinstance(layer, Borrowed)}
+    layers = {name: layer for name, layer in named if isinstance(layer, QuantizedLayer) and layer.sources}
     kept = {*model.state_dict()} if layers else set()
     fixed = {key: value for key, value in model.named_buffers() if key not in kept}  # buffers that no checkpoint holds
     for name, layer in layers.items():
@@ -267,8 +254,7 @@ def all_factors(model: nn.Module) -> Iterator[tuple[str, ChannelFactors]]:
 
 
 class Reading(nn.Module):
-    """The weight and bias of a layer as other parts of a forward pass read them; an exporter, whose layers hold other
-    values, replaces it by copies."""
+    """The weight and bias of a layer as other parts of a forward pass read them; exporters replace it by copies."""
 
     def __init__(self, layer: QuantizedLayer) -> None:
         super().__init__()

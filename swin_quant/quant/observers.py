@@ -52,8 +52,7 @@ class Histogram:
 
 
 def add_sides(below: Histogram, above: Histogram, values: Tensor, low: float, high: float) -> None:
-    """Count finite `values` (any shape) from `low` to `high`: magnitudes of negative values in `below`, all others in
-    `above`."""
+    """Count finite `values` from `low` to `high`: magnitudes of negative ones in `below`, all others in `above`."""
     below.widen(exponent_above(max(-low, 0.0)))
     above.widen(exponent_above(max(high, 0.0)))
     values = values.flatten().float()

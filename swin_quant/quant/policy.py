@@ -318,8 +318,7 @@ def policy_with_bits(weights: int, activations: int) -> str:
 
 
 def load_policy(name_or_path: str | Policy) -> Policy:
-    """A built-in policy by name, a policy from a YAML file, or the policy itself. UsageError names the file and what is
-    wrong in it."""
+    """A built-in policy by name, one from a YAML file, or the policy itself. UsageError names the file and fault."""
     if isinstance(name_or_path, Policy):
         return name_or_path
     bits = re.fullmatch("w([2-8])a([2-8])", name_or_path, re.IGNORECASE)

@@ -147,8 +147,7 @@ class Quantizer(nn.Module):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Smallest and largest level. Unless the setting is symmetric, it is the unsigned grid with zero point
-        -qmin."""
+        """Smallest and largest level; unless the setting is symmetric, of the unsigned grid with zero point -qmin."""
         qmin, qmax = self.setting.levels
         if self.setting.symmetric:
             return qmin, qmax
@@ -162,7 +161,7 @@ class Quantizer(nn.Module):
 
         None: for a whole tensor, 0-dim. A range per tensor is reduced to each channel's own (`row_ranges`); of ranges
         per channel, a tensor takes the largest. In blocks [channels, in], each value has its block's range. With a zero
-        point it is the upper end of the grid.
+        point: the grid's upper end.
         """
         if not self.setting.symmetric:
             (low, high), (qmin, qmax) = self.range.unbind(), self.grid
@@ -229,12 +228,10 @@ class Quantizer(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
         # A checkpoint creates the buffers that it holds; a [1] range, as some tools write, becomes 0-dim.
-        value = state_dict.get(prefix + "_amax")
-        if value is not None:
-            self.amax = value.reshape(()) if value.numel() == 1 else value
-            state_dict = {**state_dict, prefix + "_amax": self._amax}
-        if (ends := state_dict.get(prefix + "_bounds")) is not None:
-            self.bounds = ends
+        for key in ("amax", "bounds"):
+            if (value := state_dict.get(f"{prefix}_{key}")) is not None:
+                setattr(self, key, value.reshape(()) if value.numel() == 1 else value)
+                state_dict = {**state_dict, f"{prefix}_{key}": getattr(self, key)}
         super()._load_from_state_dict(state_dict, prefix, *others)
 
     def extra_repr(self) -> str:

@@ -5,7 +5,7 @@ stages, roles) are measured alike. A forward pass starts at the group's first no
 outputs from the float model, or from the quantized one.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.progress import track
 from swin_quant.quant.distance import Loss, decibels, distance, make_loss, noise, summed
 from swin_quant.quant.policy import ROLES, dequantize, enabled_nodes, quantize
 from swin_quant.quant.quantizer import Quantizer, Role, State
@@ -45,7 +46,6 @@ def replayed(parts: Sequence[nn.Module], outputs: Sequence[Tensor]) -> Iterator[
 
 NODE, LAYER, BLOCK, STAGE, ROLE = "node", "layer", "block", "stage", "role"
 Group = tuple[str, str, tuple[str, ...]]  # kind, name, nodes
-Tell = Callable[[Iterable[int], int], Iterable[int]]  # iterates over numbers of groups, for a progress bar
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class GroupLoss:
 class Sensitivity:
     """The losses of every group, in the model's order, and of all nodes together.
 
-    `profile`: SQNR in dB of each block's output, quantized against float. `forwards`: the work, in forward passes of
-    the whole model over all pictures.
+    `profile`: SQNR in dB of each block's output, quantized against float. `forwards`: the work, in passes over all.
     """
 
     pictures: int
@@ -95,10 +94,9 @@ def list_groups(nodes: Mapping[str, Quantizer], blocks: Iterable[str] = (), stag
 
 def sensitivity(
     model: nn.Module,
-    batches: Iterable[Tensor],
+    batches: Sequence[Tensor],
     blocks: Mapping[str, nn.Module],
     stages: Iterable[str] = (),
-    tell: Tell = lambda numbers, total: numbers,
     reference: nn.Module | None = None,
 ) -> Sensitivity:
     """Measure the enabled nodes of a model, and the groups that they form.
@@ -110,25 +108,25 @@ def sensitivity(
         batches: Images [B, channels, S, S].
         blocks: Modules that run one after another and take one tensor; they save time and do not change the result.
         stages: Names of modules that are groups.
-        tell: Iterates over the numbers of groups, for a progress bar.
         reference: The float network that logits are compared with. None: the model with its nodes off.
 
     Raises:
         SwinQuantError: no node is on, or there is no picture.
     """
-    parts = list(blocks.values())
+    device = next(model.parameters()).device
     rows: list[list[list[float]]] = []
     computed = 0
     with _measuring(model) as nodes:
         groups = list_groups(nodes, blocks, stages)
-        for images in batches:
-            batch = _Batch(model, nodes, parts, images)
+        for number, images in enumerate((batch.to(device) for batch in batches), 1):
+            batch = _Batch(model, nodes, list(blocks.values()), images)
             if reference is not None:
                 batch.expected = reference(images)
             row = [distance(batch.logits, batch.expected)]
             row += [list(noise(y.double(), x.double())) for y, x in zip(batch.quantized, batch.floats, strict=True)]
-            for index in tell(range(len(groups)), len(groups)):
-                row += [batch.alone(groups[index][2]), batch.without(groups[index][2])]
+            work = f"measuring nodes, batch {number} of {len(batches)}"
+            for *_, names in track(groups, work, len(groups), "groups"):
+                row += [batch.alone(names), batch.without(names)]
             rows.append(row)
             computed += batch.computed
     if not rows:
@@ -148,18 +146,13 @@ def sensitivity(
     )
 
 
-def layer_losses(
-    model: nn.Module, images: Tensor, blocks: Mapping[str, nn.Module], tell: Tell = lambda numbers, total: numbers
-) -> dict[str, Loss]:
+def layer_losses(model: nn.Module, images: Tensor, blocks: Mapping[str, nn.Module]) -> dict[str, Loss]:
     """The loss with only the enabled nodes of one layer quantized, by layer; arguments as in `sensitivity`."""
     with _measuring(model) as nodes:
-        layers = list(group_by_layer(nodes).items())
+        layers = group_by_layer(nodes)
         batch = _Batch(model, nodes, list(blocks.values()), images)
-        found = {}
-        for index in tell(range(len(layers)), len(layers)):
-            layer, names = layers[index]
-            found[layer] = make_loss([batch.alone(names)])
-        return found
+        tracked = track(layers.items(), "measuring layers", len(layers), "layers")
+        return {layer: make_loss([batch.alone(names)]) for layer, names in tracked}
 
 
 @contextmanager

@@ -80,8 +80,7 @@ def clipped_share(statistics: Statistics, amax: float) -> float:
 
 
 def slope(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Weights for a function's values at the edges of bins; the weighted sum is that of counts times its
-    differences."""
+    """Weights for a function's values at the edges of bins; their sum is that of counts times its differences."""
     # Summation by parts: sum of counts[j] * (F[j + 1] - F[j]) is the sum of F[j] * (counts[j - 1] - counts[j]).
     return -np.diff(counts.astype(np.float64), prepend=0.0, append=0.0)
 

@@ -1,10 +1,14 @@
-"""Fake quantization in eager mode: the op's arithmetic to the bit, in a fraction of its time and memory.
+"""Fake quantization for training: the op's values to the bit, with a gradient.
+
+The gradient of x is 1 from `lowest_inside` to amax, 0 outside (pytorch-quantization's clipped straight-through
+estimator). That of amax is LSQ's: dy/dscale is level - x / scale inside, and the saturated level outside.
 
 On a CPU the elementwise steps run over blocks that stay in the cache. The backward pass keeps the positions where `x`
 saturated, a few in ten thousand, instead of `x` or a mask; for a learned range also the rounding error, in a byte.
 """
 
 import functools
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,11 +22,8 @@ from swin_quant.quant.fake_quant import (
     fake_quant,
     is_symmetric,
     lowest_inside,
-    lsq_scale,
     quantize_dequantize,
-    range_gradient,
     round_to_grid_,
-    slopes,
 )
 
 Block: TypeAlias = slice | tuple[()]
@@ -56,9 +57,18 @@ def _traced(x: Tensor, amax: Tensor, qmin: int, qmax: int) -> Tensor:
     inside = (torch.sign(fixed - still.float()) + 1).clamp(max=1) * (torch.sign(still.float() - low) + 1).clamp(max=1)
     y = quantize_dequantize(still, fixed, qmin, qmax) + inside.to(x.dtype) * (x - still)
     if amax.requires_grad:
-        steepness = slopes(still, fixed, qmin, qmax, inside) * lsq_scale(x.numel(), amax.shape, qmax)
-        y = y + (steepness * (amax - fixed)).to(y.dtype)
+        position = still.float() / torch.where(fixed > TINY_AMAX, fixed / qmax, torch.inf)
+        slope = round_to_grid_(position.clone(), qmin, qmax) - position * inside
+        y = y + (slope * _lsq_scale(x.numel(), amax.shape, qmax) * (amax - fixed)).to(y.dtype)
     return y
+
+
+def _lsq_scale(values: int, shape: torch.Size, qmax: int) -> float:
+    """dscale/damax times LSQ's gradient scale, 1 / sqrt(values of a range * qmax), so that ranges move as weights do.
+
+    Esser et al., "Learned Step Size Quantization", 2020, section 2.2.
+    """
+    return 1 / (qmax * math.sqrt(max(values, 1) / max(math.prod(shape), 1) * qmax))
 
 
 class _Eager(torch.autograd.Function):
@@ -105,11 +115,14 @@ class _Eager(torch.autograd.Function):
             for place, outside in zip(blocks, saturated, strict=True):
                 _zero(x_gradient[place], outside)
         if ctx.needs_input_grad[1]:
-            parts = (
-                range_gradient(gradient[place], _slopes(codes[place], outside, *ctx.grid), ctx.amax_shape)
-                for place, outside in zip(blocks, saturated, strict=True)
-            )
-            factor = lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _codes(*ctx.grid)
+            parts = []
+            for place, outside in zip(blocks, saturated, strict=True):
+                part, slope = gradient[place].float(), _slopes(codes[place], outside, *ctx.grid)
+                if ctx.amax_shape:
+                    parts.append((part * slope).sum_to_size(ctx.amax_shape))
+                else:
+                    parts.append(torch.dot(part.reshape(-1), slope.reshape(-1)))
+            factor = _lsq_scale(gradient.numel(), ctx.amax_shape, ctx.grid[1]) / _codes(*ctx.grid)
             amax_gradient = functools.reduce(torch.add, parts) * factor
         return x_gradient, amax_gradient, None, None
 

@@ -1,7 +1,7 @@
 """Run a network in evaluation mode, and watch its modules while it computes."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,10 @@ def watching(modules: Mapping[str, nn.Module], visit: Visit) -> Iterator[None]:
 
     Its result is ignored; its exceptions end the forward pass.
     """
-    hooks = [module.register_forward_hook(partial(_call, visit, name)) for name, module in modules.items()]
-    try:
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.enter_context(module.register_forward_hook(partial(_call, visit, name)))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _call(visit: Visit, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -30,8 +28,7 @@ def _call(visit: Visit, name: str, module: nn.Module, inputs: tuple[Any, ...], o
 
 @contextmanager
 def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """Inside the context: no dropout, no drop path, norms with running statistics. Afterwards modules have their own
-    modes."""
+    """Inside the context: no dropout, no drop path, norms with running statistics."""
     modes = {module: module.training for model in models for module in model.modules()}
     for model in models:
         model.eval()

@@ -161,7 +161,8 @@ def plan_passes(passes: str | Sequence[Any] | None) -> PassPlan:
     if passes == NONE:
         return PassPlan()
     if isinstance(passes, str):
-        return PassPlan.from_recipe(load_passes(passes))
+        recipe = load_passes(passes)
+        return PassPlan(recipe.steps, recipe=recipe)
     return PassPlan(parse_steps(() if passes is None else passes), automatic=passes is None)
 
 

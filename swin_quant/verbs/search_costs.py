@@ -135,9 +135,7 @@ def measure_layers(timer: Timer, losses: Losses) -> list[Layer]:
         groups.setdefault(".".join("*" if word.isdecimal() else word for word in name.split(".")), []).append(name)
     module, shape = losses.module, losses.choosing[0][0].shape[1:]
     images = torch.cat([one for one, _ in losses.choosing if one.shape[1:] == shape])[:_ALONE].to(losses.device)
-    alone = layer_losses(
-        module, images, blocks_or_units(module), lambda some, count: track(some, "measuring layers", count, "layers")
-    )
+    alone = layer_losses(module, images, blocks_or_units(module))
     found: list[Layer] = []
     base_ms, float_ms = timer.reference
     for names in track(list(groups.values()), f"timing on {timer.backend.name}", len(groups), "groups of layers"):

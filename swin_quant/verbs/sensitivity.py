@@ -1,7 +1,5 @@
 """Measure what each node costs: the loss with only it quantized, and with all but it; nothing is changed."""
 
-import itertools
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
@@ -13,7 +11,7 @@ from swin_quant.base.arguments import Fields
 from swin_quant.base.distributed import one_process
 from swin_quant.base.errors import UsageError, listed
 from swin_quant.base.files import finite
-from swin_quant.base.progress import log, track
+from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.records import GroupRecord, SensitivityRecord
 from swin_quant.checkpoint.ranges import check_bits
@@ -121,13 +119,7 @@ def sensitivity(
     apply_policy(module, chosen)
     known = isinstance(getattr(module, "architecture", None), Architecture)  # a model of the user's own has no stages
     blocks, stages = blocks_or_units(module), list(list_stages(module)) if known else []
-    started = itertools.count(1)
-
-    def bar(groups: Iterable[int], total: int) -> Iterable[int]:
-        return track(groups, f"measuring nodes, batch {next(started)} of {len(sample.batches)}", total, "groups")
-
-    images = (one.to(model.device) for one in sample.batches)
-    found = measuring.sensitivity(module, images, blocks, stages, bar, model.original)
+    found = measuring.sensitivity(module, sample.batches, blocks, stages, model.original)
     groups = []
     for one in found.groups:
         alone, without = one.alone.record(), one.without.record()

@@ -16,7 +16,6 @@ from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import load_calibrated, load_float, save_calibrated, save_float
 from swin_quant.config import from_dict
 from swin_quant.models import build_model
-from swin_quant.models.captured import captured
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.fold import is_folded
 from swin_quant.quant.layer import QuantConv2d
@@ -207,30 +206,6 @@ def test_names_and_options_that_build_nothing(name, options, says):
     with pytest.raises(UsageError, match=says) as raised:
         build_model(from_dict({"DATA": {"IMG_SIZE": 32}, "MODEL": model}, "test"))
     assert "\n" not in str(raised.value)
-
-
-class Data(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = Branch()
-        self.fc = nn.Linear(12, 3)
-
-    def forward(self, x):
-        return self.fc(self.inner(x).flatten(1))
-
-
-class Branch(nn.Module):
-    def forward(self, x):
-        return x if x.sum() > 0 else -x
-
-
-def test_what_cannot_be_captured_is_named_with_the_reason():
-    with pytest.raises(
-        SwinQuantError, match=r"mine: cannot be captured at test_any_model.py:\d+ `return x if x.sum\(\) > 0 else -x`: "
-    ):
-        captured(Data(), (3, 2, 2), 3, what="mine")
-    with pytest.raises(SwinQuantError, match="mine: no linear and no convolution depends on"):
-        captured(nn.Sequential(nn.Flatten()), (3, 2, 2), 12, what="mine")
 
 
 def test_training_moves_norms_and_reaches_every_parameter():

@@ -198,12 +198,25 @@ MODULES = {
 }
 
 
+def alike(make, times):
+    """The same module several times: torch copies none with weight norm."""
+    return [torch.manual_seed(0) and make().eval() for _ in range(times)]
+
+
+def check_engine(make, passes, folder):
+    """ONNX Runtime computes what the module does, for a single picture, too."""
+    pytest.importorskip("onnxruntime")
+    (given, module), x = alike(make, 2), torch.randn(6, 3, 8, 8)
+    model = sq.calibrate(sq.wrap(given, 8, name="mine"), [x[:3], x[3:]], "qdq", passes=passes)
+    engine = sq.export(model, "onnxruntime", folder).load()
+    with torch.no_grad():
+        wanted = module(x.clone())
+    assert wanted.square().sum() > 1000 * (engine(x) - wanted).square().sum() and len(engine(x[:1])) == 1
+
+
 @pytest.mark.parametrize("kind", MODULES)
 def test_it_computes_what_the_module_does_in_float_and_in_int8(kind):
-    torch.manual_seed(0)
-    given = MODULES[kind]().eval()
-    torch.manual_seed(0)
-    module, x = MODULES[kind]().eval(), torch.randn(6, 3, 8, 8)  # not a copy: torch copies no module with weight norm
+    (given, module), x = alike(MODULES[kind], 2), torch.randn(6, 3, 8, 8)
     model = sq.wrap(given, 8, name="mine")
     with torch.no_grad():
         for batch in (1, 3, 5):
@@ -221,16 +234,7 @@ def test_it_computes_what_the_module_does_in_float_and_in_int8(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", share(MODULES, 12))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
-    pytest.importorskip("onnxruntime")
-    torch.manual_seed(0)
-    given = MODULES[kind]().eval()
-    torch.manual_seed(0)
-    module, x = MODULES[kind]().eval(), torch.randn(6, 3, 8, 8)
-    model = sq.calibrate(sq.wrap(given, 8, name="mine"), [x[:3], x[3:]], "qdq", passes=[])
-    with torch.no_grad():
-        wanted = module(x.clone())
-    noise = sq.export(model, "onnxruntime", tmp_path).load()(x) - wanted
-    assert wanted.square().sum() > 1000 * noise.square().sum()
+    check_engine(MODULES[kind], [], tmp_path)
 
 
 @pytest.mark.parametrize(

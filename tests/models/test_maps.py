@@ -1,7 +1,5 @@
 """Classifiers of pictures that are not square: logits beside timm's, tables beside brute force, refusals in a line."""
 
-import importlib
-import json
 from dataclasses import replace
 
 import pytest
@@ -13,14 +11,12 @@ import swin_quant as sq
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_float
-from swin_quant.checkpoint.identify import config_for
 from swin_quant.config import from_dict
 from swin_quant.config.sides import compute_map_size
 from swin_quant.models import build_model
 from swin_quant.models.geometry import read_geometry
 
 CLASSES = {"swin": "SwinTransformer", "swinv2": "SwinTransformerV2"}
-NAMES = {"swin": "swin_tiny_patch4_window7_224", "swinv2": "swinv2_tiny_window8_256"}
 SHAPE = {"embed_dim": 16, "depths": (2, 2, 2), "num_heads": (1, 2, 4), "num_classes": 5}
 
 
@@ -54,26 +50,6 @@ def test_logits_are_those_of_timm(kind, size, window, randomise, tmp_path):
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-def test_weights_of_squares_at_this_size_give_timms_logits(kind, tmp_path):
-    """Positions are interpolated to the window that each side of the map has."""
-    timm = import_timm()
-    sizes = {**SHAPE, "patch_size": 2}
-    theirs = timm.create_model(NAMES[kind], **sizes, img_size=32, window_size=8)
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    state = theirs.state_dict()
-    torch.save(state, tmp_path / "timm.pth")
-    resized = timm.create_model(NAMES[kind], **sizes, img_size=(24, 40), window_size=8).eval()
-    module = importlib.import_module(type(resized).__module__)
-    resized.load_state_dict(module.checkpoint_filter_fn(dict(state), resized))
-    ours = sq.load(tmp_path / "timm.pth", img_size=(24, 40), window=8)
-    assert ours.config.DATA.IMG_SIZE == [24, 40]
-    images = torch.randn(2, 3, 24, 40)
-    with torch.inference_mode():
-        torch.testing.assert_close(ours(images), resized(images), rtol=1e-5, atol=1e-5)
-
-
 def windows_of_microsoft(tokens, window, block):
     """The window's sides and their shifts on a map in the repository microsoft/Swin-Transformer, in closed form.
 
@@ -104,18 +80,6 @@ def test_windows_are_microsofts_where_a_map_holds_squares_along_both_sides(heigh
     holds_squares = all(side > window and side % window == 0 for both in maps for side in both)
     is_square = height == width and all(side % min(window, side) == 0 for side, _ in maps)
     assert all(same) == (holds_squares or is_square)
-
-
-def test_transformers_checkpoints_of_such_sizes_want_the_users_word(tmp_path):
-    from safetensors.torch import save_file
-
-    cfg = config("swin", [128, 192], 4)
-    save_file(build_model(cfg).state_dict(), tmp_path / "model.safetensors")
-    about = {"model_type": "swin", "image_size": [128, 192], "window_size": 4, "depths": [2, 2, 2]}
-    (tmp_path / "config.json").write_text(json.dumps(about))
-    with pytest.raises(UsageError, match="cut windows of such pictures in another way: set DATA.IMG_SIZE"):
-        config_for(tmp_path)
-    assert config_for(tmp_path, {"DATA.IMG_SIZE": [128, 192]}).DATA.IMG_SIZE == [128, 192]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from swin_quant.quant.fake_quant import TINY_AMAX, fake_quant, grid, is_symmetric
@@ -87,32 +87,6 @@ def test_computes_in_float32_and_answers_in_the_type_it_got(dtype):
     assert torch.equal(y, fake_quant(x.float(), torch.tensor(1.2345), -128, 127).to(dtype))
 
 
-@given(VALUES, AMAX, st.integers(2, 8))
-def test_gradient_is_one_inside_the_range_and_zero_outside(values, amax, bits):
-    x = torch.tensor(values, requires_grad=True)
-    weights = torch.arange(1.0, len(values) + 1)
-    (fake_quant(x, torch.tensor(amax), *grid(bits)) * weights).sum().backward()
-    assert x.grad.tolist() == [w if abs(v) <= amax else 0 for v, w in zip(x.tolist(), weights.tolist(), strict=True)]
-
-
-@given(st.floats(0.125, 4, width=32), st.floats(-4, 4, width=16), st.sampled_from([torch.float16, torch.bfloat16]))
-@example(1.0050048828125, 1.0078125, torch.bfloat16)
-def test_gradient_in_half_precision_compares_with_the_exact_range(amax, value, dtype):
-    x = torch.tensor([value]).to(dtype).requires_grad_()
-    fake_quant(x, torch.tensor(amax), -128, 127).sum().backward()
-    assert x.grad.dtype == dtype and x.grad.item() == (abs(x.item()) <= amax)
-
-
-def test_gradients_of_ranges_by_channel_are_those_of_each_row_alone():
-    x, weights, ends = torch.randn(3, 50), torch.randn(3, 50), torch.tensor([[1.0], [0.5], [2.0]])
-    together = ends.clone().requires_grad_()
-    (fake_quant(x, together, -128, 127) * weights).sum().backward()
-    for row, each, end, found in zip(x, weights, ends.flatten(), together.grad.flatten(), strict=True):
-        alone = end.clone().requires_grad_()
-        (fake_quant(row, alone, -128, 127) * each).sum().backward()
-        assert found.item() == pytest.approx(alone.grad.item(), rel=1e-4)
-
-
 LAYOUTS = {
     "contiguous": lambda: torch.randn(4, 6),
     "transposed": lambda: torch.randn(4, 6).t(),
@@ -128,6 +102,5 @@ LAYOUTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.kernels)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_torch_finds_no_fault_with_the_op(layout, dtype):
-    """Schema, autograd registration, the fake kernel's shape, type and strides, and tracing with dynamic shapes."""
-    x = LAYOUTS[layout]().to(dtype)
-    torch.library.opcheck(fake_quant, (x.detach().requires_grad_(), torch.tensor(1.0), -128, 127))
+    """Its schema, the fake kernel's shape, type and strides, and tracing with dynamic shapes."""
+    torch.library.opcheck(fake_quant, (LAYOUTS[layout]().to(dtype), torch.tensor(1.0), -128, 127))

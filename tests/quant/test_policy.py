@@ -198,6 +198,8 @@ BAD_RULES = [
     ({"enable": "*", "granularity": "per-channel"}, "a.fc1._input_quantizer"),
     ({"enable": "role:gemm_output", "granularity": "per-channel"}, "a.fc1._aftergemm_quantizer"),
     ({"enable": "*", "narrow_range": "yes"}, "not 'yes'"),
+    ({"enable": "*", "amax": 0.0}, "amax"),
+    ({"enable": "*", "format": "fp4"}, "int8, fp8"),
     ({"enable": 3}, "enable"),
     ({"enable": []}, "names no node"),
     ({"bits": 4}, "names no node"),
@@ -215,18 +217,21 @@ def test_a_bad_rule_is_a_usage_error_that_names_it(rule, words):
     assert words in message and "rule 2" in message and "test" in message and "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("rule", "says"),
-    [
-        (
-            {"nodes": "role:gemm_weight", "block": 32},
-            "a.fc1._weight_quantizer: blocks are parts of the rows of weights",
-        ),
-        ({"nodes": "*._input_quantizer", "block": 32}, "a.fc1._input_quantizer: blocks are parts of the rows of"),
-        ({"nodes": "role:gemm_weight", "amax": 1.0}, "a.fc1._weight_quantizer: a fixed amax is for activations"),
-    ],
-)
-def test_impossible_settings_are_refused_with_the_rule(rule, says):
+FP8, WEIGHT, INPUT = {"format": "fp8"}, {"nodes": "role:gemm_weight"}, {"nodes": "*._input_quantizer"}
+CLASHES = [
+    (WEIGHT | {"block": 32}, "a.fc1._weight_quantizer: blocks are parts of the rows of weights"),
+    (INPUT | {"block": 32}, "a.fc1._input_quantizer: blocks are parts of the rows of"),
+    (WEIGHT | {"amax": 1.0}, "a.fc1._weight_quantizer: a fixed amax is for activations"),
+    (INPUT | {"amax": 1.0, "symmetric": False}, "a.fc1._input_quantizer: a fixed amax is for activations"),
+    (INPUT | FP8 | {"bits": 4}, "a.fc1._input_quantizer: format fp8 has 8 bits, not 4"),
+    (INPUT | FP8 | {"symmetric": False}, "a.fc1._input_quantizer: format fp8 has no zero point"),
+    (WEIGHT | FP8 | {"narrow_range": True}, "a.fc1._weight_quantizer: format fp8 has no narrow range"),
+    (WEIGHT | FP8 | {"granularity": "per-channel", "block": 32}, "a.fc1._weight_quantizer: format fp8 has no blocks"),
+]
+
+
+@pytest.mark.parametrize(("rule", "says"), CLASHES)
+def test_impossible_settings_are_refused_with_the_node(rule, says):
     with pytest.raises(UsageError, match=f"^policy test: {says}"):
         decided({"enable": "*"}, rule)
 

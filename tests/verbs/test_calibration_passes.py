@@ -104,7 +104,7 @@ def test_a_recipe_goes_by_the_bits_that_most_nodes_have(tiny_model, tmp_path, no
     file.write_text("passes: [equalize]\nbelow_8_bits: [gptq]\nactivations_below_8_bits: [reconstruct]\n")
     model = tiny_model()
     apply_policy(model, load_policy("qdq").and_then(Rule(nodes=(nodes,), bits=bits)))
-    assert [step.name for step in PassPlan.from_recipe(load_passes(str(file))).for_model(model).steps] == [name]
+    assert [step.name for step in PassPlan(recipe=load_passes(str(file))).for_model(model).steps] == [name]
 
 
 def weights_of(path):

@@ -83,7 +83,7 @@ class _Writer:
         """In place: V1's x + attention(norm1(x)), then x + mlp(norm2(x)); V2's norms are behind its branches."""
         spec, at = self.spec, f"layers.{stage}.blocks.{number}."
         flat = whole_map(self.g.resolution(stage))
-        windows = Windows(flat.side, self.g.window_in_use(stage), self.g.shift(stage, number))
+        windows = Windows(flat.side, self.g.window_in_use(stage), self.g.shifts(stage, number)[0])
         if spec.version == 1:
             tokens = self._norm_quantize(x, stage, f"{at}attn.qkv", windows, f"{at}norm1")
             context = self._attention(tokens, stage, at, windows)

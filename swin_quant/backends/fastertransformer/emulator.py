@@ -125,7 +125,7 @@ class Emulator:
     def attention(self, x: Tensor, stage: int, index: int) -> Tensor:
         """int8 context, at the range of the projection's input, from int8 tokens, both [B, R, R, C] in map order."""
         s, at, heads = self.scales[stage, index], f"layers.{stage}.blocks.{index}.attn.", self.g.heads[stage]
-        side, window, shift = x.shape[1], self.g.window_in_use(stage), self.g.shift(stage, index)
+        side, window, (shift, _) = x.shape[1], self.g.window_in_use(stage), self.g.shifts(stage, index)
         windows = window_partition(torch.roll(x, (-shift, -shift), dims=(1, 2)), window)
         sums = rounded(product(windows, self.tensors[f"{at}qkv.weight"]) * s.gemm("attn.qkv"))
         real = sums * s.step("attn.qkv._aftergemm_quantizer") + self.tensors[f"{at}qkv.bias"]

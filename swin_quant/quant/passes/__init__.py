@@ -6,23 +6,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from swin_quant.base.progress import track
 from swin_quant.quant import PASSES
 from swin_quant.quant.calibration import Method
 from swin_quant.quant.passes.places import Exchange
-from swin_quant.quant.passes.trial import enabled_in, quantized
-from swin_quant.quant.passes.units import UnitRun, walk
+from swin_quant.quant.passes.units import UnitRun, entering, through
 
 
-@dataclass(frozen=True, eq=False)  # a context is itself alone: what was measured of it can be kept by it
+@dataclass(frozen=True)
 class PassContext:
     """A calibrated network under its policy, nodes off, and the pictures of all ranks in batches [<= 8, 3, H, W].
 
     `units`: the modules that a forward pass runs one after another, each on the previous one's output. `exchanges`:
     places where factors and offsets are free. `padded`: modules that get zeros beside their tokens [windows, tokens,
     channels] for maps of other sizes. A pass changes the network and measures against `original`, a copy from before;
-    without `changes` the network is only measured, and no copy is made.
+    without `changes` the network is only measured, and no copy is made. `measured`: what a pass keeps for a next one.
     """
 
     model: nn.Module
@@ -33,6 +34,7 @@ class PassContext:
     padded: Sequence[str] = ()
     changes: bool = True
     original: nn.Module = field(init=False)
+    measured: dict[Any, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "original", copy.deepcopy(self.model) if self.changes else self.model)
@@ -46,26 +48,17 @@ class PassContext:
             pictures -= len(batch)
         return list(found[0].tensor_split(2)) if len(found) == 1 and len(found[0]) > 1 else found
 
-    def walk(self, pictures: int, work: str = "units") -> Iterator[UnitRun]:
-        """Each unit in order, with the original's inputs and outputs for the first pictures; it may be changed."""
-        return walk(self.model, self.units, self.first(pictures), self.original, work)
-
-    def improve_units(
-        self, name: str, images: Sequence[Tensor], by: Callable[[UnitRun, list[Tensor], int], float]
-    ) -> dict[str, float]:
-        """Change each unit that has enabled nodes `by` a function of the unit, its inputs and its number.
-
-        The inputs are the outputs of the quantized units before it. Returns the gains in dB, which the function gives,
-        by unit; `name`: the pass.
-        """
-        gains: dict[str, float] = {}
+    def walk(self, images: Sequence[Tensor], work: str = "units") -> Iterator[UnitRun]:
+        """Each unit in order, with the original's inputs and outputs for the images; it may be changed."""
         inputs: list[Tensor] = []
-        for number, step in enumerate(walk(self.model, self.units, images, self.original, name)):
-            inputs = inputs or step.inputs
-            if enabled_in(step.unit):
-                gains[step.name] = by(step, inputs, number)
-            inputs = quantized(step.unit, inputs)
-        return gains
+        for name, unit in track(list(self.units.items()), work, len(self.units), "units"):
+            source = self.original.get_submodule(name)
+            if not inputs:
+                with torch.inference_mode():
+                    inputs = entering(self.original, source, images)
+            outputs = through(source, inputs)
+            yield UnitRun(name, unit, inputs, outputs, source)
+            inputs = outputs
 
 
 @dataclass(frozen=True)

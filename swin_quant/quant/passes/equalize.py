@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,6 @@ from swin_quant.quant.passes.trial import (
     enabled_in,
     gain_db,
     restore,
-    weights_in,
 )
 from swin_quant.quant.passes.units import UnitRun, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
@@ -105,8 +103,7 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
     """SmoothQuant's factor of each channel [channels], float64: size ** alpha / other ** (1 - alpha).
 
     Without another side: the factors that make channels equal, to the power of alpha. `relative` to the median channel.
-    Factors are rounded to eight bits, so that the last bits of a measurement do not matter. A channel of zeros keeps
-    its size.
+    Factors have eight bits, so that a measurement's last bits do not matter. A channel of zeros keeps its size.
     """
     size = size.double()
     alive = size > 0
@@ -125,8 +122,7 @@ def factors(size: Tensor, other: Tensor | None, alpha: float, relative: bool = T
 
 
 def run(context: PassContext, options: EqualizeOptions) -> str:
-    """Equalize `context.model`: first residual streams, then unit after unit, with the float activations of the new
-    streams.
+    """Equalize `context.model`: residual streams, then unit after unit, with the activations of the new streams.
 
     Units with outlier channels come first: a stream is measured at its readers, whose outlier rows would look like
     outlier channels of the stream.
@@ -163,7 +159,7 @@ def _equalize_units(context: PassContext, options: EqualizeOptions, gains: dict[
         found = measure(context, LOOKED_AT)
         names = {spread.place.scaled.name for spread in found if spread.stands_out and not spread.place.stream}
         wanted = {unit for unit in context.units if any(inside(name, unit) for name in names)}
-    for step in context.walk(options.pictures, "equalize") if wanted else ():
+    for step in context.walk(context.first(options.pictures), "equalize") if wanted else ():
         if step.name not in wanted:
             continue
         wanted.remove(step.name)
@@ -198,18 +194,14 @@ def open_exchanges(context: PassContext) -> list[Exchange]:
     return [exchange for exchange in context.exchanges if not (closed and exchange.exit)]
 
 
-_MEASURED: "WeakKeyDictionary[PassContext, tuple[Any, list[Spread]]]" = WeakKeyDictionary()
-
-
 def measure(context: PassContext, pictures: int) -> list[Spread]:
     """The channels of every open exchange on the first pictures, measured once as long as no weight is written."""
     model = context.model
     state = pictures, sum(parameter._version for parameter in model.parameters())
-    before, found = _MEASURED.get(context, (None, []))
-    if before != state:
-        found = _spreads(model, model, open_exchanges(context), context.first(pictures))
-        _MEASURED[context] = state, found
-    return found
+    if state not in context.measured:
+        context.measured.clear()
+        context.measured[state] = _spreads(model, model, open_exchanges(context), context.first(pictures))
+    return context.measured[state]
 
 
 def _times(size: Tensor, like: Tensor) -> float:
@@ -219,8 +211,7 @@ def _times(size: Tensor, like: Tensor) -> float:
 
 @dataclass(frozen=True)
 class OutlierChannels:
-    """Channels `times` as large as others at the module `place`; `cure`: the layers between which their size can
-    move."""
+    """Channels `times` as large as others at the module `place`; `cure`: the layers between which size can move."""
 
     place: str
     times: float
@@ -247,7 +238,7 @@ def _equalize(context: PassContext, step: UnitRun, spreads: Sequence[Spread], op
     trial = Trial(step, context.method.name)
     if not trial.nodes:
         return 0.0
-    original = weights_in(copy_state(step.unit))
+    original = copy_state(step.unit)
     plain = (Choice(),) * len(spreads)
 
     def error(choices: Sequence[Choice]) -> float:

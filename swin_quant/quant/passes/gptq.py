@@ -148,10 +148,10 @@ def run(context: PassContext, options: GptqOptions) -> str:
     gains: dict[str, float] = {}
     skipped: list[str] = []
     inputs: list[Tensor] = []
-    for step in context.walk(options.pictures, "gptq"):
-        inputs = inputs or step.inputs
-        original = copy_state(step.unit)
-        outputs = quantized(step.unit, inputs)
+    images = context.first(options.pictures)
+    for step in context.walk(images, "gptq"):
+        inputs, after = inputs or step.inputs, math.inf
+        original, outputs = copy_state(step.unit), quantized(step.unit, inputs)
         before = squared_error(outputs, step.outputs)
         try:
             for name in _list_layers(step.unit, inputs):
@@ -161,14 +161,11 @@ def run(context: PassContext, options: GptqOptions) -> str:
             gains[step.name] = gain_db(before, after)
         except torch.linalg.LinAlgError:
             skipped.append(step.name)
-            after = math.inf
-        if after < before:
-            outputs = solved
-        else:
+        if not after < before:
             give_state(step.unit, original)
-        inputs = outputs
+        inputs = solved if after < before else outputs
     note = describe_gains(gains, len(context.units))
-    if sum(map(len, context.first(options.pictures))) == 1:
+    if sum(map(len, images)) == 1:
         note += "; one picture: none is left to judge how far weights may go from float's"
     return f"{note}; no solution in {listed(skipped, 3)}" if skipped else note
 

@@ -5,7 +5,6 @@ unit, on the outputs of the quantized units before it. A channel's error is weig
 (`targets`). (Yuan et al., "PTQ4ViT", 2022: Hessian guided metric, alternating search.)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,9 +13,8 @@ from torch import Tensor, nn
 from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
-from swin_quant.quant.passes.trial import copy_state, describe_gains, enabled_in, gain_db, give_state
-from swin_quant.quant.passes.units import UnitRun
+from swin_quant.quant.passes.targets import Targets, channel_weights, improve_units
+from swin_quant.quant.passes.trial import describe_gains, enabled_in
 from swin_quant.quant.range_methods import mse
 
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.35)
@@ -50,8 +48,7 @@ def search_ranges(unit: nn.Module, targets: Targets, rounds: int) -> None:
 
 @dataclass(frozen=True)
 class RangeSearchOptions(SelfChecked):
-    """`pictures`: a quarter of them judges; `rounds` through the nodes of a unit; `weighted` and `seed` as in
-    `reconstruct`."""
+    """A quarter of the `pictures` judges; `rounds` through a unit's nodes; the others as in `reconstruct`."""
 
     pictures: Annotated[int, within(least=1)] = 64
     rounds: Annotated[int, within(least=1)] = 2
@@ -66,17 +63,11 @@ def run(context: PassContext, options: RangeSearchOptions) -> str:
         return "one picture: none is left to judge by"
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
-    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> float:
-        targets = compute_targets(step, inputs, weights.get(step.name))
-        before, error = copy_state(step.unit), targets.cost(step.unit, targets.judging)
-        search_ranges(step.unit, targets, options.rounds)
-        after = targets.cost(step.unit, targets.judging)
-        if not after < error:
-            give_state(step.unit, before)
-        return gain_db(error, after)
+    def change(unit: nn.Module, targets: Targets, number: int) -> bool:
+        search_ranges(unit, targets, options.rounds)
+        return True
 
-    gains = context.improve_units("range_search", images, improve)
-    return describe_gains(gains, len(context.units))
+    return describe_gains(improve_units(context, "range_search", images, weights, change), len(context.units))
 
 
 PASS = Pass(run, RangeSearchOptions, keeps_function=True, sets_ranges=True)

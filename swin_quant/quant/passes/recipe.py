@@ -49,8 +49,7 @@ class PassStep:
 
 @dataclass(frozen=True)
 class PassRecipe:
-    """The steps of a recipe, and the steps that replace them `below_8_bits` of most weights or activations, or of most
-    activations; None replaces nothing."""
+    """The steps of a recipe, and those that replace them below 8 bits of most weights or activations, if there are."""
 
     steps: tuple[PassStep, ...]
     below_8_bits: tuple[PassStep, ...] | None = None
@@ -61,12 +60,6 @@ class PassRecipe:
         if activations < _MANY_BITS and self.activations_below_8_bits is not None:
             return self.activations_below_8_bits
         return self.steps if bits >= _MANY_BITS or self.below_8_bits is None else self.below_8_bits
-
-    @property
-    def variants(self) -> list[tuple[PassStep, ...]]:
-        """All lists of steps that `for_bits` may return."""
-        found = (self.steps, self.below_8_bits, self.activations_below_8_bits)
-        return [steps for steps in found if steps is not None]
 
 
 _MANY_BITS = 7

@@ -10,8 +10,8 @@ Li et al., "BRECQ", 2021; Wei et al., "QDrop", 2022; Finkelstein et al., "QFT", 
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -23,9 +23,8 @@ from swin_quant.base.schema import SelfChecked, within
 from swin_quant.quant.fake_quant import TINY_AMAX, quantize_dequantize, spacing
 from swin_quant.quant.layer import QuantizedLayer
 from swin_quant.quant.passes import Pass, PassContext
-from swin_quant.quant.passes.targets import Targets, channel_weights, compute_targets
-from swin_quant.quant.passes.trial import copy_state, describe_gains, enabled_in, gain_db, give_state, quantized_layers
-from swin_quant.quant.passes.units import UnitRun
+from swin_quant.quant.passes.targets import Targets, channel_weights, improve_units
+from swin_quant.quant.passes.trial import describe_gains, enabled_in, quantized_layers
 from swin_quant.quant.quantizer import Role, State
 from swin_quant.quant.range_methods import mse
 from swin_quant.quant.ranges import least_learned
@@ -58,21 +57,12 @@ def run(context: PassContext, options: ReconstructOptions) -> str:
     images = with_mirrored(images) if rows == 2 else images
     weights = channel_weights(context.original, list(context.units), images, options.seed) if options.weighted else {}
 
-    def improve(step: UnitRun, inputs: Sequence[Tensor], number: int) -> float:
-        unit, targets = step.unit, compute_targets(step, inputs, weights.get(step.name), rows)
-        before = copy_state(unit)
+    def change(unit: nn.Module, targets: Targets, number: int) -> bool:
         generator = torch.Generator(targets.quantized_inputs.device).manual_seed(_PRIME * options.seed + number)
-        error, after = targets.cost(unit, targets.judging), math.inf
         fixed = [layer for layer in quantized_layers(unit).values() if "weight" in layer.shared_parameters]
-        trains = len(enabled_in(unit)) > len(fixed) and 0 < error < math.inf
-        if trains and train_unit(unit, targets, options, generator):
-            after = targets.cost(unit, targets.judging)
-        if after < error:
-            return gain_db(error, after)
-        give_state(unit, before)
-        return math.nan if error and after == math.inf else 0.0
+        return len(enabled_in(unit)) > len(fixed) and train_unit(unit, targets, options, generator)
 
-    gains = context.improve_units("reconstruct", images, improve)
+    gains = improve_units(context, "reconstruct", images, weights, change, rows)
     return describe_gains(gains, len(gains))
 
 
@@ -158,11 +148,11 @@ def train_unit(unit: nn.Module, targets: Targets, options: ReconstructOptions, g
     with ExitStack() as hooks:
         if options.drop:
             for node in trained.nodes:
-                hooks.enter_context(_replacing(node, lambda x, y: torch.where(coin(x), x, y)))
+                hooks.enter_context(node.register_forward_hook(lambda _, x, y: torch.where(coin(x[0]), x[0], y)))
         soft = hooks.enter_context(ExitStack())
         for layer, rounding in trained.roundings.items():
-            weight = partial(lambda rounding, x, y: rounding.soft(), rounding)
-            soft.enter_context(_replacing(layer._weight_quantizer, weight))
+            weight = partial(lambda rounding, *_: rounding.soft(), rounding)
+            soft.enter_context(layer._weight_quantizer.register_forward_hook(weight))
         try:
             for number, rows in zip(range(options.iterations), batches(), strict=False):
                 done = number / options.iterations
@@ -254,16 +244,6 @@ def random_mask(shape: torch.Size, share: float, generator: torch.Generator) -> 
     words = torch.empty(count // 8 + 1, dtype=torch.int64, device=generator.device)
     words.random_(-(2**63), None, generator=generator)
     return (words.view(torch.uint8)[:count] < round(256 * share)).view(shape)
-
-
-@contextmanager
-def _replacing(module: nn.Module, what: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """Inside the context, `what(x, y)` replaces the module's output y for an input x."""
-    handle = module.register_forward_hook(lambda module, inputs, y: what(inputs[0], y))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 PASS = Pass(run, ReconstructOptions, sets_ranges=True)

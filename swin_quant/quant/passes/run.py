@@ -21,7 +21,7 @@ from swin_quant.quant.calibration import Calibration, check_weights
 from swin_quant.quant.check import compare, compute_logits
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.recipe import PassRecipe, PassStep, parse_steps
-from swin_quant.quant.passes.trial import Values, copy_state, give_state, weights_in
+from swin_quant.quant.passes.trial import RANGES, Values, copy_state, give_state
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.quantizer import Role
@@ -75,7 +75,8 @@ def run_passes(
             before = compare(context.model, images, expected)
             give_state(context.model, left)
         found = calibration
-        record["keeps_function"] = step.kind.keeps_function or _same(weights_in(left), weights_in(kept))
+        weights = ({name: x for name, x in state.items() if not name.endswith(RANGES)} for state in (left, kept))
+        record["keeps_function"] = step.kind.keeps_function or _same(*weights)
         if step.kind.observes_again:
             was, now = (_features(context, model) for model in (context.original, context.model))
             alike = (bool((now[name] - x).norm() <= _ALIKE * x.norm()) for name, x in was.items())
@@ -144,11 +145,6 @@ class PassPlan:
     steps: tuple[PassStep, ...] = ()
     automatic: bool = False
     recipe: PassRecipe | None = None
-
-    @classmethod
-    def from_recipe(cls, recipe: PassRecipe) -> "PassPlan":
-        """The plan of a recipe."""
-        return cls(recipe.steps, recipe=recipe)
 
     def for_model(self, model: nn.Module) -> "PassPlan":
         """The plan for the bits that half of a model's enabled nodes have at least: a few nodes with other bits do not

@@ -8,7 +8,7 @@ random signs. One backward pass a batch gives the diagonal of F for all units: t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.outputs import has_classes, rows
-from swin_quant.quant.passes.trial import quantized
+from swin_quant.quant.passes import PassContext
+from swin_quant.quant.passes.trial import copy_state, enabled_in, gain_db, give_state, quantized
 from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.watch import watching
 
@@ -74,6 +75,35 @@ def compute_targets(
         root = weights.to(outputs.device).sqrt().view(-1, *[1] * (outputs.dim() - 1 - dim))
     held_out = rows * max(1, round(_HELD_OUT * len(outputs) / rows))
     return Targets(torch.cat(step.inputs), torch.cat(list(quantized_inputs)), outputs, root, held_out)
+
+
+def improve_units(
+    context: PassContext,
+    work: str,
+    images: Sequence[Tensor],
+    weights: dict[str, Tensor],
+    change: Callable[[nn.Module, Targets, int], bool],
+    rows: int = 1,
+) -> dict[str, float]:
+    """Change each unit that has enabled nodes; returns the gains in dB by unit.
+
+    Inputs are the outputs of the quantized units before it. `change(unit, targets, number)` says whether it was done; a
+    unit whose output is no better on held-out pictures is restored. `weights` and `rows`: as in `compute_targets`.
+    """
+    gains: dict[str, float] = {}
+    inputs: list[Tensor] = []
+    for number, step in enumerate(context.walk(images, work)):
+        unit, inputs = step.unit, inputs or step.inputs
+        if enabled_in(unit):
+            targets = compute_targets(step, inputs, weights.get(step.name), rows)
+            before, error, after = copy_state(unit), targets.cost(unit, targets.judging), math.inf
+            if 0 < error < math.inf and change(unit, targets, number):
+                after = targets.cost(unit, targets.judging)
+            if not after < error:
+                give_state(unit, before)
+            gains[step.name] = gain_db(error, after) if error else 0.0
+        inputs = quantized(unit, inputs)
+    return gains
 
 
 def root_times_signs(logits: Tensor, signs: Tensor) -> Tensor:

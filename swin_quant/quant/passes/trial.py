@@ -175,11 +175,6 @@ def copy_state(module: nn.Module) -> Values:
     return {name: value.detach().clone() for name, value in values.items() if value is not None}
 
 
-def weights_in(state: Values) -> Values:
-    """The weights in a state."""
-    return {name: value for name, value in state.items() if not name.endswith(RANGES)}
-
-
 @torch.no_grad()
 def give_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Restore a state of `module` from `copy_state`."""

@@ -1,13 +1,12 @@
 """Run a network unit by unit over many pictures, keeping the activations of one boundary between units."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from swin_quant.base.progress import track
 from swin_quant.quant.outputs import Output, rows
 from swin_quant.quant.watch import watching
 
@@ -23,8 +22,7 @@ def entering(model: nn.Module, unit: nn.Module, images: Sequence[Tensor]) -> lis
         raise _Reached(inputs[0])
 
     found: list[Tensor] = []
-    hook = unit.register_forward_pre_hook(stop)
-    try:
+    with unit.register_forward_pre_hook(stop):
         for batch in images:
             try:
                 model(batch)
@@ -32,8 +30,6 @@ def entering(model: nn.Module, unit: nn.Module, images: Sequence[Tensor]) -> lis
                 found.append(reached.args[0])
             else:
                 raise ValueError("the unit is no part of the forward pass")
-    finally:
-        hook.remove()
     return found
 
 
@@ -46,22 +42,6 @@ class UnitRun:
     inputs: list[Tensor]
     outputs: list[Tensor]
     original: nn.Module
-
-
-def walk(
-    model: nn.Module, units: Mapping[str, nn.Module], images: Sequence[Tensor], original: nn.Module, work: str = "units"
-) -> Iterator[UnitRun]:
-    """Each unit of `model` in order, which may be changed. `original`, a copy, computes inputs and outputs. `work`
-    names the progress."""
-    inputs: list[Tensor] = []
-    for name, unit in track(list(units.items()), work, len(units), "units"):
-        source = original.get_submodule(name)
-        if not inputs:
-            with torch.inference_mode():
-                inputs = entering(original, source, images)
-        outputs = through(source, inputs)
-        yield UnitRun(name, unit, inputs, outputs, source)
-        inputs = outputs
 
 
 def inside(name: str, unit: str) -> bool:

@@ -33,8 +33,7 @@ def _least_error(counts: NDArray[np.int64], width: float, candidates: NDArray[np
 
 
 def between(statistics: Statistics, steps: int, percentile: float) -> tuple[float, float]:
-    """The two ends with the least mean squared error: each swept in turn with the other fixed, on merged bins, then on
-    all."""
+    """The two ends with the least mean squared error: each swept in turn, on merged bins, then on all."""
     sides = statistics.both_sides()
     ends = np.array([side.largest for side in sides])
     for merged, span, rounds in ((8, np.geomspace(2.0**-12, 1.0, 128), 2), (1, np.geomspace(1 / 1.07, 1.07, 29), 1)):

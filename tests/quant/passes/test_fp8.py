@@ -4,25 +4,12 @@ import pytest
 import torch
 from pass_contexts import sqnr
 
-from swin_quant.models.registry import list_exchanges, list_units
-from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.layer import weighted_layers
-from swin_quant.quant.passes import PassContext, gptq, range_search, reconstruct
+from swin_quant.quant.passes import gptq, range_search, reconstruct
 from swin_quant.quant.passes.gptq import GptqOptions
-from swin_quant.quant.policy import apply_policy, enabled_nodes, load_policy
+from swin_quant.quant.policy import enabled_nodes
 
 LEVELS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
-IMAGES = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(7))
-
-
-@pytest.fixture
-def context(tiny_model):
-    model = tiny_model("swin", **SMALL)
-    apply_policy(model, load_policy("tensorrt-fp8"))
-    calibrate(model, IMAGES.split(8), Method("max"))
-    images = list(IMAGES.split(8))
-    return PassContext(model, images, units=list_units(model), exchanges=list_exchanges(model))
 
 
 def fixed_ranges(model):
@@ -39,11 +26,12 @@ def fixed_ranges(model):
     ],
     ids=["gptq", "reconstruct", "range_search"],
 )
-def test_a_pass(run, options, rounds_weights, context):
-    before, ranges = sqnr(context, IMAGES), fixed_ranges(context.model)
+def test_a_pass(run, options, rounds_weights, make_context, images):
+    context = make_context(policy="tensorrt-fp8", bits=8)
+    before, ranges = sqnr(context, images[:16]), fixed_ranges(context.model)
     run(context, options)
     assert fixed_ranges(context.model) == ranges and len(ranges) == 2 and 1.0 not in ranges.values()
-    assert sqnr(context, IMAGES) > before - 0.5
+    assert sqnr(context, images[:16]) > before - 0.5
     changed = 0
     originals = weighted_layers(context.original)
     for name, layer in weighted_layers(context.model).items():

@@ -8,17 +8,21 @@ from torch import nn
 
 from swin_quant.models.registry import list_units
 from swin_quant.quant.calibration import calibrate
+from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.targets import channel_weights, root_times_signs
 from swin_quant.quant.passes.trial import Trial, enabled_in
-from swin_quant.quant.passes.units import entering, walk
+from swin_quant.quant.passes.units import entering
 from tests.helpers.settings import change
+
+
+def walk(model, images):
+    return PassContext(model, images, units=list_units(model), changes=False).walk(images)
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_walk_meets_what_the_network_itself_gives_its_units(kind, tiny_model):
     model, images = tiny_model(kind), torch.randn(5, 3, 32, 32)
-    units = list_units(model)
-    for run in walk(model, units, images.split(2), model):
+    for run in walk(model, images.split(2)):
         with torch.inference_mode():
             direct = entering(model, run.unit, images.split(2))
         assert all(torch.equal(one, other) for one, other in zip(run.inputs, direct, strict=True))
@@ -27,9 +31,9 @@ def test_a_walk_meets_what_the_network_itself_gives_its_units(kind, tiny_model):
 
 def test_a_unit_that_is_changed_leaves_the_next_its_input(tiny_model):
     model, images = tiny_model("swin"), [torch.randn(2, 3, 32, 32)]
-    untouched = [run.inputs[0] for run in walk(model, list_units(model), images, model)]
+    untouched = [run.inputs[0] for run in walk(model, images)]
     changed = []
-    for run in walk(model, list_units(model), images, model):
+    for run in walk(model, images):
         changed.append(run.inputs[0])
         for parameter in run.unit.parameters():
             parameter.data.zero_()
@@ -66,7 +70,7 @@ def test_zero_points_take_from_a_unit_s_error_and_their_ranges_come_back(method,
     calibrate(model, [images])
     use_policy(model, "cpu")
     asked = 0
-    for run in walk(model, list_units(model), [images], model):
+    for run in walk(model, [images]):
         nodes = [node for node in enabled_in(run.unit) if not node.setting.symmetric]
         if nodes:
             before = [(node.amax, node.bounds) for node in nodes]

@@ -11,7 +11,7 @@ from swin_quant.backends.onnx.layers import Linear
 from swin_quant.models.captured import STILL
 from swin_quant.models.placement import ADDS, SIZES, name_operation
 
-LINEARS = frozenset({"linear", "quantlinear", "borrowedlinear"})
+LINEARS = frozenset({"linear", "quantlinear"})
 _LAYER_NORM = frozenset({"layernorm", "layernormfp32"})  # others permute maps
 
 
