@@ -73,7 +73,12 @@ def mask(height: int, width: int, window: Window, shift: Window) -> Tensor:
         places = torch.arange(length)
         parts.append((places >= length - side).long() + (places >= length - by))
     region = cut((3 * parts[0][:, None] + parts[1])[None, :, :, None], window).squeeze(-1).squeeze(0)
-    return torch.where(region[:, :, None] == region[:, None, :], 0.0, MASKED)
+    return mask_between(region)
+
+
+def mask_between(regions: Tensor) -> Tensor:
+    """float32 [..., L, L]: 0 for two tokens of the same region [..., L], else -100."""
+    return torch.where(regions[..., :, None] == regions[..., None, :], 0.0, MASKED)
 
 
 def pad_up(x: Tensor, multiple: Window) -> Tensor:

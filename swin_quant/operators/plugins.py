@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 from swin_quant.base.errors import SwinQuantError, UsageError, offered, one_line
 from swin_quant.base.files import compute_sha256, one_at_a_time, read_json, reason, write_json
@@ -103,6 +103,16 @@ CALLS: dict[str, Callable[..., Node | None]] = {
 FAST_DEPTH = 32  # channels of a head
 FAST_TOKENS = {"attention": 64, "attention_branch": 576}  # of a window, at most
 FAST_HEADS = {32: 576, 64: 1024}  # channels of a head -> tokens of a picture that is one window, at most
+
+
+def plugged(operator: str) -> Callable[..., Tensor]:
+    """The function whose calls `Plugging` writes as nodes of this operator; its result has a shape and no values."""
+
+    def call(x: Tensor, *inputs: Any, **attributes: Any) -> Tensor:
+        return x.new_zeros(CALLS[operator](x, *inputs, **attributes).shape)  # type: ignore[union-attr]
+
+    call.__name__ = operator
+    return wrap_torch_function(lambda *inputs, **_: inputs)(call)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A small attention network written twice: as an ONNX graph, float or with Q/DQ, and in NumPy; and micro Swins."""
 
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -56,8 +56,6 @@ class SmallNet:
     batch: int | str = "batch"
     dtype: type = np.float32
     side: int = SIDE
-    nodes: list = field(default_factory=list)
-    tensors: dict = field(default_factory=dict)
 
     def __post_init__(self):
         random = np.random.default_rng(0)
@@ -70,9 +68,8 @@ class SmallNet:
         """The scale of each column of a weight."""
         return (np.abs(self.weights[name]).max(0) / LARGEST).astype(self.dtype)
 
-    # numpy, in float64
-
     def __call__(self, images):
+        """The logits by NumPy, in float64."""
         tokens = np.asarray(images, np.float64).reshape(len(images), -1, 3 * PATCH**2)
         x = self._linear("fc2", np.maximum(self._linear("fc1", tokens), 0))
         attention = np.exp(self._on_grid("q", x) @ self._on_grid("k", x).swapaxes(1, 2))
@@ -87,70 +84,29 @@ class SmallNet:
         weight = np.round(weight / steps) * steps if self.int8 else weight
         return self._on_grid(name, x) @ weight + self.biases[name]
 
-    # the graph
-
     def proto(self):
         """onnx.ModelProto."""
-        import onnx
-        from onnx import helper
+        from drafts import Draft
 
-        self.nodes, self.tensors = [], {}
-        tokens = self._node("Reshape", "images", self._tensor("shape", np.array([0, -1, 3 * PATCH**2])), out="tokens")
-        x = self._node("Relu", self._graph_linear("fc1", tokens))
-        x = self._graph_linear("fc2", x)
-        q, k = self._pair("q", x), self._pair("k", self._node("Transpose", x, perm=[0, 2, 1]))
-        attention = self._node("Softmax", self._node("MatMul", q, k, name="attn.qk"), axis=-1)
-        x = self._node("MatMul", attention, x, name="attn.av")
-        x = self._node("ReduceMean", x, *self._mean_axes(), keepdims=0, **self._mean_attributes())
-        self._node("MatMul", x, self._tensor("head.weight", self.weights["head"]), name="head", out="logits")
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(self.dtype))
-        graph = helper.make_graph(
-            self.nodes,
-            "small",
-            [helper.make_tensor_value_info("images", kind, [self.batch, 3, self.side, self.side])],
-            [helper.make_tensor_value_info("logits", kind, [self.batch, CLASSES])],
-            [onnx.numpy_helper.from_array(value, name) for name, value in self.tensors.items()],
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+        d = Draft(self.dtype)
 
-    def _mean_axes(self):
-        return [self._tensor("axes", np.array([1]))] if self.opset >= 18 else []
+        def linear(name, x):
+            how = {"steps": self.steps(name), "scale": SCALES[name]} if self.int8 else {}
+            x = d.linear(x, name, self.weights[name], **how)
+            return d.add("Add", [x, d.floats(f"{name}.bias", self.biases[name])], f"{name}.Add")
 
-    def _mean_attributes(self):
-        return {} if self.opset >= 18 else {"axes": [1]}
-
-    def _tensor(self, name, value):
-        kept = np.int8 if value.dtype == np.int8 else np.int64 if value.dtype == np.int64 else self.dtype
-        self.tensors[name] = np.asarray(value, kept)
-        return name
-
-    def _node(self, kind, *inputs, out=None, name=None, **attributes):
-        from onnx import helper
-
-        out = out or f"{name or kind}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [out], name=name or out, **attributes))
-        return out
-
-    def _pair(self, name, x):
-        if not self.int8:
-            return x
-        scale = self._tensor(f"{name}.scale", np.array(SCALES[name]))
-        zero = self._tensor(f"{name}.zero", np.array(0, np.int8))
-        quantized = self._node("QuantizeLinear", x, scale, zero, name=f"{name}._quantizer.Q")
-        return self._node("DequantizeLinear", quantized, scale, zero, name=f"{name}._quantizer.DQ")
-
-    def _graph_linear(self, name, x):
-        weight = self.weights[name]
+        x = d.add("Reshape", ["images", d.const("shape", np.array([0, -1, 3 * PATCH**2]))], "tokens")
+        x = linear("fc2", d.add("Relu", [linear("fc1", x)], "relu"))
+        q, k = x, d.add("Transpose", [x], "k.T", perm=[0, 2, 1])
         if self.int8:
-            steps = self.steps(name)
-            stored = self._tensor(f"{name}.weight", np.round(weight / steps).astype(np.int8))
-            scale = self._tensor(f"{name}.weight.scale", steps)
-            zero = self._tensor(f"{name}.weight.zero", np.zeros(len(steps), np.int8))
-            weight = self._node("DequantizeLinear", stored, scale, zero, axis=1, name=f"{name}._weight_quantizer.DQ")
-        else:
-            weight = self._tensor(f"{name}.weight", weight)
-        x = self._node("MatMul", self._pair(name, x), weight, name=f"{name}.MatMul")
-        return self._node("Add", x, self._tensor(f"{name}.bias", self.biases[name]), name=f"{name}.Add")
+            q, k = (d.pair(part, name, scale=SCALES[name]) for name, part in (("q", q), ("k", k)))
+        shares = d.add("Softmax", [d.add("MatMul", [q, k], "attn.qk")], "softmax", axis=-1)
+        x = d.add("MatMul", [shares, x], "attn.av")
+        axes = ([d.const("axes", np.array([1]))], {}) if self.opset >= 18 else ([], {"axes": [1]})
+        x = d.add("ReduceMean", [x, *axes[0]], "mean", keepdims=0, **axes[1])
+        d.add("MatMul", [x, d.floats("head.weight", self.weights["head"])], "head", ["logits"])
+        sides = [3, self.side, self.side]
+        return d.model({"images": [self.batch, *sides]}, {"logits": [self.batch, CLASSES]}, self.opset)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from drafts import Draft
 from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends import engine_loader
@@ -54,37 +55,18 @@ def _stand_in(monkeypatch, version):
 
 def graph(body=np.float16, quantized=True, batch="batch"):
     """A classifier of [batch, 3, 4, 4]: two int8 products around a float `body`; float32 in and out."""
-    random = np.random.default_rng(0)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(body))
-    constants, nodes = {"shape": np.array([0, 48], np.int64)}, []
-
-    def add(op, inputs, name, **attributes):
-        nodes.append(helper.make_node(op, inputs, [f"{name}_out"], name=name, **attributes))
-        return f"{name}_out"
+    random, d = np.random.default_rng(0), Draft(body)
 
     def product(x, name, rows, columns):
         weight = random.standard_normal((rows, columns)) / rows**0.5
-        if quantized:
-            scale = np.abs(weight).max(0) / 127
-            constants[f"{name}.weight"] = np.round(weight / scale).astype(np.int8)
-            constants.update({f"{name}.scale": scale.astype(body), f"{name}.step": np.array(3 / 127, body)})
-            constants.update({f"{name}.zeros": np.zeros(columns, np.int8), f"{name}.zero": np.zeros((), np.int8)})
-            x = add("QuantizeLinear", [x, f"{name}.step", f"{name}.zero"], f"{name}._input_quantizer")
-            x = add("DequantizeLinear", [x, f"{name}.step", f"{name}.zero"], f"{name}._input_quantizer.dq")
-            stored = [f"{name}.weight", f"{name}.scale", f"{name}.zeros"]
-            return add("MatMul", [x, add("DequantizeLinear", stored, f"{name}._weight_quantizer", axis=1)], name)
-        constants[f"{name}.weight"] = weight.astype(body)
-        return add("MatMul", [x, f"{name}.weight"], name)
+        how = {"steps": np.abs(weight).max(0) / 127, "scale": 3 / 127} if quantized else {}
+        return d.linear(x, f"layers.0.blocks.0.mlp.{name}", weight, **how)
 
-    x = add("Cast", [add("Reshape", ["images", "shape"], "flatten")], "cast", to=kind)
-    x = product(x, "layers.0.blocks.0.mlp.fc1", 48, 16)
-    x = product(add("Relu", [x], "act"), "layers.0.blocks.0.mlp.fc2", 16, 5)
-    nodes.append(helper.make_node("Cast", [x], ["logits"], name="out", to=TensorProto.FLOAT))
-    info = helper.make_tensor_value_info
-    inputs, outputs = [info("images", 1, [batch, 3, 4, 4])], [info("logits", 1, [batch, 5])]
-    stored = [numpy_helper.from_array(value, name) for name, value in constants.items()]
-    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs, stored),
-                              opset_imports=[helper.make_opsetid("", 20)], ir_version=10)  # fmt: skip
+    x = d.add("Reshape", ["images", d.const("shape", np.array([0, 48]))], "flatten")
+    x = product(d.add("Cast", [x], "cast", to=helper.np_dtype_to_tensor_dtype(np.dtype(body))), "fc1", 48, 16)
+    x = product(d.add("Relu", [x], "act"), "fc2", 16, 5)
+    d.add("Cast", [x], "out", ["logits"], to=TensorProto.FLOAT)
+    model = d.model({"images": [batch, 3, 4, 4]}, {"logits": [batch, 5]}, body=np.float32)
     onnx.checker.check_model(model, full_check=True)
     return model
 
@@ -174,7 +156,7 @@ def test_options_that_an_engine_does_not_have_are_refused(trt10, exported, optio
 def test_a_graph_with_zero_points_is_refused_by_name(trt10, exported):
     model = graph()
     for tensor in model.graph.initializer:
-        if tensor.name == "layers.0.blocks.0.mlp.fc2.zero":
+        if tensor.name == "layers.0.blocks.0.mlp.fc2._input_quantizer.zero":
             tensor.CopyFrom(numpy_helper.from_array(np.array(14, np.uint8), tensor.name))
     with pytest.raises(UsageError, match=r"no zero points.*blocks.0.mlp.fc2._input_quantizer.*export --for tensorrt"):
         make_plan(exported(model), BuildOptions())

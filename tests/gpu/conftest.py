@@ -57,14 +57,3 @@ def calibrated(tiny_model, images):
         return deepcopy(made[kind, policy, method])
 
     return make
-
-
-@pytest.fixture(scope="session")
-def sqnr():
-    """sqnr(signal, other) -> dB."""
-
-    def decibels(signal, other):
-        signal, other = signal.detach().cpu().double(), other.detach().cpu().double()
-        return (10 * torch.log10(signal.square().sum() / (signal - other).square().sum().clamp(min=1e-30))).item()
-
-    return decibels

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from decibels import sqnr
 
 from swin_quant.backends.fastertransformer import emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
@@ -22,7 +23,7 @@ def logits(model, device, images):
 
 
 @KINDS
-def test_engines_give_the_logits_of_a_cpu(gpu, calibrated, images, sqnr, kind):
+def test_engines_give_the_logits_of_a_cpu(gpu, calibrated, images, kind):
     ours, theirs = (logits(calibrated(kind), device, images) for device in (gpu, torch.device("cpu")))
     half = "float16" if gpu.type == "cuda" else "bfloat16"
     assert list(ours) == ["float32", half, "int8 ft-mode1"]
@@ -35,9 +36,7 @@ def test_engines_give_the_logits_of_a_cpu(gpu, calibrated, images, sqnr, kind):
 
 
 @KINDS
-def test_fastertransformer_s_emulator_computes_on_a_gpu_what_it_does_on_a_cpu(
-    gpu, calibrated, images, sqnr, tmp_path, kind
-):
+def test_fastertransformer_s_emulator_computes_on_a_gpu_what_it_does_on_a_cpu(gpu, calibrated, images, tmp_path, kind):
     card = RunCard("tiny", {}, {}, policy=load_policy("ft-mode1").to_dict())
     file = export(calibrated(kind), card, tmp_path, FasterTransformerOptions()).file
     options = (EngineOptions(device="cuda" if gpu.type == "cuda" else "cpu"), EngineOptions())

@@ -1,6 +1,7 @@
 """A node of ours alone in a graph: its constants and brute force, run by the compiled library, or as a function."""
 
 from functools import cache
+from math import erf, pi
 
 import numpy as np
 import onnx
@@ -10,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from swin_quant.backends.onnx.functions import build_function
 from swin_quant.backends.openvino.engine import float_types
-from swin_quant.backends.openvino.operators import stream_in_half
+from swin_quant.backends.openvino.operators import COMPILED, stream_in_half
 from swin_quant.backends.saturation import saturates, without_saturation
 from swin_quant.operators.plugins import Node, Plugin
 from swin_quant.quant.policy import load_policy
@@ -39,8 +40,8 @@ def product(y, scale, zero, weight, scales, bias):
     return levels @ weight.astype(float) * (scale.astype(float) * scales) + bias
 
 
-def normalised(y, gain, bias):
-    return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + EPSILON) * gain + bias
+def normalised(y, gain, bias, epsilon=EPSILON):
+    return (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + epsilon) * gain + bias
 
 
 def attended(q, k, v, added, lengths, scales):
@@ -62,14 +63,52 @@ def attended(q, k, v, added, lengths, scales):
     return (rounded(shares, scales[3]) if len(scales) > 3 else shares) @ v
 
 
+def token_branch(x, gain, bias, *constants, heads, scales, norm_last, epsilon=EPSILON, parts=""):
+    """Attention's branch among all tokens, in float64."""
+    x, norm, own = x.astype(float), (gain, bias, epsilon), iter(constants[10:])
+    y = product(x if norm_last else normalised(x, *norm), *constants[:5])
+    q, k, v = y.reshape(*x.shape[:2], 3, heads, -1).transpose(2, 0, 3, 1, 4)
+    added = next(own)[:, next(own)] if "bias" in parts else 0.0
+    if "layer_norm" in parts:
+        norms = next(own)
+        q, k = normalised(q, *norms[:2], epsilon), normalised(k, *norms[2:], epsilon)
+    if "rotary" in parts:
+        turns = next(own)
+        q, k = (one * turns[0] + np.roll(one, one.shape[-1] // 2, -1) * turns[1] for one in (q, k))
+    y = product(attended(q, k, v, added, (), scales).swapaxes(1, 2).reshape(x.shape), *constants[5:10])
+    return x + (normalised(y, *norm) if norm_last else y)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+ACTIVATIONS = {  # by their definitions
+    "gelu": lambda x: x * (1 + np.vectorize(erf, otypes=[float])(x / 2**0.5)) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh((2 / pi) ** 0.5 * (x + 0.044715 * x**3))) / 2,
+    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
+    "silu": lambda x: x * sigmoid(x),
+    "relu": lambda x: np.maximum(x, 0),
+}
+
+
+def mlp(x, gain, bias, *linears, norm_last, epsilon=EPSILON, activation="gelu"):
+    """An MLP's branch in float64; a second half of the first linear is a gate."""
+    x, hidden = x.astype(float), len(linears[7])
+    y = product(x if norm_last else normalised(x, gain, bias, epsilon), *linears[:5])
+    y = ACTIVATIONS[activation](y[..., :hidden]) * (y[..., hidden:] if y.shape[-1] > hidden else 1)
+    y = product(y, *linears[5:])
+    return x + (normalised(y, gain, bias, epsilon) if norm_last else y)
+
+
 def stream(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32) * 2
 
 
-def one_node(op, constants, ranks=(3, 3), **attributes):
+def one_node(operator, constants, ranks=(3, 3), **attributes):
     """The file of a graph x -> y of one operator; `ranks`: of x and y."""
     names = ["x", *(f"c{place}" for place in range(len(constants)))]
-    node = helper.make_node(op, names, ["y"], domain="swin_quant", epsilon=EPSILON, **attributes)
+    node = helper.make_node(COMPILED[operator], names, ["y"], domain="swin_quant", epsilon=EPSILON, **attributes)
     held = [numpy_helper.from_array(value, name) for name, value in zip(names[1:], constants, strict=True)]
     sizes = {end: ["a", *(f"{end}{i}" for i in range(1, rank))] for end, rank in zip("xy", ranks, strict=True)}
     ends = [helper.make_tensor_value_info(end, TensorProto.FLOAT, sizes[end]) for end in "xy"]
@@ -102,20 +141,21 @@ def compiled(library, file, threads=1, in_half=False):
     return lambda x: model([x])[0]
 
 
-def without_library(operator, op, file, arrays, **attributes):
-    """The results of an operator in torch, and of the file with its ONNX function on ONNX Runtime, in each opset."""
+def without_library(operator, file, arrays, **attributes):
+    """The results of the file with the operator's ONNX function on ONNX Runtime, in each opset."""
     import onnxruntime
 
-    tensors = [torch.from_numpy(np.asarray(one)) for one in arrays]
-    attributes |= {"epsilon": EPSILON}
-    yield operator(*tensors, **attributes).numpy()
+    attributes["epsilon"], settings = EPSILON, onnxruntime.SessionOptions()
+    if saturates("onnxruntime"):  # not without its optimizations
+        settings.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    tensors = tuple(torch.from_numpy(np.asarray(one)) for one in arrays)
     for opset in (17, 20):
         model = onnx.ModelProto.FromString(file)
         model.opset_import[0].version, model.ir_version = opset, 8
-        plugin, node = Plugin(operator.__name__, "swin_quant", op), Node(tuple(tensors), attributes, ())
+        plugin, node = Plugin(operator, "swin_quant", COMPILED[operator]), Node(tensors, attributes, ())
         model.functions.append(build_function(plugin, [node], opset))
         onnx.checker.check_model(model, full_check=True)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model.SerializeToString(), settings, providers=["CPUExecutionProvider"])
         yield session.run(None, {"x": arrays[0]})[0]
 
 

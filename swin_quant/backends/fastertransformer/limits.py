@@ -60,11 +60,7 @@ def is_default_scale(g: Geometry) -> bool:
 
 
 Limit = tuple[Callable[[Case], object], str]
-
-
 _INSTEAD = "`export --precision float --float-type {}` exports"
-
-
 ALWAYS: tuple[Limit, ...] = (
     (lambda c: c.max_batch < 1, "‹batch› {batch}: must be at least 1"),
     (lambda c: not 52 <= c.form.sm <= 90, "‹sm› {sm}: FasterTransformer builds for compute capability 52 to 90"),
@@ -129,8 +125,6 @@ INT8: tuple[Limit, ...] = (
         "layout of sm 80; use ‹sm› 80 or a window of up to 16",
     ),
 )
-
-
 WARNINGS: tuple[Limit, ...] = (
     (
         lambda c: c.form.sm not in FUSED_SMS,

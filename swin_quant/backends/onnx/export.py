@@ -109,8 +109,6 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
         lambda node: node.setting.narrow_range and node.role is not Role.GEMM_WEIGHT
     ),
 }
-
-
 # Opset -> the oldest file format that allows it (onnx/docs/Versioning.md): old runtimes refuse newer formats.
 _IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
 _PARTS = {"mlp": "MLPs", "token_branch": "attentions"}  # what operators may compute with all that is around it

@@ -1,6 +1,7 @@
 """Writes an ONNX function for each plugin's node into the file: engines without the plugin run the function."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swin_quant.backends.onnx.function_body import FunctionBody
@@ -32,10 +33,6 @@ def _roll(body: FunctionBody, x: str) -> str:
     return x
 
 
-def _layer_norm(body: FunctionBody, *inputs: str) -> str:
-    return body("LayerNormalization", *inputs, refer={"axis": ("axis", "INT"), "epsilon": ("epsilon", "FLOAT")})
-
-
 class _Scales:
     """The attribute `scales` of a function, and rounding by one of them."""
 
@@ -64,8 +61,7 @@ def _attention(body: FunctionBody, x: str, constant: str) -> str:
 def _attended(
     body: FunctionBody, x: str, parts: Sequence[Callable[[str], str]], constant: str, rounded: Callable[[str], str]
 ) -> str:
-    """softmax(q k^T + constant) v [B, T, C]. x: q, k and v [B, T, 3C], of which `parts` make floats; `rounded`: the
-    softmax."""
+    """softmax(q k^T + constant) v [B, T, C]. x: q, k, v [B, T, 3C], made floats by `parts`; `rounded`: the softmax."""
     heads = body("Reshape", body.given("heads", "INT"), body.whole(1))
     batch, tokens, channels = (body.size(x, dimension) for dimension in range(3))
     rounds, length = (body.size(constant, dimension) for dimension in range(2))
@@ -98,16 +94,12 @@ def _token_branch(body: FunctionBody, x: str, gain: str, offset: str, *constants
         added = body("ConstantOfShape", body("Concat", heads, tokens, tokens, axis=0))
     norms = next(own) if "layer_norm" in parts else None
     table = next(own) if "rotary" in parts else None
-
-    def turned(y: str) -> str:
-        return _turned(body, y, norms, table) if norms or table else y
-
-    return body(
-        "Add", x, body.normed(x, (gain, offset), lambda y: _inside_windows(body, y, linears, added, (), turned))
-    )
+    turned = partial(_turned, body, norms, table) if norms or table else str
+    inner = body.normed(x, (gain, offset), lambda y: _inside_windows(body, y, linears, added, (), turned))
+    return body("Add", x, inner)
 
 
-def _turned(body: FunctionBody, y: str, norms: str | None, table: str | None) -> str:
+def _turned(body: FunctionBody, norms: str | None, table: str | None, y: str) -> str:
     """q, k and v [B, T, 3C] with q and k of each head normalised, then rotated."""
     heads = body("Reshape", body.given("heads", "INT"), body.whole(1))
     x = body("Reshape", y, body("Concat", body.whole(0, 0, 3), heads, body.whole(-1), axis=0))
@@ -250,7 +242,6 @@ def _map_branch(body: FunctionBody, x: str, gain: str, offset: str, *constants: 
 
 def _mlp(body: FunctionBody, x: str, gain: str, offset: str, *linears: str) -> str:
     name = body.attributes.get("activation", "gelu")
-
     wide, size = body.calls[0].inputs[5].shape[1], body.calls[0].inputs[10].shape[0]
 
     def inner(y: str) -> str:
@@ -280,8 +271,7 @@ def _patch_merging(body: FunctionBody, x: str, gain: str, offset: str, *constant
 
 
 def _padded(body: FunctionBody, x: str, first: int, side: int) -> tuple[str, str, str]:
-    """x of rank 4 with zeros that make two of its dimensions, from `first` on, multiples of `side`; how often these
-    hold it."""
+    """x of rank 4, its dimensions `first` and the next padded to multiples of `side`; how often these hold it."""
     shape, counts, missing = body("Shape", x), [], []
     for axis in (first, first + 1):
         size = body.at(shape, axis)
@@ -309,7 +299,9 @@ def _patch_embedding(
 _BODIES: dict[str, Callable[..., str]] = {
     "roll": _roll,
     "relu": lambda body, x: body("Relu", x),
-    "layer_norm": _layer_norm,
+    "layer_norm": lambda body, *inputs: body(
+        "LayerNormalization", *inputs, refer={"axis": ("axis", "INT"), "epsilon": ("epsilon", "FLOAT")}
+    ),
     "attention": _attention,
     "attention_branch": _attention_branch,
     "map_branch": _map_branch,

@@ -81,12 +81,6 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     return Engine(NAME, artifact.record["precision"], get_policy_name(artifact), run, details=details)
 
 
-def written(artifact: Artifact) -> Artifact:
-    """`artifact`, noted as written by this process."""
-    _known.add(artifact.record["sha256"])
-    return artifact
-
-
 def tell(artifact: Artifact) -> None:
     """Warn once that the file runs as code. Its run card proves nothing: it may come from the same stranger."""
     if artifact.record["sha256"] not in _known:
@@ -219,7 +213,9 @@ def export(
     file = folder / f"{file_stem(model, card, precision)}.torchscript.pt"
     atomic_write_bytes(file, content.getvalue())
     recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
-    return written(finish_artifact(file, card, "torchscript", precision, recorded))
+    artifact = finish_artifact(file, card, "torchscript", precision, recorded)
+    _known.add(artifact.record["sha256"])
+    return artifact
 
 
 def _sized(images: Tensor, shape: list[int]) -> Tensor:

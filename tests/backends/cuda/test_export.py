@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from cards_of_results import CALIBRATION
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -18,17 +19,13 @@ from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from tests.backends.conftest import MICRO, pictures
 
-CALIBRATION = {
-    "method": "max", "percentile": None, "exact": False, "batches": 1, "batch_size": 1, "seed": 0, "split": "train",
-    "augment": False, "pictures": 1, "pictures_sha256": "0" * 64, "files": [], "unreadable": [], "dead_nodes": [],
-}  # fmt: skip
 PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 BLOCK = "layers.0.blocks.1."
 QKV_HALF = load_policy("cuda").off("*.attn.m*_input_quantizer")
 
 
 def card(preprocess=PREPROCESS, **calibration):
-    return RunCard("micro", {}, preprocess.to_dict(), calibration=CALIBRATION | {"beyond_half": []} | calibration)
+    return RunCard("micro", {}, preprocess.to_dict(), calibration=CALIBRATION | calibration)
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cards_of_results import CALIBRATION
 
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.limits import Case, check_limits, list_warnings
@@ -141,12 +142,7 @@ def test_values_beyond_float16(calibrated, card, tmp_path):
     with pytest.raises(SwinQuantError, match="layers.0.blocks.0.norm1.bias has values beyond float16"):
         export(model, card(), tmp_path)
     node = "layers.1.blocks.0.add2_residual_input_quantizer"
-    record = {key: None for key in ("percentile",)} | {
-        "method": "max", "exact": False, "batches": 1, "batch_size": 1, "seed": 0, "split": "train", "augment": False,
-        "pictures": 1, "pictures_sha256": "0" * 64, "files": [], "unreadable": [], "dead_nodes": [],
-        "beyond_half": [node],
-    }  # fmt: skip
-    overflowing = replace(card(), calibration=record)
+    overflowing = replace(card(), calibration=CALIBRATION | {"beyond_half": [node]})
     with pytest.raises(SwinQuantError, match=f"beyond float16 .* in {node}"):
         export(calibrated(), overflowing, tmp_path)
     export(calibrated(), overflowing, tmp_path, FasterTransformerOptions("float", "float32"))

@@ -3,13 +3,14 @@
 from collections import Counter
 from copy import deepcopy
 
-import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from decibels import sqnr
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.openvino import operators
 from swin_quant.backends.saturation import saturates
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
@@ -145,14 +146,8 @@ def images():
     return torch.randn(3, 3, 32, 32)
 
 
-@pytest.fixture(scope="session")
-def sqnr():
-    """sqnr(signal, other) -> dB."""
-    return lambda signal, other: 10 * np.log10(np.square(signal).sum() / max(np.square(signal - other).sum(), 1e-30))
-
-
 @pytest.fixture
-def assert_quantized_alike(fake_quant, sqnr, images):
+def assert_quantized_alike(fake_quant, images):
     """assert_quantized_alike(logits, kind, policy="qdq"): logits of `images` are fake-quant's, up to ties.
 
     A tie that rounds the other way changes later values too: the difference stays well below that between the quantized
@@ -164,6 +159,12 @@ def assert_quantized_alike(fake_quant, sqnr, images):
         assert sqnr(quantized, logits) > sqnr(unquantized, quantized) + 3
 
     return check
+
+
+@pytest.fixture
+def measured(with_operators, monkeypatch):
+    """The operators of any transformer are faster on this kind of CPU."""
+    monkeypatch.setattr(operators, "gain", lambda architecture, operator: 1.1 * (architecture == "vit"))
 
 
 @pytest.fixture(scope="session")

@@ -1,140 +1,30 @@
-"""Branches of captured networks as compiled operators: which are found, what they compute, and what stays plain."""
+"""Branches of captured networks as compiled operators: which are found, however they are written, and what stays
+plain."""
 
-import json
 from copy import deepcopy
 
-import numpy as np
 import onnx
 import pytest
 import torch
+from decibels import sqnr
 from nightly import share
-from operator_nodes import (
-    assert_near,
-    attended,
-    compiled,
-    exact_policy,
-    linear,
-    normalised,
-    one_node,
-    product,
-    stream,
-    without_library,
-)
+from operator_nodes import exact_policy, mlp, token_branch
 from torch import nn
 from torch.nn import functional
-from vnni import exact_int8
 
-import swin_quant as sq
 from swin_quant.backends.onnx.branches import BRANCHES, call_operator, find_left
 from swin_quant.backends.onnx.branches.mlp import NO_MLP
-from swin_quant.backends.onnx.branches.tokens import token_branch
 from swin_quant.backends.onnx.export import OnnxOptions, export, record_compiled
 from swin_quant.backends.onnx.network import network as lowered
-from swin_quant.backends.openvino import engine, operators
+from swin_quant.backends.openvino import engine
 from swin_quant.base.compat import import_timm, import_torchvision
 from swin_quant.cards.card import RunCard
-from swin_quant.config import find_config, load_config
-from swin_quant.config.load import portable_config
 from swin_quant.data.preprocess import Preprocess
-from swin_quant.models import build_model
 from swin_quant.models.captured import captured, graphs, run_graph
+from swin_quant.operators.plugins import Plugging, parse_plugins
 from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.policy import apply_policy, quantize
 from swin_quant.score.options import EngineOptions
-
-SCALES = [0.03, 0.04, 0.02]  # of q, k and v
-BOTH = ("token_branch=swin_quant::TokenBranch", "mlp=swin_quant::Mlp")
-
-
-def constants(heads, depth, x_zero=None, parts="", tokens=0):
-    """The operator's constants, in order, with those of `parts`; some position biases hide a key."""
-    random, width = np.random.default_rng(0), heads * depth
-    norm = random.standard_normal((2, width)).astype(np.float32)
-    qkv, proj = linear(random, width, 3 * width, 0.03, x_zero), linear(random, width, width, 0.012, None)
-    table = random.standard_normal((heads, 9)).astype(np.float32)
-    table[:, 0] = -np.inf
-    index = random.integers(0, 9, (tokens, tokens), np.int32)
-    index[np.diag_indices(tokens)] = 1
-    own = {
-        "bias": [table, index],
-        "layer_norm": [random.uniform(0.5, 1.5, (4, depth)).astype(np.float32)],
-        "rotary": [random.uniform(-1, 1, (2, tokens, depth)).astype(np.float32)],
-    }
-    return [*norm, *qkv, *proj, *(one for word in parts.split() for one in own[word])]
-
-
-def brute_force(x, constants, heads, scales, norm_last, parts=""):
-    """x plus its branch: products in integers, all else in float64."""
-    *norm, x = *constants[:2], x.astype(float)
-    own = iter(constants[12:])
-    y = product(x if norm_last else normalised(x, *norm), *constants[2:7])
-    q, k, v = y.reshape(*x.shape[:2], 3, heads, -1).transpose(2, 0, 3, 1, 4)
-    added = next(own)[:, next(own)] if "bias" in parts else 0.0
-    if "layer_norm" in parts:
-        q_gain, q_bias, k_gain, k_bias = next(own).astype(float)
-        q, k = normalised(q, q_gain, q_bias), normalised(k, k_gain, k_bias)
-    if "rotary" in parts:
-        (one, other), half = next(own).astype(float), q.shape[-1] // 2
-        q, k = (y * one + np.concatenate([y[..., half:], y[..., :half]], -1) * other for y in (q, k))
-    y = attended(q, k, v, added, (), scales).swapaxes(1, 2)
-    y = product(y.reshape(x.shape), *constants[7:12])
-    return x + (normalised(y, *norm) if norm_last else y)
-
-
-CASES = {  # heads, depth, tokens, zero point, parts
-    "DeiT-tiny": (3, 64, 197, 131),
-    "one token": (2, 64, 1),
-    "the most tokens": (1, 64, 1024),
-    "heads of 32 channels": (3, 32, 50),
-    "more tokens than the fast loops take": (1, 64, 1025),
-    "heads of no fast loops": (2, 24, 17),
-    "BEiT": (3, 64, 197, 131, "bias"),
-    "DINOv3": (3, 64, 201, 131, "rotary"),
-    "normal heads of 64 channels": (2, 64, 50, None, "layer_norm"),
-    "all parts in heads of 32 channels": (4, 32, 50, None, "bias layer_norm rotary"),
-    "all parts in no fast loops": (2, 24, 17, None, "bias layer_norm rotary"),
-}
-given_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-
-
-@given_cases
-@pytest.mark.parametrize("is_rounded", [False, True], ids=["softmax", "rounded softmax"])
-def test_the_compiled_attention_among_all_tokens_is_brute_force(case, is_rounded, library):
-    heads, depth, tokens, zero, parts = (*case, None, "")[:5] if len(case) != 4 else (*case, "")
-    given, scales = constants(heads, depth, zero, parts, tokens), SCALES + [1 / 127] * is_rounded
-    x = stream(2, tokens, heads * depth)
-    for norm_last in (False, True):
-        wanted = brute_force(x, given, heads, scales, norm_last, parts)
-        how = {"parts": parts} if parts else {}  # which older files do not have
-        file = one_node("TokenBranch", given, heads=heads, scales=scales, norm_last=int(norm_last), **how)
-        for threads in (1, 2):
-            model = compiled(library, file, threads)
-            for batch in (2, 0):
-                assert_near(model(x[:batch]), wanted[:batch], x[:batch], 1e-4)
-        spoilt = x.copy()
-        spoilt[1, 0] = np.nan
-        found = model(spoilt)
-        assert np.isfinite(found[0]).all() and np.isnan(found[1]).any()
-    other = stream(1, tokens + 3, heads * depth)
-    if "bias" in parts or "rotary" in parts:
-        with pytest.raises(RuntimeError, match=f"are not pictures of {tokens} tokens"):
-            model(other)
-    else:  # the file takes any number of tokens
-        assert_near(model(other), brute_force(other, given, heads, scales, norm_last, parts), other, 1e-4)
-
-
-@pytest.mark.parametrize("parts", ["", "bias", "layer_norm", "rotary", "bias layer_norm rotary"])
-@pytest.mark.parametrize("norm_last", [False, True])
-@exact_int8
-def test_the_attention_in_torch_and_its_onnx_function_are_brute_force(norm_last, parts):
-    given, x = constants(2, 24, parts=parts, tokens=17), stream(2, 17, 48)
-    for scales in (SCALES, [*SCALES, 1 / 127]):
-        how = {"heads": 2, "scales": scales, "norm_last": int(norm_last)} | ({"parts": parts} if parts else {})
-        wanted = brute_force(x, given, 2, scales, norm_last, parts)
-        for found in without_library(
-            token_branch, "TokenBranch", one_node("TokenBranch", given, **how), (x, *given), **how
-        ):
-            assert_near(found, wanted, x, 1e-5)
 
 
 class Attention(nn.Module):
@@ -335,12 +225,14 @@ def calibrated(blocks, side=16, any_size=False, tokens=16, policy="cpu-operators
     return network, images
 
 
-def sqnr(found, wanted):
-    return 10 * float(torch.log10(wanted.square().sum() / (found - wanted).square().sum()))
+def by_force(plugin, node):
+    """The result of an operator's node."""
+    compute = {"mlp": mlp, "token_branch": token_branch}[plugin.operator]
+    return torch.from_numpy(compute(*(one.numpy() for one in node.inputs), **node.attributes)).float()
 
 
-def replaced(network):
-    """The lowered network with every branch as an operator in torch, and the operators and owners of these."""
+def replaced(network, images):
+    """The lowered network with every branch as an operator, what it computes, and its operators and their owners."""
     model = lowered(network, OnnxOptions(target="openvino", plain=True), None)
     names = {part: name for name, part in model.named_modules()}
     taken = set()
@@ -352,7 +244,8 @@ def replaced(network):
                     taken.add((operator, f"{names[part]}.{branch.owner}".strip(".")))
                     call_operator(part, graph, branch, operator)
         run_graph(part, graph)
-    return model, taken
+    with torch.no_grad(), Plugging(parse_plugins([f"{name}=my::{name}" for name in BRANCHES]), by_force):
+        return model, model(images), taken
 
 
 @pytest.mark.slow
@@ -360,7 +253,7 @@ def replaced(network):
 def test_branches_are_found_by_pattern_and_the_others_stay_plain(tokens):
     """All ways to write a block in one network, which computes the same afterwards."""
     network, images = calibrated({name: how for name, (how, *_) in VARIANTS.items()}, tokens=tokens)
-    model, taken = replaced(network)
+    _, found, taken = replaced(network, images)
     able = {(f"blocks.{name}.attn", f"blocks.{name}.mlp"): flags for name, (_, *flags) in VARIANTS.items()}
     assert taken == {
         (operator, owner)
@@ -369,20 +262,20 @@ def test_branches_are_found_by_pattern_and_the_others_stay_plain(tokens):
         if flag
     }
     with torch.no_grad():  # each alone is 130 dB near; of 29 blocks in a row one rounds a tie the other way
-        assert sqnr(model(images), network(images)) > 30
+        assert sqnr(network(images), found) > 30
 
 
 def test_a_block_that_runs_twice_and_one_of_float_attention():
     """The second run of a linear is a copy of it, which has a branch of its own. Policy cpu leaves attention float."""
     network, images = calibrated({"plain": {}}, again=["plain"])
-    model, taken = replaced(network)
+    _, found, _ = replaced(network, images)
     with torch.no_grad():
-        assert sqnr(model(images), network(images)) > 40
+        assert sqnr(network(images), found) > 40
     network, images = calibrated({"plain": {}, "scaled": {"around": "scaled"}}, policy="cpu")
-    model, taken = replaced(network)
+    _, found, taken = replaced(network, images)
     assert taken == {("mlp", "blocks.plain.mlp"), ("mlp", "blocks.scaled.mlp")}
     with torch.no_grad():
-        assert sqnr(model(images), network(images)) > 40
+        assert sqnr(network(images), found) > 40
 
 
 def exported_to(folder, network, **options):
@@ -390,12 +283,6 @@ def exported_to(folder, network, **options):
     preprocess = Preprocess(network.input_shape[1], False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
     card = RunCard("net", {}, preprocess.to_dict(), policy=exact_policy("cpu-operators").to_dict())
     return export(deepcopy(network), card, folder, OnnxOptions(target="openvino", **options))
-
-
-@pytest.fixture
-def measured(with_operators, monkeypatch):
-    """The operators of any transformer are faster on this kind of CPU."""
-    monkeypatch.setattr(operators, "gain", lambda architecture, operator: 1.1 * (architecture == "vit"))
 
 
 @pytest.mark.slow
@@ -418,58 +305,7 @@ def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
     quantize(network)
     with torch.no_grad():
         wanted = network(images[:2])
-    assert sqnr(engine.load(artifact, EngineOptions(threads=1, float_type="float32"))(images[:2]), wanted) > 30
-
-
-PUBLISHED = [  # timm's model, its options, the blocks, and the branches with attention and MLP that are compiled
-    ("deit_tiny_patch16_224", {"depth": 2}, 2, 2, 2),
-    ("deit_tiny_patch16_224", {}, 12, 12, 12),
-    ("beit_base_patch16_224", {"depth": 2}, 2, 2, 2),
-    ("vit_small_patch16_dinov3", {"depth": 2}, 2, 2, 2),
-    ("eva02_tiny_patch14_224", {"depth": 2}, 2, 2, 2),
-    ("vit_small_plus_patch16_dinov3", {"depth": 2}, 2, 2, 2),
-    ("vit_giant_patch14_dinov2", {"depth": 1, "img_size": 224}, 1, 1, 1),
-    ("deit_small_patch16_224", {"depth": 2, "qk_norm": True}, 2, 2, 2),
-    ("eva02_base_patch14_224", {"depth": 2}, 2, 2, 0),  # a norm stands behind the gate
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name, options, blocks, attentions, mlps", share(PUBLISHED, 5))
-def test_every_branch_of_a_published_vit_is_compiled(name, options, blocks, attentions, mlps, with_operators, tmp_path):
-    """By timm, at its published width and number of tokens: as near to fake-quant as the plain file."""
-    torch.manual_seed(0)
-    size = {"DATA.IMG_SIZE": options["img_size"]} if "img_size" in options else {}
-    pairs = {
-        "MODEL.TIMM.OPTIONS": json.dumps({key: value for key, value in options.items() if key != "img_size"})
-    } | size
-    cfg = load_config(find_config(f"timm:{name}"), [str(one) for pair in pairs.items() for one in pair])
-    network = build_model(cfg)
-    with torch.no_grad():
-        for key, values in network.named_parameters():
-            if "bias_table" in key:
-                nn.init.normal_(values)
-    side = cfg.DATA.IMG_SIZE
-    images = torch.randn(4, 3, side, side, generator=torch.Generator().manual_seed(1))
-    calibrate(network, [images], Method("max"))
-    policy = exact_policy("cpu-operators")
-    card = RunCard("vit", portable_config(cfg), Preprocess.from_config(cfg).to_dict(), policy=policy.to_dict())
-    operators = BOTH if mlps else BOTH[:1]
-    files = {
-        plugin: export(deepcopy(network), card, tmp_path / str(len(plugin)), OnnxOptions(target="openvino", **how))
-        for plugin, how in ((operators, {"plugin": operators}), ((), {"plain": True}))
-    }
-    found = {"token_branch": f"{attentions} of {blocks}"} | ({"mlp": f"{mlps} of {blocks}"} if mlps else {})
-    assert files[operators].record["options"]["compiled"] == found
-    apply_policy(network, policy)
-    quantize(network)
-    with torch.no_grad():
-        wanted = network(images)
-    noise = {
-        plugin: float((engine.load(file, EngineOptions(threads=1))(images) - wanted).square().sum())
-        for plugin, file in files.items()
-    }
-    assert noise[operators] < max(2 * noise[()], 2e-3 * float(wanted.square().sum()))
+    assert sqnr(wanted, engine.load(artifact, EngineOptions(threads=1, float_type="float32"))(images[:2])) > 30
 
 
 CONVOLVED, POINTWISE = "has a convolution between its linears", "is made of 1 x 1 convolutions"
@@ -503,69 +339,15 @@ def test_the_mlps_of_other_families_are_compiled_or_the_card_says_why_not(name, 
     calibrate(network, [images], Method("max"))
     apply_policy(network, exact_policy("cpu"))
     quantize(network)
-    model, taken = replaced(network)
+    model, found, taken = replaced(network, images)
     assert len([operator for operator, _ in taken if operator == "mlp"]) == mlps
     assert find_left(model)["mlp"] == left
     with torch.no_grad():
-        found, wanted = ([one] if isinstance(one, torch.Tensor) else one for one in (model(images), network(images)))
-    assert all(sqnr(*pair) > 30 for pair in zip(found, wanted, strict=True))
+        wanted, found = ([one] if isinstance(one, torch.Tensor) else one for one in (network(images), found))
+    assert all(sqnr(*pair) > 30 for pair in zip(wanted, found, strict=True))
     recorded = {}
     record_compiled(recorded, {"mlp": mlps}, {"mlp": left})
     count = mlps + sum(left.values())
     assert recorded == ({"compiled": {"mlp": f"{mlps} of {count}"}} if count else {}) | (
         {"left_plain": {"mlp": left}} if left else {}
     )
-
-
-SMALL = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}
-
-
-GIVEN = {"intermediate_size": 256}
-TRANSFORMERS = {  # model -> more of its configuration
-    "ViT": GIVEN,
-    "DeiT": GIVEN,
-    "Dinov2": {},
-    "DINOv3ViT": GIVEN | {"use_gated_mlp": True},
-    "Dinov2WithRegisters": {},
-    "CLIPVision": GIVEN,
-    "Beit": GIVEN | {"use_relative_position_bias": True},
-    "SiglipVision": GIVEN,
-}
-
-
-class FirstToken(nn.Module):
-    """The class token of a model of transformers."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images):
-        return self.model(images).last_hidden_state[:, 0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 4))
-def test_the_branches_of_other_publishers_vits_are_compiled(name, measured, tmp_path):
-    """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention, rotations, gates
-    and position biases."""
-    torchvision = import_torchvision()
-    torch.manual_seed(0)
-    if name == "torchvision":
-        given = torchvision.models.vision_transformer.VisionTransformer(64, 16, 2, 2, 128, 256)
-        nn.init.normal_(given.heads.head.weight)
-    else:
-        transformers = pytest.importorskip("transformers")
-        config = getattr(transformers, f"{name}Config")(**SMALL, **TRANSFORMERS[name])
-        given = FirstToken(getattr(transformers, f"{name}Model")(config))
-        for key, values in given.named_parameters():
-            if "bias_table" in key:
-                nn.init.normal_(values)
-    images = torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    model = sq.calibrate(sq.wrap(given.eval(), 64), [images], exact_policy("cpu-operators"), passes=[])
-    asked = {"plugin": BOTH} if name in ("DINOv3ViT", "Beit") else {}  # parts that files do not have by default
-    artifact = sq.export(model, "openvino", tmp_path, **asked)
-    assert artifact.card.artifact["options"]["compiled"] == dict.fromkeys(("token_branch", "mlp"), "2 of 2")
-    with torch.no_grad():
-        assert sqnr(torch.as_tensor(artifact.load()(images)), model(images)) > 30
-        assert sqnr(torch.as_tensor(artifact.load()(images)), given(images)) > 25

@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 from cards_of_results import CALIBRATION
+from decibels import sqnr
 from nightly import share
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -49,7 +50,7 @@ def test_every_tensor_has_the_type_it_should(kind, precision, exported):
 
 
 @IN_CI
-def test_it_is_near_the_float32_graph(kind, exported, run, sqnr, fake_quant, images):
+def test_it_is_near_the_float32_graph(kind, exported, run, fake_quant, images):
     half, full = (
         run(exported(kind, "tensorrt", target=target, precision="float").file, images)["logits"]
         for target in ("tensorrt", "portable")

@@ -7,6 +7,7 @@ import onnx
 import onnx.parser
 import pytest
 import torch
+from decibels import sqnr
 from nightly import share
 from onnx.reference import ReferenceEvaluator
 
@@ -19,10 +20,6 @@ from swin_quant.quant.policy import Rule, load_policy, quantizing
 
 FORMS = [(policy, kind) for policy in ("qdq", "a16", "a16-qnn") for kind in ("swin", "swinv2")]
 BANNED = {"Roll", "Where", "ScatterND", "ScatterElements", "Loop", "If", "Scan"}
-
-
-def sqnr(expected, found):
-    return 10 * torch.log10(expected.square().sum() / (expected - found).square().sum()).item()
 
 
 @pytest.fixture

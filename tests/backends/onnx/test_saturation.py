@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from decibels import sqnr
 
 from swin_quant.backends.onnx.export import export
 from swin_quant.backends.saturation import without_saturation
@@ -77,7 +78,7 @@ def child(files):
 
 
 @pytest.fixture
-def far(files, sqnr):
+def far(files):
     """far(name) -> dB between fake-quant and the logits of that name, for the plain file and for the safe one."""
     folder, _, expected = files
     return lambda name: [sqnr(fake, np.load(folder / f"{name}{i}.npy")) for i, fake in enumerate(expected)]

@@ -32,6 +32,21 @@ def backbone(request, calibrated):
     return calibrated(kind, policy, **SHAPE, WINDOWS=windows)
 
 
+def loaded(artifact):
+    return [engine_loader(name)(artifact) for name in ("onnxruntime", "openvino")]
+
+
+def assert_alike(engines, model, images, limit):
+    """The engines give what the model does, which is returned."""
+    with torch.inference_mode():
+        expected = model(images)
+    for engine in engines:
+        found = engine(images)
+        assert [x.shape for x in found] == [x.shape for x in expected]
+        assert not len(images) or compare_batches([found], [expected])["mean"] < limit, images.shape
+    return expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", share(["int8", "float"], 2))
 @exact_int8
@@ -42,16 +57,10 @@ def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, t
     graph = onnx.load(artifact.file).graph
     assert [value.name for value in graph.output] == ["features0", "features1"]
     assert any(node.op_type == "QuantizeLinear" for node in graph.node) == (precision == "int8")
-    engines = [engine_loader(name)(artifact) for name in ("onnxruntime", "openvino")]
     (quantize if precision == "int8" else dequantize)(model)
+    engines, limit = loaded(artifact), 0.01 if precision == "int8" else 1e-5
     for size in SIZES:
-        images = torch.randn(2, 3, *size)
-        with torch.inference_mode():
-            expected = model(images)
-        for engine in engines:
-            found = engine(images)
-            assert [x.shape for x in found] == [x.shape for x in expected]
-            assert compare_batches([found], [expected])["mean"] < (0.01 if precision == "int8" else 1e-5), size
+        assert_alike(engines, model, torch.randn(2, 3, *size), limit)
 
 
 @pytest.mark.parametrize(("window", "shift"), [((4, 4), (2, 2)), ((3, 5), (0, 2)), ((2, 4), (1, 0)), ((7, 9), (0, 0))])
@@ -74,15 +83,11 @@ def test_a_file_shifts_as_mmpretrain_by_the_map_in_use(calibrated, tmp_path):
     """The second map is 4 x 4, 8 x 8, 4 x 10 and 6 x 4 tokens, in windows of 4."""
     model, card = calibrated("swin", "cpu", **SHAPE | {"DEPTHS": [2, 2]}, WINDOWS="mmpretrain")
     artifact = export(model, card, tmp_path, OnnxOptions(precision="float"))
-    engines = [engine_loader(name)(artifact) for name in ("onnxruntime", "openvino")]
+    engines, patch = loaded(artifact), model.geometry.patch_size
     dequantize(model)
-    patch = model.geometry.patch_size
     for tokens in [(8, 8), (16, 16), (8, 20), (11, 8)]:
         images = torch.randn(2, 3, *(patch * side for side in tokens))
-        with torch.inference_mode():
-            expected = model(images)
-        for engine in engines:
-            assert compare_batches([engine(images)], [expected])["mean"] < 1e-5, tokens
+        expected = assert_alike(engines, model, images, 1e-5)
     for block in (block for layer in model.layers for block in layer.blocks):
         block.cut = replace(block.cut, rests=False)
     with torch.inference_mode():
@@ -117,12 +122,7 @@ def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, option
     (quantize if precision == "int8" else dequantize)(model)
     made = Preprocess.from_dict(card.preprocess)
     pixels = torch.randint(0, 256, (2, *keys["IMG_SIZE"], 3), dtype=torch.uint8)
-    images = made.normalised(pixels)
-    with torch.inference_mode():
-        expected = model(images)
-    for name in ("onnxruntime", "openvino"):
-        found = engine_loader(name)(artifact)(images)
-        assert compare_batches([found], [expected])["mean"] < (0.02 if precision == "int8" else 1e-4), name
+    assert_alike(loaded(artifact), model, made.normalised(pixels), 0.02 if precision == "int8" else 1e-4)
 
 
 SMALL = {"IMG_SIZE": 28, "WINDOW_SIZE": 7, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "OUTPUT_KIND": "features"}
@@ -145,9 +145,4 @@ def test_openvino_runs_a_backbone_of_any_size_whose_operators_are_compiled(
     assert with_operators.name in own.details["extensions"]
     quantize(model)
     for batch, *size in [(2, 32, 32), (2, 41, 60), (1, 2, 2), (0, 9, 30)]:
-        images = torch.randn(batch, 3, *size)
-        with torch.inference_mode():
-            expected = model(images)
-        found = own(images)
-        assert [x.shape for x in found] == [x.shape for x in expected]
-        assert batch == 0 or compare_batches([found], [expected])["mean"] < 0.02, size
+        assert_alike([own], model, torch.randn(batch, 3, *size), 0.02)

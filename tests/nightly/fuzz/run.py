@@ -11,6 +11,7 @@ from pathlib import Path
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command line, before torch is imported
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "helpers"))
 
 import torch
 from pages import read_table, save

@@ -9,8 +9,8 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels.kernel import Kernel, PreparedLaunch, as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
+from swin_quant.models.maps import mask_between
 
-MASKED = -100.0  # added to the logit of two tokens that only the cyclic shift brought together
 _VECTOR = 8  # halves that one load takes
 
 
@@ -23,7 +23,7 @@ def bias_row(tokens: int) -> int:
 class AttentionKernel(Kernel):
     """qkv in window order -> out.
 
-    logits = q k^T * logits_scale + (position_bias + MASKED between regions). out = context * context_scale. qkv int8 or
+    logits = q k^T * logits_scale + (position_bias - 100 between regions). out = context * context_scale. qkv int8 or
     float8 with `softmax_levels`: probabilities have its type, as softmax * softmax_levels. Without: exp(logits -
     largest) is rounded to float16, multiplied with v, and divided by its sum. qkv half: the same in its own type. In V2
     q and k are already normalised, by the epilogue "unit". d: a power of two, at least 32 (narrower heads are padded
@@ -49,8 +49,7 @@ class AttentionKernel(Kernel):
         added = self.position_bias[..., :length].float()
         if windows.shift:
             region = windows.find_region(torch.arange(windows.count * length, device=logits.device))
-            region = region.view(windows.count, 1, length)
-            added = added + torch.where(region.unsqueeze(3) == region.unsqueeze(2), 0.0, MASKED)
+            added = added + mask_between(region.view(windows.count, 1, length))
             logits = (logits.unflatten(0, (-1, windows.count)) + added).flatten(0, 1)
         else:
             logits = logits + added

@@ -33,15 +33,15 @@ from swin_quant.backends.onnx.branches.walk import (
     sides,
 )
 from swin_quant.backends.onnx.layers import Linear
-from swin_quant.backends.onnx.swin.int8_operators import QUICK, OperatorMlp, find_fault, is_fast_mlp
+from swin_quant.backends.onnx.swin.int8_operators import OperatorMlp, find_fault, is_fast_mlp
 from swin_quant.models.placement import AVERAGES, ONE_SIDED, name_operation
 
 _GELUS = {"none": "gelu", "tanh": "gelu_tanh"}
-_SIGMOIDS = {QUICK: "quick_gelu", 1: "silu"}
+_SIGMOIDS = {1.702: "quick_gelu", 1: "silu"}
 
 
 def activation(walk: BranchWalk, node: fx.Node) -> BranchStep | None:
-    """One of `ACTIVATIONS`, by its name."""
+    """One that the operator has (plugins/openvino/activation.hpp), by its name."""
     word, value = name_operation(node, walk.root), node.args[0]
     if word in ("relu", "silu", "gelu") and isinstance(value, fx.Node):
         part = walk.root.get_submodule(str(node.target)) if node.op == "call_module" else None

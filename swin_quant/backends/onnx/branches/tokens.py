@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.functional import layer_norm
 
 from swin_quant.backends.onnx.branches.mlp import find_scale_fault, fold_scale
 from swin_quant.backends.onnx.branches.views import (
@@ -37,49 +36,23 @@ from swin_quant.backends.onnx.branches.walk import (
     sides,
 )
 from swin_quant.backends.onnx.layers import Linear, Pair
-from swin_quant.backends.onnx.swin.attention_operator import inside_windows
-from swin_quant.backends.onnx.swin.int8_operators import CONSTANTS, NormAndLinears, find_fault, plugged
+from swin_quant.backends.onnx.swin.int8_operators import NormAndLinears, find_fault
 from swin_quant.models.placement import MATMULS, name_operation
-from swin_quant.operators.plugins import FAST_HEADS
+from swin_quant.operators.plugins import FAST_HEADS, plugged
 
 NO_ATTENTION = "is not among all tokens, between a norm and an addition"
-_SHARED = 2 + 2 * CONSTANTS  # constants that every operator of a window has
-
-
-@plugged
-def token_branch(
-    x: Tensor, *constants: Tensor, heads: int, scales: Sequence[float], norm_last: bool, epsilon: float, parts: str = ""
-) -> Tensor:
-    """The operator in torch: x + proj(attention(qkv(norm(x)))) among all tokens of a picture.
-
-    With `norm_last` the norm is behind `proj`. x: float32 [B, T, C], as the result. constants: as in
-    `attention_branch`, from the norm to proj, and those of the words in `parts`, in this order. bias: position biases
-    [heads, P] and which of them two tokens have, int32 [T, T]; layer_norm: weight and bias of q's norm in each head,
-    and of k's, [4, depth]; rotary: factors of a channel of q and k, and of the one half a head away, [2, T, depth].
-    scales: of q, k, v, and of the softmax if it is rounded to int8.
-    """
-    gain, offset, *linears = constants[:_SHARED]
-    own = iter(constants[_SHARED:])
-    y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    added = next(own)[None, :, next(own)] if "bias" in parts else torch.zeros(1, heads, x.shape[1], x.shape[1])
-    norms = next(own) if "layer_norm" in parts else None
-    table = next(own) if "rotary" in parts else None
-
-    def turned(y: Tensor) -> Tensor:
-        q, k, v = y.unflatten(-1, (3, heads, -1)).unbind(-3)
-        if norms is not None:
-            q, k = (layer_norm(one, one.shape[-1:], norms[at], norms[at + 1], epsilon) for one, at in ((q, 0), (k, 2)))
-        if table is not None:
-            half = table.shape[-1] // 2
-            q, k = (one * table[0, :, None] + one.roll(half, -1) * table[1, :, None] for one in (q, k))
-        return torch.stack([q, k, v], -3).flatten(-3)
-
-    y = inside_windows(y, linears, added, (), heads, scales, turned)
-    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
+token_branch = plugged("token_branch")
 
 
 class OperatorTokenBranch(NormAndLinears):
-    """The norm, attention and addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
+    """The norm, attention and addition of a block as one operator: float32 [B, T, C] -> [B, T, C].
+
+    x + proj(attention(qkv(norm(x)))) among all tokens of a picture; with `norm_last` the norm is behind `proj`. Its
+    constants: as in `WindowConstants`, from the norm to proj, and those of the words in `parts`, in this order. bias:
+    position biases [heads, P] and which of them two tokens have, int32 [T, T]; layer_norm: weight and bias of q's norm
+    in each head, and of k's, [4, depth]; rotary: factors of a channel of q and k, and of the one half a head away, [2,
+    T, depth]. `scales`: of q, k, v, and of the softmax if it is rounded to int8.
+    """
 
     operator = "token_branch"
 
@@ -93,7 +66,6 @@ class OperatorTokenBranch(NormAndLinears):
         scales: list[float],
         parts: Mapping[str, Sequence[Tensor]],
     ) -> None:
-        """`parts`: the constants of each word in `parts` of `token_branch`."""
         super().__init__(norm, norm_last, qkv=qkv, proj=proj)
         self.heads, self.scales, self.parts = heads, scales, {"parts": " ".join(parts)} if parts else {}
         self.own = nn.ParameterList(nn.Parameter(one, False) for part in parts.values() for one in part)
@@ -151,7 +123,7 @@ class TokenBranch:
 
     @cached_property
     def parts(self) -> dict[str, tuple[Tensor, ...]]:
-        """The constants of each word in `parts` of `token_branch`."""
+        """The constants of each word in the operator's `parts`."""
         q, k, _ = self.operands
         found: dict[str, tuple[Tensor, ...]] = {}
         if self.bias is not None:

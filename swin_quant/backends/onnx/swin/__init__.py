@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight, fits_half
 from swin_quant.backends.onnx.network import Restore, Rewriter
-from swin_quant.backends.onnx.swin.attention import QuantizedAttention, fusible
+from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention
 from swin_quant.backends.onnx.swin.attention_operator import ATTENTION, ATTENTION_BRANCH
 from swin_quant.backends.onnx.swin.blocks import (
     FlatPatchEmbed,
@@ -112,7 +112,8 @@ def fusible_attention(model: Lowered) -> None:
     """Attention of rank 4 with the scale in q and one additive constant; V2's position MLP is gone."""
     for layer in model.layers:
         for block in layer.blocks:
-            block.attn = fusible(block.attn, block.attn_mask)
+            kind = CosineAttention if isinstance(block, SwinV2Block) else QuantizedAttention
+            block.attn = kind(block.attn, block.attn_mask)
 
 
 def in_attentions(change: str) -> Callable[[Lowered], None]:

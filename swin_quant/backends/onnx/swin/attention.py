@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.operators import gather
-from swin_quant.models.swin import WindowAttention
-from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM, WindowAttentionV2
+from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, SMALLEST_NORM
 
 
 class QuantizedAttention(nn.Module):
@@ -24,7 +23,7 @@ class QuantizedAttention(nn.Module):
     them and the product keeps ONNX Runtime's optimizer from merging the transposition of k with the one before it,
     which would be slow: it is merged into the product instead.
 
-    x: [B * nW, L, C] or [B, nW * L, C], any float type; the result has x's shape.
+    x: [B * nW, L, C] or [B, nW * L, C], any float type; the result has x's shape. `mask`: [nW, L, L] of 0 and -100.
     """
 
     matmul_q_input_quantizer: nn.Module
@@ -142,8 +141,3 @@ class CosineAttention(QuantizedAttention):
 def norm(x: Tensor) -> Tensor:
     """The length of each vector along the last dimension, which is kept."""
     return torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(SMALLEST_NORM)
-
-
-def fusible(attn: WindowAttention | WindowAttentionV2, mask: Tensor | None) -> QuantizedAttention:
-    """The exported attention for V1 or V2. mask: [nW, L, L] of 0 and -100, or None."""
-    return (CosineAttention if isinstance(attn, WindowAttentionV2) else QuantizedAttention)(attn, mask)

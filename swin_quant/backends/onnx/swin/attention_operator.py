@@ -1,58 +1,31 @@
 """Window attention, alone or with the rest of its branch of a block, as one operator on int8 values, for plugins; the
 branch also on maps of any height and width."""
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
 
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.network import OperatorRewrite
 from swin_quant.backends.onnx.operators import dequantize, quantize
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, Reorder
-from swin_quant.backends.onnx.swin.int8_operators import (
-    CONSTANTS,
-    NormAndLinears,
-    fault_around,
-    find_fault,
-    int8_linear,
-    plugged,
-)
-from swin_quant.models.maps import Cut
-from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS
+from swin_quant.backends.onnx.swin.int8_operators import NormAndLinears, fault_around, find_fault
+from swin_quant.models.maps import Cut, mask_between
+from swin_quant.operators.plugins import FAST_DEPTH, FAST_TOKENS, plugged
 
 _ROUNDED = tuple(f"matmul_{tensor}_input_quantizer" for tensor in "qkva")
-MASKED = -100.0  # what a logit of two tokens of different regions has added
 _ROUNDED_V2 = tuple(f"mha_{tensor}_input_quantizer" for tensor in "qk") + _ROUNDED[2:]
-
-
-@plugged
-def attention(levels: Tensor, constant: Tensor, heads: int, scales: Sequence[float]) -> Tensor:
-    """The operator in torch: softmax(q k^T + constant) v in each window, int8 [B, T, C].
-
-    levels: int8 [B, T, 3C], q, k and v side by side, tokens window by window. constant: float32 [nW * heads, L, L];
-    window i adds that of i modulo nW. scales: of q, k, v, of the softmax if it is rounded to int8, and of the result.
-    """
-    q_scale, k_scale, v_scale, *softmax_scales, result_scale = scales
-    batch, tokens, channels = levels.shape
-    windows, length, depth = constant.shape[0] // heads, constant.shape[-1], channels // (3 * heads)
-    x = levels.float().view(-1, windows, length, 3, heads, depth).permute(3, 0, 1, 4, 2, 5).flatten(2, 3)
-    logits = (x[0] * q_scale) @ (x[1] * k_scale).transpose(-2, -1) + constant
-    shares = logits.softmax(dim=-1)
-    for scale in softmax_scales:
-        shares = (shares / scale).round().clamp(-128, 127) * scale
-    x = (shares @ (x[2] * v_scale)).view(-1, windows, heads, length, depth).transpose(2, 3)
-    return (x.reshape(batch, tokens, heads * depth) / result_scale).round().clamp(-128, 127).to(torch.int8)
+attention, attention_branch, map_branch = map(plugged, ("attention", "attention_branch", "map_branch"))
 
 
 class OperatorAttention(nn.Module):
     """`QuantizedAttention` as one operator, for q, k, v and an input of `proj` in int8; the softmax may be int8.
 
-    It rounds as `QuantizedAttention` does. Int8 levels go into the operator and come out of it. V2 normalises q and k
-    before the operator, in the linear's output.
+    softmax(q k^T + constant) v in each window, of int8 levels: q, k and v side by side [B, T, 3C], tokens window by
+    window, and the constant float32 [nW * heads, L, L], that of i modulo nW in window i. It rounds as
+    `QuantizedAttention` does. V2 normalises q and k before the operator, in the linear's output.
     """
 
     operator = "attention"
@@ -116,84 +89,14 @@ def _find_attention_fault(attn: QuantizedAttention) -> str | None:
     return None
 
 
-@plugged
-def attention_branch(
-    x: Tensor, *constants: Tensor, heads: int, scales: Sequence[float], norm_last: bool, epsilon: float
-) -> Tensor:
-    """The operator in torch: x, in another order, plus its branch, which has its norm behind `proj` with `norm_last`.
-
-    x: float32 [B, T, C], as the result. constants: the places int32 [T] in x of the tokens, window by window; weight
-    and bias of the norm [C]; scale and zero point of the levels that qkv takes, its W int8 [C, 3C], the scales of W
-    [3C] and the bias [3C]; the same for proj, W int8 [C, C]; position biases [heads, P] and which of them two tokens
-    have, int32 [L, L]; the region of each token, uint8 [nW, L], for windows in rounds of nW: tokens of two regions do
-    not see each other; for V2 the length [heads] to which q is normalised, when k has 1.
-    scales: of q, k, v, and of the softmax if it is rounded to int8.
-    """
-    places, gain, offset, *linears = constants[: 3 + 2 * CONSTANTS]
-    table, index, regions, *lengths = constants[3 + 2 * CONSTANTS :]
-    x = x[:, places]
-    y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    y = inside_windows(y, linears, table[:, index] + make_mask(regions), lengths, heads, scales)
-    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
-
-
-@plugged
-def map_branch(
-    x: Tensor,
-    *constants: Tensor,
-    heads: int,
-    scales: Sequence[float],
-    norm_last: bool,
-    epsilon: float,
-    window: Sequence[int],
-    shift: Sequence[int],
-    pad_first: bool,
-) -> Tensor:
-    """The operator in torch: x plus its branch, which has its norm behind `proj` with `norm_last`.
-
-    x: float32 [B, H, W, C], as the result. constants: as of `attention_branch`, without places and regions: they
-    follow from `window`, `shift` and `pad_first` (`models.maps.Cut`). Tokens that pad the map are zeros behind the
-    norm.
-    """
-    (high, wide), (down, right) = window, shift
-    cut = Cut((high, wide), (down, right), pad_first)
-    gain, offset, *linears = constants[: 2 + 2 * CONSTANTS]
-    table, index, *lengths = constants[2 + 2 * CONSTANTS :]
-    windows = cut.partition(x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon))
-    constant, mask = table[:, index][None], cut.mask(x)
-    constant = constant if mask is None else constant + mask[:, None]
-    y = inside_windows(windows.flatten(1, 2), linears, constant, lengths, heads, scales)
-    y = cut.reverse(y.view_as(windows), x)
-    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
-
-
-def inside_windows(
-    y: Tensor,
-    linears: Sequence[Tensor],
-    constant: Tensor,
-    lengths: Sequence[Tensor],
-    heads: int,
-    scales: Sequence[float],
-    turned: Callable[[Tensor], Tensor] | None = None,
-) -> Tensor:
-    """proj(attention(qkv(y))) for tokens [B, T, C] window by window; the rest is as in `attention_branch`.
-
-    constant: float32 [nW, heads, L, L], position biases and masks. `turned`: changes the result of qkv.
-    """
-    width = y.shape[-1]
-    y = int8_linear(y, *linears[:CONSTANTS])
-    if lengths:
-        q, k, v = y.unflatten(-1, (3, heads, -1)).unbind(-3)
-        y = torch.stack([q * (lengths[0][:, None] / norm(q)), k / norm(k), v], -3).flatten(-3)
-    y = turned(y) if turned else y
-    each = torch.tensor(scales[:3]).repeat_interleave(width)
-    proj = linears[CONSTANTS:]
-    y = attention(quantize(y, each), constant.flatten(0, 1), heads, (*scales, float(proj[0]))) * proj[0]
-    return int8_linear(y, *proj)
-
-
 class WindowConstants(NormAndLinears):
-    """The norm, the linears and the attention of a block's first branch as constants."""
+    """The norm, the linears and the attention of a block's first branch as constants.
+
+    Weight and bias of the norm [C]; scale and zero point of the levels that qkv takes, its W int8 [C, 3C], the scales
+    of W [3C] and the bias [3C]; the same for proj, W int8 [C, C]; position biases [heads, P] and which of them two
+    tokens have, int32 [L, L]; for V2 the length [heads] to which q is normalised, when k has 1. `scales`: of q, k, v,
+    and of the softmax if it is rounded to int8.
+    """
 
     def __init__(self, block: OrderedBlock) -> None:
         attn: Any = block.attn
@@ -216,7 +119,11 @@ class WindowConstants(NormAndLinears):
 
 
 class OperatorAttentionBranch(WindowConstants):
-    """The order of tokens, norm, attention and addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
+    """The order of tokens, norm, attention and addition of a block as one operator: float32 [B, T, C] -> [B, T, C].
+
+    Its own constants: the places int32 [T] in x of the tokens, window by window, before all others; the region of each
+    token, uint8 [nW, L], for windows in rounds of nW: tokens of two regions do not see each other.
+    """
 
     operator = "attention_branch"
 
@@ -231,11 +138,6 @@ class OperatorAttentionBranch(WindowConstants):
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream in the order of the block before."""
         return attention_branch(x, self.places, *self.constants(self.regions), **self.attributes)
-
-
-def make_mask(regions: Tensor) -> Tensor:
-    """The mask, float32 [nW, 1, L, L], of regions [nW, L]."""
-    return torch.where(regions[:, None, :, None] == regions[:, None, None], 0.0, MASKED)
 
 
 def find_regions(mask: Tensor | None, length: int) -> Tensor:
@@ -255,13 +157,16 @@ def find_branch_fault(block: Any) -> str | None:
         return fault
     if attn.index is None:
         return "has its position bias and mask in one constant: export it without ‹rewrites› of your own"
-    if attn.mask is None or torch.equal(make_mask(find_regions(attn.mask, attn.length)), attn.mask.float()):
+    if attn.mask is None or torch.equal(mask_between(find_regions(attn.mask, attn.length))[:, None], attn.mask.float()):
         return None
     return "has a mask that is not one of regions"
 
 
 class OperatorMapBranch(WindowConstants):
-    """Windows, norm, attention and addition of a block as one operator: float32 [B, H, W, C] -> [B, H, W, C]."""
+    """Windows, norm, attention and addition of a block as one operator: float32 [B, H, W, C] -> [B, H, W, C].
+
+    Tokens that pad the map are zeros behind the norm.
+    """
 
     operator = "map_branch"
 

@@ -145,14 +145,9 @@ class SwinNetwork(nn.Module):
         return self.head(self.norm(x).mean(dim=1)).to(self.io_type)
 
 
-def rows(side: int) -> Tensor:
-    """Row by row, as a picture is read."""
-    return torch.arange(side * side)
-
-
 def windows(side: int, window: int, shift: int) -> Tensor:
     """Window by window, after rolling the map up and left by `shift`."""
-    numbers = torch.roll(rows(side).view(1, side, side, 1), (-shift, -shift), dims=(1, 2))
+    numbers = torch.roll(torch.arange(side * side).view(1, side, side, 1), (-shift, -shift), dims=(1, 2))
     return window_partition(numbers, window).flatten()
 
 
@@ -166,5 +161,5 @@ def neighbours(side: int, merged: Tensor) -> Tensor:
 
     `side`: of the map before merging. The four come as (0, 0), (1, 0), (0, 1), (1, 1): docs/reference, section 1.2.
     """
-    groups = rows(side).view(side // 2, 2, side // 2, 2).permute(0, 2, 3, 1).reshape(-1, 4)
+    groups = torch.arange(side * side).view(side // 2, 2, side // 2, 2).permute(0, 2, 3, 1).reshape(-1, 4)
     return groups[merged].flatten()

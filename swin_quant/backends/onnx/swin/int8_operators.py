@@ -3,92 +3,21 @@
 Their int8 linears have five constants each; a patch embedding is in floats.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, gelu, layer_norm, relu, silu
-from torch.overrides import wrap_torch_function
 
 from swin_quant.backends.onnx.layers import Linear, Pair
 from swin_quant.backends.onnx.network import OperatorRewrite
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed
-from swin_quant.models.maps import neighbours as map_neighbours
-from swin_quant.models.maps import patches
+from swin_quant.operators.plugins import plugged
 
-CONSTANTS = 5
-# Between the linears of an MLP (plugins/openvino/activation.hpp)
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": gelu,
-    "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(QUICK * x),
-    "silu": silu,
-    "relu": relu,
-}
-QUICK = 1.702  # the factor of QuickGELU
 _MLP_WIDTH, _MLP_HIDDEN = 32, 64  # what divides its widths (plugins/openvino/mlp_fast.hpp)
 _EMBEDDING_WIDTH = 32  # what divides its channels (plugins/openvino/patch_embedding.hpp)
 _MERGING_WIDTH = 32  # what divides the channels of its tokens (plugins/openvino/patch_merging.hpp)
-# Lets a mode, such as that of plugins, take the calls of a function.
-plugged: Callable[[Callable[..., Any]], Callable[..., Any]] = wrap_torch_function(lambda *inputs, **_: inputs)
-
-
-@plugged
-def mlp(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float, activation: str = "gelu") -> Tensor:
-    """The operator in torch: x + fc2(f(fc1(norm(x)))), or x + norm(fc2(f(fc1(x)))) with `norm_last`.
-
-    f: the `activation` of this name. x: float32 [..., C], as the result. constants: weight and bias of the norm [C];
-    scale and zero point of the levels that fc1 takes, its W int8 [C, H], the scales of W [H] and the bias [H]; the same
-    for fc2, W int8 [H, C]. If fc1 gives [2 H], f of its first half is multiplied by the other one.
-    """
-    gain, offset, *linears = constants
-    y = x if norm_last else layer_norm(x, x.shape[-1:], gain, offset, epsilon)
-    y = int8_linear(y, *linears[:CONSTANTS])
-    gate, *value = y.split(len(linears[CONSTANTS + 2]), -1)
-    y = ACTIVATIONS[activation](gate) * (value[0] if value else 1)
-    y = int8_linear(y, *linears[CONSTANTS:])
-    return x + (layer_norm(y, x.shape[-1:], gain, offset, epsilon) if norm_last else y)
-
-
-@plugged
-def patch_merging(x: Tensor, *constants: Tensor, norm_last: bool, epsilon: float) -> Tensor:
-    """The operator in torch: a norm and an int8 linear of four tokens side by side, the norm last with `norm_last`.
-
-    x: float32 [B, T, C]; the result: float32 [B, T / 4, E]. constants: weight and bias of the norm [4 C], or [E] if it
-    is last; scale and zero point of the levels that the linear takes, its W int8 [4 C, E], the scales of W [E] and the
-    bias [E]; the places int32 [T] in x of the four tokens of each result. Without places x is a map [B, H, W, C], and
-    the result [B, ceil(H / 2), ceil(W / 2), E]: zeros lie beyond its edges.
-    """
-    gain, offset, *rest = constants
-    linear, places = rest[:CONSTANTS], rest[CONSTANTS:]
-    y = x[:, places[0]].reshape(len(x), len(places[0]) // 4, -1) if places else map_neighbours(x)
-    y = y if norm_last else layer_norm(y, gain.shape, gain, offset, epsilon)
-    y = int8_linear(y, *linear)
-    return layer_norm(y, gain.shape, gain, offset, epsilon) if norm_last else y
-
-
-@plugged
-def patch_embedding(x: Tensor, *constants: Tensor, epsilon: float) -> Tensor:
-    """The operator in torch: a convolution of patches that do not overlap, and a norm.
-
-    x: float32 [B, C, H, W]; the result: float32 [B, T, E]. constants: weight [E, C, p, p] and bias [E] of the
-    convolution; weight and bias of the norm [E]; the place int32 [T] of each token's patch, row by row. Without places
-    the result is a map [B, ceil(H / p), ceil(W / p), E]: zeros lie beyond the edges of the pictures.
-    """
-    weight, bias, gain, offset, *places = constants
-    if places:
-        y = conv2d(x, weight, bias, stride=weight.shape[-1]).flatten(2).transpose(1, 2)[:, places[0]]
-    else:
-        y = nn.functional.linear(patches(x, weight.shape[-1]), weight.flatten(1), bias)
-    return layer_norm(y, gain.shape, gain, offset, epsilon)
-
-
-def int8_linear(y: Tensor, scale: Tensor, zero: Tensor, weight: Tensor, scales: Tensor, bias: Tensor) -> Tensor:
-    """y [..., in], rounded to levels of `scale` around `zero`, times W [in, out] of `scales` [out], plus bias [out]."""
-    ends = torch.iinfo(zero.dtype)
-    levels = ((y / scale).round() + zero).clamp(ends.min, ends.max) - zero
-    return levels * scale @ (weight * scales) + bias
+mlp, patch_merging, patch_embedding = map(plugged, ("mlp", "patch_merging", "patch_embedding"))
 
 
 class NormAndLinears(nn.Module):
@@ -123,7 +52,13 @@ class NormAndLinears(nn.Module):
 
 
 class OperatorMlp(NormAndLinears):
-    """The norm, the MLP and the addition of a block as one operator: float32 [B, T, C] -> [B, T, C]."""
+    """The norm, the MLP and the addition of a block as one operator: float32 [..., C] -> [..., C].
+
+    x + fc2(f(fc1(norm(x)))), or x + norm(fc2(f(fc1(x)))) with `norm_last`; f: the `activation` of this name. Its
+    constants: weight and bias of the norm [C]; scale and zero point of the levels that fc1 takes, its W int8 [C, H],
+    the scales of W [H] and the bias [H]; the same for fc2, W int8 [H, C]. If fc1 gives [2 H], f of its first half is
+    multiplied by the other one.
+    """
 
     operator = "mlp"
 
@@ -137,7 +72,13 @@ class OperatorMlp(NormAndLinears):
 
 
 class OperatorMerging(NormAndLinears):
-    """`OrderedMerging`, of tokens or of a map, as one operator."""
+    """`OrderedMerging` as one operator: a norm and an int8 linear of four tokens, [B, T, C] -> [B, T / 4, E].
+
+    Its constants: weight and bias of the norm [4 C], or [E] if it is last; scale and zero point of the levels that the
+    linear takes, its W int8 [4 C, E], the scales of W [E] and the bias [E]; the places int32 [T] in x of the four
+    tokens of each result. Without places x is a map [B, H, W, C], and the result [B, ceil(H / 2), ceil(W / 2), E]:
+    zeros lie beyond its edges.
+    """
 
     operator = "patch_merging"
 
@@ -152,7 +93,12 @@ class OperatorMerging(NormAndLinears):
 
 
 class OperatorEmbedding(nn.Module):
-    """`OrderedPatchEmbed`, which gives tokens or a map, as one operator."""
+    """`OrderedPatchEmbed` as one operator: patches that do not overlap, and a norm, [B, C, H, W] -> [B, T, E].
+
+    Its constants: weight [E, C, p, p] and bias [E] of the convolution; weight and bias of the norm [E]; the place int32
+    [T] of each token's patch, row by row. Without places the result is a map [B, ceil(H / p), ceil(W / p), E]: zeros
+    lie beyond the edges of the pictures.
+    """
 
     operator = "patch_embedding"
 

@@ -220,16 +220,13 @@ class MapAttention(QuantizedAttention):
         together = (0, 1) if mask is None else (1, 2)
         q, k, v = (part.flatten(*together) for part in qkv.unbind())
         q, k = self.scaled(q, k)
-        logits = self.softmax_input_quantizer(q @ k) + self.constant(mask)
+        logits = self.softmax_input_quantizer(q @ k)
+        bias = self.addend()  # [heads, L, L], or [nW * heads, L, L] with a mask
+        logits = logits + (bias if mask is None else (bias + mask[:, None]).flatten(0, 1))
         attention = self.matmul_a_input_quantizer(logits.softmax(dim=-1))
         mixed = attention @ self.matmul_v_input_quantizer(v)
         mixed = mixed.view(x.shape[0], x.shape[1], self.heads, self.length, mixed.shape[-1])
         return self.proj(mixed.transpose(2, 3).flatten(3))
-
-    def constant(self, mask: Tensor | None) -> Tensor:
-        """[heads, L, L], or [nW * heads, L, L] with a mask."""
-        bias = self.addend()
-        return bias if mask is None else (bias + mask[:, None]).flatten(0, 1)
 
 
 class MapCosineAttention(MapAttention, CosineAttention):

@@ -80,17 +80,8 @@ def executed(name, *inputs):
 
 
 def test_rounding_to_int8():
-    x = [n / 4 for n in range(-600, 600)] + [
-        float("inf"),
-        float("-inf"),
-        1e30,
-        -1e30,
-        2.0**31,
-        float("nan"),
-        0.0,
-        127.5,
-    ]
-    x = torch.tensor(x)
+    special = [float("inf"), float("-inf"), 1e30, -1e30, 2.0**31, float("nan"), 0.0, 127.5]
+    x = torch.tensor([n / 4 for n in range(-600, 600)] + special)
     bits = (x.view(torch.int32).long() & 0xFFFFFFFF).view(-1, 4).tolist()
     packed = [s32(executed("_as_int8", *four)[0]) for four in bits]
     expected = x.nan_to_num(0.0, float("inf"), float("-inf")).round().clamp(-128, 127).to(torch.int8)
