@@ -36,8 +36,8 @@ from swin_quant.score import baseline as baselines
 from swin_quant.score.baseline import Baseline, engines_beside
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import FeatureScore, compare_engines
-from swin_quant.score.scoring import ModelInputs, score_engines
+from swin_quant.score.run_engines import FeatureScore, compare_engines, largest_batch
+from swin_quant.score.scoring import score_engines
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.timing import Latency, compare_latency
 
@@ -166,8 +166,7 @@ def score_model(
         classes = None
         with contextlib.suppress(UsageError):  # it need not say how many
             classes = model.classes
-        by = ModelInputs(model.prepared, classes, model.class_names)
-        results = score_engines(engines, pictures, by, world)
+        results = score_engines(engines, pictures, model.prepared, classes, model.class_names, world)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)
@@ -241,8 +240,8 @@ def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wor
     pictures, fixed = scoring.pictures, scoring.timed
     if isinstance(pictures, PictureSet):
         pictures = pictures.settled(cfg)
-        limits = [engine.max_batch for engines in loaded.values() for engine in engines.values() if engine.max_batch]
-        batch = min([pictures.batch or BATCH[world.device.type], *limits])
+        every = {key: engine for engines in loaded.values() for key, engine in engines.items()}
+        batch = largest_batch(pictures.batch or BATCH[world.device.type], every)
         if fixed is None and scoring.own_float and pictures.has(batch * world.size):  # or it would be filled up
             fixed = batch
     with TemporaryDirectory(prefix="swin-quant-float-") as folder:
@@ -257,8 +256,8 @@ def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wor
             shape = tuple(wrapped["shape"]) if wrapped else (3, *sides(cfg.DATA.IMG_SIZE))
             latencies = compare_latency(engines, scoring.timed, shape)
             return {one.artifact.file: latencies if one is first else () for one in group}
-        by = ModelInputs(exported.prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names)
-        results = score_engines(engines, pictures, by, world)
+        how = exported.prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names
+        results = score_engines(engines, pictures, *how, world)
     scored: dict[Path, Found] = {}
     for one in group:
         card, file = one.artifact.card, one.artifact.file

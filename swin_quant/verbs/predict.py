@@ -99,7 +99,7 @@ def predict(
         if how.count is not None:
             pictures = SomePictures(pictures, how.indices(pictures))
     else:
-        how, named = PictureSet(), collect_pictures(images)
+        how, named = PictureSet(workers=0), collect_pictures(images)
         if named is None:
             raise UsageError(
                 "images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); with tensors call the model"
@@ -127,10 +127,8 @@ def predict(
         how = replace(how, max_unreadable=1.0)
     if len(pictures) == 1 and (flaw := pictures.flaw(0)):
         raise SwinQuantError(flaw)
-    sizes = {"batch_size": how.batch or 32, "workers": how.workers or 0}
     with eval_mode(*([subject.module] if isinstance(subject, Model) else [])):
-        limit = how.max_unreadable or 0.0
-        found = infer({name: loaded}, pictures, preprocess, classes, **sizes, max_unreadable=limit, device=on)
+        found = infer({name: loaded}, pictures, preprocess, classes, replace(how, count=None), on)
     answers = dict(zip(found.names, top_classes(found.logits[name], names, top), strict=True))
     index = {one: number for number, one in enumerate(pictures.names)} if found.unreadable else {}
     unreadable = {one: pictures.flaw(index[one]) or f"{one}: cannot be read" for one in found.unreadable}
