@@ -189,8 +189,10 @@ def pictures(
     return PictureSet(str(path), split, count, seed, upright)
 
 
-def asked_for(given: Source) -> PictureSet | Iterable[Any]:
+def asked_for(given: Source | None) -> PictureSet | Iterable[Any]:
     """The pictures that a verb was given: a set, with what was left open, or batches. UsageError for neither."""
+    if given is None:
+        return PictureSet()
     if isinstance(given, str | Path):
         return pictures(given)
     if isinstance(given, PictureSet) or (isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)):
@@ -201,7 +203,7 @@ def asked_for(given: Source) -> PictureSet | Iterable[Any]:
     )
 
 
-def resolve_source(given: Source, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
+def resolve_source(given: Source | None, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
     """`asked_for`, with all fields of a set: the DATA of the model's config fills in what was left open."""
     asked = asked_for(given)
     return asked.settled(cfg) if isinstance(asked, PictureSet) else asked

@@ -190,17 +190,7 @@ class Alignment(Printed):
         )
 
 
-@dataclass(frozen=True)
-class AnswerRow:
-    """A class of a picture and its probability in percent; the name of the `picture` stands beside its first."""
-
-    picture: str | None
-    percent: float
-    index: int
-    name: str
-
-
-PREDICTIONS: tuple[Column[AnswerRow], ...] = (
+PREDICTIONS: tuple[Column[dict[str, Any]], ...] = (
     Column("picture", "picture", field("picture"), fold=True, blank=""),
     figure("percent", "%", field("percent"), "{:.2f}"),
     figure("index", "index", field("index")),
@@ -220,14 +210,14 @@ class Guesses(dict[str, list[Guess]], Printed):
         super().__init__(answers)
         self.model, self.engine, self.unreadable = model, engine, unreadable
 
-    def tables(self) -> list[ReportTable[AnswerRow]]:
-        rows = [
-            AnswerRow(None if rank else picture, 100 * one.probability, one.index, one.name)
+    def tables(self) -> list[ReportTable[dict[str, Any]]]:
+        rows = [  # the picture's name stands beside its first class
+            {"picture": None if rank else picture, "percent": 100 * one.probability, **asdict(one)}
             for picture, best in self.items()
             for rank, one in enumerate(best)
         ]
         remark = f"{self.model}: {self.engine.label} on {self.engine.name}"
-        return [ReportTable(PREDICTIONS, rows, [remark], style=lambda row: "" if row.picture else "dim")]
+        return [ReportTable(PREDICTIONS, rows, [remark], style=lambda row: "" if row["picture"] else "dim")]
 
     def to_json(self) -> dict[str, Any]:
         """The answers, what gave them, and the pictures that could not be read."""

@@ -101,10 +101,7 @@ def missing(card: RunCard) -> str:
 def _load_ptq(
     card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
 ) -> tuple[Classifier | None, str | None]:
-    """The model that QAT started from, and the methods that found ranges again for nodes whose bits have changed.
-
-    They are searched in the statistics beside the checkpoint, unless there are none or passes chose the ranges.
-    """
+    """The model that QAT started from, and the methods that found ranges again, for nodes whose bits have changed."""
     if not policies:
         return None, None
     start = find_qat_start(card, folders)

@@ -114,7 +114,7 @@ def align(
             sides.append(model_side(each.module, policies, World(device=each.device), each.name, preprocess))
         else:
             sides.append(open_side(replace(form, checkpoint=str(each)), one, on, options, world))
-    source = PictureSet() if images is None else images if isinstance(images, PictureSet) else resolve_source(images)
+    source = images if isinstance(images, PictureSet) else resolve_source(images)
     with eval_mode(*(one.module for one in given if isinstance(one, Model))):
         if step:
             labelled: tuple[Tensor, Tensor] | None = None
@@ -144,10 +144,7 @@ def _one_each(flag: str, given: Sequence[T], count: int) -> Sequence[T | None]:
 def _batches(
     source: PictureSet | Iterable[Any], sides: Sequence[Side], classes: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels, as all sides take them. Nothing is opened before the first is taken: a dump may bring its own.
-
-    `classes`: their number, where pictures need labels.
-    """
+    """Images and labels (of `classes`, if needed). Nothing is opened before the first: a dump may bring its own."""
     if not isinstance(source, PictureSet):
         known = next((side.preprocess for side in sides if side.preprocess), None)
         yield from ((one.images, one.labels) for one in batches(source, classes is not None, Prepared(known), classes))

@@ -85,7 +85,6 @@ def calibrate(
         name = "percentile" if method is None and percentile is not None else method
         found_by = Method(name, exact=exact) if percentile is None else Method(name, percentile, exact)
     plan = plan_passes(passes)
-    pictures = PictureSet() if pictures is None else pictures
     if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):
         check_channels(cfg := model.config())
         pictures = resolve_source(pictures, cfg)

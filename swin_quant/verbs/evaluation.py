@@ -98,9 +98,8 @@ class Evaluation:
     def show(self) -> None:
         """Print the table as wide as the terminal, and the verdict."""
         if self.outputs:
-            print(*self.outputs, sep="\n")
-            return
-        if self.results:
+            print(self)
+        elif self.results:
             self._table.show()
         if self.verdict:
             print_text("\n" + self.verdict.text(screen_width(NARROW)))
@@ -113,10 +112,8 @@ class Evaluation:
         return self._table.as_data() | told
 
     def __str__(self) -> str:
-        if self.outputs:
-            return "\n".join(map(str, self.outputs))
         table = [self._table.text("terminal")] if self.results else []
-        return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
+        return "\n".join(map(str, [*self.outputs, *table, *([self.verdict] if self.verdict else [])]))
 
     def _repr_html_(self) -> str:
         if self.outputs:
@@ -296,10 +293,7 @@ def _load_baseline(
 def _load_own_floats(
     group: Sequence[PreparedArtifact], scoring: Scoring, world: World, folder: Path, batch: int | None
 ) -> dict[str, list[Engine]]:
-    """Engine name -> the float forms of the same weights on it, where none is scored: in the half type that the engine
-    would choose for float, or else in float32; in both if a type is asked for, or engines are only timed.
-
-    `batch`: that of all batches but the last; one that is fixed is exported in two thirds of the time."""
+    """Engine name -> the float forms of the same weights on it, where none is scored. `batch`: that of most batches."""
     first, options = group[0], scoring.options
     is_built = scoring.origin is not None or first.artifact.card.wrapped is None
     is_wanted = scoring.own_float and any(one.artifact.card.policy for one in group)

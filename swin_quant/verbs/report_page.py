@@ -77,10 +77,7 @@ def _checkpoint_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None,
 
 
 def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, source: PictureSet) -> PageData:
-    """The data, with the pictures that the quantized model classifies otherwise than float, the worst first.
-
-    Pictures are spread evenly. Without the float model, or without a policy, nothing is added.
-    """
+    """The data, with the pictures that the quantized model classifies otherwise than float, the worst first."""
     cfg = from_dict(card.config, card.name)
     model, policies = load_for_scoring(cfg, checkpoint)
     engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], open_baseline(model, policies))

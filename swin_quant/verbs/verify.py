@@ -85,7 +85,7 @@ def verify(
     check_writable(card_path(exported.file))  # which gets the records
     cfg = read_config(exported)
     origin, policies = load_origin(exported, cfg, find_checkpoint(exported, checkpoint), world, found.origin)
-    source = resolve_source(PictureSet() if pictures is None else pictures)
+    source = resolve_source(pictures)
     opened = source.with_default_split("val").open() if isinstance(source, PictureSet) else None
     policies = [] if is_float(exported.record["precision"]) else policies
     is_given = origin.original is not None and not exported.card.has_own_weights

@@ -144,7 +144,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
     assert same(weights(whole), weights(resumed))
     steps = untimed(whole, "steps.csv")
     assert untimed(resumed, "steps.csv") == steps and len(steps) == 9
-    assert len(read_table(resumed.folder / "epochs.csv")) == 3
+    assert len([*read_table(resumed.folder / "epochs.csv")]) == 3
 
 
 BROKEN = {
