@@ -1,9 +1,10 @@
 """Results of engines: their distance from a checkpoint or from each other, the classes that they find."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +145,10 @@ class Alignment(Printed):
     @property
     def drop(self) -> tuple[Aligned, Aligned] | None:
         """The largest fall of SQNR in the forward pass, from the worst tensor so far to the next worse one."""
-        best: tuple[float, Aligned, Aligned] | None = None
-        worst: Aligned | None = None
-        for row in self.rows:
-            if row.group not in ("forward", "output") or row.problem:
-                continue
-            if worst is not None and row.sqnr_db < worst.sqnr_db and not math.isinf(worst.sqnr_db):
-                fall = worst.sqnr_db - row.sqnr_db
-                best = best if best and best[0] >= fall else (fall, worst, row)
-            if worst is None or row.sqnr_db < worst.sqnr_db:
-                worst = row
-        return best and best[1:]
+        rows = [row for row in self.rows if row.group in ("forward", "output") and not row.problem]
+        worst: Iterator[Aligned] = accumulate(rows, lambda *pair: min(pair, key=lambda row: row.sqnr_db))
+        falls = [(one, row) for one, row in zip(worst, rows[1:], strict=False) if row.sqnr_db < one.sqnr_db < math.inf]
+        return max(falls, key=lambda pair: pair[0].sqnr_db - pair[1].sqnr_db, default=None)
 
     def tables(self) -> list[ReportTable[Aligned]]:
         remarks = [f"A: {self.a}; B: {self.b}; {self.pictures} pictures; SQNR of B against A"]

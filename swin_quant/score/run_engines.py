@@ -4,7 +4,7 @@ apart: maps and embeddings have no accuracy, but SQNR and cosine.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -244,10 +244,6 @@ class FeatureScore:
     sqnr_db: float | None
     cosine: float
     output: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The score for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.figures}"

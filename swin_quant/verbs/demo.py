@@ -1,7 +1,7 @@
 """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in minutes."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ from swin_quant.report.verdict import card_verdict
 from swin_quant.train.run import Training
 from swin_quant.verbs.calibrate import calibrate
 from swin_quant.verbs.evaluate import evaluate
-from swin_quant.verbs.evaluation import Evaluation
+from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
 from swin_quant.verbs.finetune import finetune
 from swin_quant.verbs.report_page import write_page
@@ -36,12 +36,19 @@ ON_PAGE = 160  # pictures
 FOUR_BITS, FOUR_BIT_EPOCHS, BATCH = "w4a4", 2, 64
 
 
+@dataclass(frozen=True)
+class DemoResult(Evaluated):
+    """The results of all that was made, which are saved already, with the verdict on the fastest artifact."""
+
+    evaluation: Evaluation
+
+
 def demo(
     model: Literal["swin_digits", "swinv2_digits"] = "swin_digits",
     *,
     epochs: int = 6,
     folder: Annotated[str | Path, Parameter(name="--output")] = "out/demo",
-) -> Evaluation:
+) -> DemoResult:
     """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in minutes.
 
     Args:
@@ -104,4 +111,4 @@ def demo(
     fastest = min(verdicts, key=lambda verdict: verdict.ms or math.inf, default=None)
     results = tuple(result for card in cards.values() for result in card.measured())
     first, *_ = cards.values()
-    return Evaluation(results, first, verdict=fastest, cards=tuple(cards.values()))
+    return DemoResult(Evaluation(results, first, verdict=fastest, cards=tuple(cards.values())))

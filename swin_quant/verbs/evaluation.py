@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -107,7 +107,7 @@ class Evaluation:
     def to_json(self) -> Any:
         """The table as data, with the verdict."""
         if self.outputs:
-            return [score.to_dict() for score in self.outputs]
+            return [asdict(score) for score in self.outputs]
         told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
         return self._table.as_data() | told
 

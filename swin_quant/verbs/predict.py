@@ -88,8 +88,8 @@ def predict(
     options = EngineOptions(threads, float_type, device or this_world().device.type, extensions=extension)
     subject: Model | ModelFile | Exported
     if isinstance(model, ModelFile):  # a checkpoint, or an artifact, which has no other fields
-        given = {one.name: getattr(model, one.name) for one in fields(ModelFile)} | {"checkpoint": None}
-        files = SubjectFiles(**given, files=(model.checkpoint,) if model.checkpoint else ()).subjects()
+        same = {one.name: getattr(model, one.name) for one in fields(ModelFile)} | {"checkpoint": None}
+        files = SubjectFiles(**same, files=(model.checkpoint,) if model.checkpoint else ()).subjects()
         subject = files if isinstance(files, ModelFile) else files[0]
     else:
         subject = open_subject(model)
@@ -118,7 +118,12 @@ def predict(
         if wrong := [name for name, value in asked.items() if value]:
             raise UsageError(f"‹{wrong[0]}› is not for checkpoints: export the model first")
         subject = subject.load(policies) if isinstance(subject, ModelFile) else subject
-        _check_config(subject)
+        if (given := subject.given) is not None:
+            need_logits(given.MODEL.OUTPUT_KIND, "predict")
+            made, taken = subject.preprocess.sides, sides(given.DATA.IMG_SIZE)
+            if made != taken:
+                told = f"its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
+                raise SwinQuantError(f"{subject.file}: {told}")
         name = subject.file.name if isinstance(model, ModelFile) and subject.file else subject.name
         preprocess, on, classes, names = subject.preprocess, subject.device, subject.classes, subject.class_names
         loaded = engine_under(subject.module, on, (policies or subject.policies)[:1])
@@ -135,15 +140,3 @@ def predict(
     for why in unreadable.values():
         log.warning("skipped: %s", why)
     return Guesses(answers, name, loaded, unreadable)
-
-
-def _check_config(model: Model) -> None:
-    """UsageError for a model without logits; SwinQuantError where its run card is of pictures of another size."""
-    if (cfg := model.given) is None:
-        return
-    need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
-    made, taken = model.preprocess.sides, sides(cfg.DATA.IMG_SIZE)
-    if made != taken:
-        raise SwinQuantError(
-            f"{model.file}: its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
-        )
