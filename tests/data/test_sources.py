@@ -82,10 +82,12 @@ def test_a_single_file_has_no_other_split(tmp_path, tiny_config):
 
 def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
     folder(tmp_path, "1.png", "2.png")
-    assert open_pictures(str(tmp_path), "train").names == ["1.png", "2.png"]
+    flat = open_pictures(str(tmp_path), "train")
+    assert flat.names == ["1.png", "2.png"] and flat.labels == [-1, -1]
     assert "has no folder train" in refusal(SwinQuantError, str(tmp_path), "train", num_classes=10)
     folder(tmp_path, "train/3.png")
     assert open_pictures(str(tmp_path), "train").names == ["3.png"]
+    assert "<class>/<picture>" in refusal(SwinQuantError, str(tmp_path), "train", num_classes=10)
 
 
 def test_which_splits_there_are(tmp_path):
