@@ -79,14 +79,9 @@ class PictureSet:
         """
         check_channels(cfg)
         data = cfg.DATA
-        kind = {
-            "zip_mode": data.ZIP_MODE,
-            "cache_mode": data.CACHE_MODE,
-            "classes": count_classes(cfg),
-            "seed": cfg.SEED,
-        }
-        reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE, "count": data.SCORED or None}
-        return cls(data.DATA_PATH, split, **(kind | reading | how)).settled()
+        given = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "workers": data.NUM_WORKERS}
+        given |= {"batch": data.BATCH_SIZE, "count": data.SCORED or None, "seed": cfg.SEED}
+        return cls(data.DATA_PATH, split, **({"classes": count_classes(cfg)} | given | how)).settled()
 
     def settled(self, cfg: CfgNode | None = None) -> "PictureSet":
         """This set with a value for each field that was left open: the config's, else the usual one."""
