@@ -43,12 +43,11 @@ class _ConsoleHandler(logging.Handler):
         self.warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
+        style, prefix = ("yellow", "warning: ") if record.levelno >= logging.WARNING else ("", "")
+        if prefix:
             if record.getMessage() in self.warned:
                 return
             self.warned.add(record.getMessage())
-        style = "yellow" if record.levelno >= logging.WARNING else ""
-        prefix = "warning: " if record.levelno >= logging.WARNING else ""
         with contextlib.suppress(OSError):  # a message that cannot be written is no reason to end the work
             console.print(Text(prefix + self.format(record), style=style), soft_wrap=True)
 

@@ -119,10 +119,7 @@ def plain(value: Any) -> Any:
 
 
 def _read_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """The keys that a record has in plain data, with their types, and those of them that may be absent.
-
-    A dataclass's default stands for an absent key, unless it is computed (a date): that is for making a record only.
-    """
+    """The keys of a record with their types, and those that may be absent: a computed default is for making it only."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if typing.is_typeddict(kind):
         inner = {

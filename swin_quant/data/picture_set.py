@@ -79,14 +79,9 @@ class PictureSet:
         """
         check_channels(cfg)
         data = cfg.DATA
-        kind = {
-            "zip_mode": data.ZIP_MODE,
-            "cache_mode": data.CACHE_MODE,
-            "classes": count_classes(cfg),
-            "seed": cfg.SEED,
-        }
-        reading = {"workers": data.NUM_WORKERS, "batch": data.BATCH_SIZE, "count": data.SCORED or None}
-        return cls(data.DATA_PATH, split, **(kind | reading | how)).settled()
+        given = {"zip_mode": data.ZIP_MODE, "cache_mode": data.CACHE_MODE, "workers": data.NUM_WORKERS}
+        given |= {"batch": data.BATCH_SIZE, "count": data.SCORED or None, "seed": cfg.SEED}
+        return cls(data.DATA_PATH, split, **({"classes": count_classes(cfg)} | given | how)).settled()
 
     def settled(self, cfg: CfgNode | None = None) -> "PictureSet":
         """This set with a value for each field that was left open: the config's, else the usual one."""
@@ -189,8 +184,10 @@ def pictures(
     return PictureSet(str(path), split, count, seed, upright)
 
 
-def asked_for(given: Source) -> PictureSet | Iterable[Any]:
+def asked_for(given: Source | None) -> PictureSet | Iterable[Any]:
     """The pictures that a verb was given: a set, with what was left open, or batches. UsageError for neither."""
+    if given is None:
+        return PictureSet()
     if isinstance(given, str | Path):
         return pictures(given)
     if isinstance(given, PictureSet) or (isinstance(given, Iterable) and not isinstance(given, Tensor | Mapping)):
@@ -201,7 +198,7 @@ def asked_for(given: Source) -> PictureSet | Iterable[Any]:
     )
 
 
-def resolve_source(given: Source, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
+def resolve_source(given: Source | None, cfg: CfgNode | None = None) -> PictureSet | Iterable[Any]:
     """`asked_for`, with all fields of a set: the DATA of the model's config fills in what was left open."""
     asked = asked_for(given)
     return asked.settled(cfg) if isinstance(asked, PictureSet) else asked

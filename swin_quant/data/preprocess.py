@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, TypeAlias
 
 import torch
 from PIL import Image
@@ -28,19 +28,6 @@ SQUARE, FLOORED, SQUASHED, SHORTER, WHOLE = SHAPES = ("square", "floored", "squa
 _Mean = Annotated[float, within(least=-_LARGEST, most=_LARGEST)]
 _Side = Annotated[int, within(least=1, most=MAX_SIZE)]
 _Std = Annotated[float, within(above=0, most=_LARGEST)]
-
-
-class Transform(Protocol):
-    """A transform as the loader calls it: height and width of its output, whether to turn pictures as their EXIF says,
-    and a function from a picture and its index to a tensor."""
-
-    @property
-    def sides(self) -> tuple[int, int]: ...
-
-    @property
-    def upright(self) -> bool: ...
-
-    def __call__(self, image: Image.Image, index: int = 0) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -187,6 +174,9 @@ class Augment:
         except Exception as error:  # timm checks these strings with asserts and look-ups
             raise UsageError(f"{what}: {error!r}") from error
         return self
+
+
+Transform: TypeAlias = Preprocess | Augment
 
 
 def augmented(cfg: Any, seed: int = 0) -> Augment:

@@ -1,9 +1,10 @@
 """Results of engines: their distance from a checkpoint or from each other, the classes that they find."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -144,17 +145,10 @@ class Alignment(Printed):
     @property
     def drop(self) -> tuple[Aligned, Aligned] | None:
         """The largest fall of SQNR in the forward pass, from the worst tensor so far to the next worse one."""
-        best: tuple[float, Aligned, Aligned] | None = None
-        worst: Aligned | None = None
-        for row in self.rows:
-            if row.group not in ("forward", "output") or row.problem:
-                continue
-            if worst is not None and row.sqnr_db < worst.sqnr_db and not math.isinf(worst.sqnr_db):
-                fall = worst.sqnr_db - row.sqnr_db
-                best = best if best and best[0] >= fall else (fall, worst, row)
-            if worst is None or row.sqnr_db < worst.sqnr_db:
-                worst = row
-        return best and best[1:]
+        rows = [row for row in self.rows if row.group in ("forward", "output") and not row.problem]
+        worst: Iterator[Aligned] = accumulate(rows, lambda *pair: min(pair, key=lambda row: row.sqnr_db))
+        falls = [(one, row) for one, row in zip(worst, rows[1:], strict=False) if row.sqnr_db < one.sqnr_db < math.inf]
+        return max(falls, key=lambda pair: pair[0].sqnr_db - pair[1].sqnr_db, default=None)
 
     def tables(self) -> list[ReportTable[Aligned]]:
         remarks = [f"A: {self.a}; B: {self.b}; {self.pictures} pictures; SQNR of B against A"]
@@ -190,17 +184,7 @@ class Alignment(Printed):
         )
 
 
-@dataclass(frozen=True)
-class AnswerRow:
-    """A class of a picture and its probability in percent; the name of the `picture` stands beside its first."""
-
-    picture: str | None
-    percent: float
-    index: int
-    name: str
-
-
-PREDICTIONS: tuple[Column[AnswerRow], ...] = (
+PREDICTIONS: tuple[Column[dict[str, Any]], ...] = (
     Column("picture", "picture", field("picture"), fold=True, blank=""),
     figure("percent", "%", field("percent"), "{:.2f}"),
     figure("index", "index", field("index")),
@@ -220,14 +204,14 @@ class Guesses(dict[str, list[Guess]], Printed):
         super().__init__(answers)
         self.model, self.engine, self.unreadable = model, engine, unreadable
 
-    def tables(self) -> list[ReportTable[AnswerRow]]:
-        rows = [
-            AnswerRow(None if rank else picture, 100 * one.probability, one.index, one.name)
+    def tables(self) -> list[ReportTable[dict[str, Any]]]:
+        rows = [  # the picture's name stands beside its first class
+            {"picture": None if rank else picture, "percent": 100 * one.probability, **asdict(one)}
             for picture, best in self.items()
             for rank, one in enumerate(best)
         ]
         remark = f"{self.model}: {self.engine.label} on {self.engine.name}"
-        return [ReportTable(PREDICTIONS, rows, [remark], style=lambda row: "" if row.picture else "dim")]
+        return [ReportTable(PREDICTIONS, rows, [remark], style=lambda row: "" if row["picture"] else "dim")]
 
     def to_json(self) -> dict[str, Any]:
         """The answers, what gave them, and the pictures that could not be read."""

@@ -16,6 +16,7 @@ from swin_quant.base.arrays import read_arrays, write_arrays
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.names import from_mindspore, is_mindspore, to_mindspore
+from swin_quant.quant.distance import summed
 from swin_quant.quant.outputs import Output
 from swin_quant.quant.watch import watching
 from swin_quant.score.engine import Engine
@@ -131,25 +132,12 @@ class Aligned:
         return self.problem is not None or not self.sqnr_db >= limit
 
 
-@dataclass
-class _Sums:
-    """The sums of one tensor over batches, in float64."""
-
-    count: int = 0
-    largest: float = 0.0
-    delta: float = 0.0
-    noise: float = 0.0
-    a: float = 0.0
-    b: float = 0.0
-    product: float = 0.0
-    problem: str | None = None
-
-
 class Tally:
     """Compares the traces of two sides batch by batch."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, _Sums] = {}
+        self._sums: dict[str, list[list[float]]] = {}  # of each tensor, in float64, a list for each batch
+        self._problems: dict[str, str] = {}
         self.only: tuple[set[str], set[str]] = (set(), set())  # names that only one side has
 
     def add(self, a: Trace, b: Trace) -> None:
@@ -157,34 +145,31 @@ class Tally:
         for mine, names in zip(self.only, (a.keys() - b.keys(), b.keys() - a.keys()), strict=True):
             mine |= names
         for name in (name for name in a if name in b):
-            sums = self._sums.setdefault(name, _Sums())
+            batches = self._sums.setdefault(name, [])
             if a[name].numel() != b[name].numel():
-                sums.problem = f"{list(a[name].shape)} against {list(b[name].shape)}"
+                self._problems[name] = f"{list(a[name].shape)} against {list(b[name].shape)}"
                 continue
             x, y = (side[name].detach().cpu().double().flatten() for side in (a, b))
             if broken := [side for side, values in (("A", x), ("B", y)) if not values.isfinite().all()]:
-                sums.problem = f"NaN or infinity in {' and '.join(broken)}"
-                continue
-            delta = (x - y).abs()
-            sums.count += delta.numel()
-            sums.largest = max(sums.largest, delta.max().item() if delta.numel() else 0.0)
-            sums.delta += delta.sum().item()
-            sums.noise += delta.square().sum().item()
-            sums.a, sums.b = sums.a + x.square().sum().item(), sums.b + y.square().sum().item()
-            sums.product += torch.dot(x, y).item()
+                self._problems[name] = f"NaN or infinity in {' and '.join(broken)}"
+            elif x.numel():
+                delta = (x - y).abs()
+                sums = (delta.sum(), delta.square().sum(), x.square().sum(), y.square().sum(), torch.dot(x, y))
+                batches.append([*(one.item() for one in sums), delta.numel(), delta.max().item()])
 
     def rows(self) -> list[Aligned]:
         """A row for each tensor, group by group, in the order computed."""
         found = []
-        for key, sums in self._sums.items():
+        for key, batches in self._sums.items():
             group, _, name = key.partition("/")
-            if sums.problem or not sums.count:
-                found.append(Aligned(group, name, problem=sums.problem or "empty"))
+            if key in self._problems or not batches:
+                found.append(Aligned(group, name, problem=self._problems.get(key, "empty")))
                 continue
-            norms = math.sqrt(sums.a * sums.b)
-            cosine = sums.product / norms if norms else 1.0 if sums.noise == 0 else 0.0
-            sqnr = math.inf if sums.noise == 0 else -math.inf if sums.a == 0 else 10 * math.log10(sums.a / sums.noise)
-            found.append(Aligned(group, name, sums.largest, sums.delta / sums.count, cosine, sqnr))
+            delta, noise, a, b, product, count, _ = summed(batches)
+            norms = math.sqrt(a * b)
+            cosine = product / norms if norms else 1.0 if noise == 0 else 0.0
+            sqnr = math.inf if noise == 0 else -math.inf if a == 0 else 10 * math.log10(a / noise)
+            found.append(Aligned(group, name, max(one[-1] for one in batches), delta / count, cosine, sqnr))
         return sorted(found, key=lambda row: GROUPS.index(row.group))
 
 

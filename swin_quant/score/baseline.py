@@ -101,10 +101,7 @@ def missing(card: RunCard) -> str:
 def _load_ptq(
     card: RunCard, folders: Sequence[Path], cfg: CfgNode, policies: Sequence[Policy], world: World
 ) -> tuple[Classifier | None, str | None]:
-    """The model that QAT started from, and the methods that found ranges again for nodes whose bits have changed.
-
-    They are searched in the statistics beside the checkpoint, unless there are none or passes chose the ranges.
-    """
+    """The model that QAT started from, and the methods that found ranges again, for nodes whose bits have changed."""
     if not policies:
         return None, None
     start = find_qat_start(card, folders)
@@ -161,12 +158,9 @@ def engines_beside(
         return torch_engines(model, device, half, policies)
     engines = load_original_engines(baseline, device, half)
     if baseline.ptq:
-        ptq = torch_engines(baseline.ptq, device, None, policies).items()
-        engines |= {
-            f"PTQ {key}": replace(engine, weights=PTQ, calibrator=baseline.ptq_calibrator)
-            for key, engine in ptq
-            if engine.policy
-        }
+        found_by = baseline.ptq_calibrator
+        ptq = {key: one for key, one in torch_engines(baseline.ptq, device, None, policies).items() if one.policy}
+        engines |= {f"PTQ {key}": replace(one, weights=PTQ, calibrator=found_by) for key, one in ptq.items()}
     (_, unquantized), *quantized = torch_engines(model, device, None, policies).items()
     if baseline.whose is None:
         return engines | dict(quantized)

@@ -4,7 +4,7 @@ apart: maps and embeddings have no accuracy, but SQNR and cosine.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from swin_quant.data.loader import Batch, UnreadableLimit, default_workers, load
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
-from swin_quant.data.preprocess import Preprocess, Transform
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import chunks
 from swin_quant.quant.distance import decibels
 from swin_quant.quant.outputs import Output, rows
@@ -57,16 +57,23 @@ def run_engines(
                     engine(images)
 
 
-def readable_batches(
+def read_batches(
     pictures: Pictures,
-    transform: Transform,
-    batches: Sequence[Sequence[int]],
-    limit: UnreadableLimit,
-    workers: int,
+    preprocess: Preprocess,
+    indices: Sequence[int],
+    how: PictureSet,
     title: str,
-) -> Iterator[Batch]:
-    """The readable pictures of each list of indices. SwinQuantError if too many are unreadable."""
-    return limit.watched(track(load_batches(pictures, transform, batches, workers), title, len(batches), "batches"))
+    ranks: int = 1,
+    total: int | None = None,
+) -> tuple[Iterator[Batch], UnreadableLimit]:
+    """The readable pictures at these indices in batches, read as the set says, and the count of the unreadable ones.
+
+    The batches raise SwinQuantError if too many of `total` (those of all `ranks`; None: the indices) are unreadable.
+    """
+    limit = UnreadableLimit(total or len(indices), how.max_unreadable)
+    parts = chunks(indices, (how.batch or BATCH) if preprocess.is_square else 1)
+    loaded = load_batches(pictures, preprocess, parts, default_workers(how.workers, ranks, len(indices)))
+    return limit.watched(track(loaded, title, len(parts), "batches")), limit
 
 
 @dataclass(frozen=True)
@@ -89,24 +96,17 @@ def infer(
     pictures: Pictures,
     preprocess: Preprocess,
     classes: int | None,
-    *,
-    batch_size: int = 32,
-    workers: int = 0,
-    count: int | None = None,
-    max_unreadable: float = 1.0,
+    how: PictureSet = PictureSet(),
     device: torch.device = CPU,
 ) -> Inferred:
-    """Run every engine on the same pictures, all of them or `count` spread evenly, and keep the outputs.
+    """Run every engine on the same pictures, all of them or `how.count` spread evenly, and keep the outputs.
 
-    Raises SwinQuantError if a larger share than `max_unreadable`, or every picture, cannot be read, and for logits
+    Raises SwinQuantError if a larger share than `how.max_unreadable`, or every picture, cannot be read, and for logits
     that are not finite or not [B, classes], naming the engine; `classes` None accepts any output.
     """
-    batch_size = batch_size if preprocess.is_square else 1
-    chosen = evenly(len(pictures), count)
-    limit = UnreadableLimit(len(chosen), max_unreadable)
-    batches = chunks(chosen, min([batch_size, *(engine.max_batch for engine in engines.values() if engine.max_batch)]))
-    workers = default_workers(workers, 1, len(chosen))
-    loaded = readable_batches(pictures, preprocess, batches, limit, workers, f"running {listed(engines, 2)}")
+    how = replace(how, batch=largest_batch(how.batch or BATCH, engines))
+    chosen, title = evenly(len(pictures), how.count), f"running {listed(engines, 2)}"
+    loaded, limit = read_batches(pictures, preprocess, chosen, how, title)
     found = infer_batches(engines, loaded, classes, device, lambda batch: [pictures.names[i] for i in batch.indices])
     return replace(found, unreadable=limit.names)
 
@@ -138,6 +138,11 @@ def infer_batches(
     if not labels:
         raise UsageError("pictures: there is no batch")
     return Inferred(names, torch.cat(labels), outputs, [])
+
+
+def largest_batch(wanted: int, engines: Mapping[str, Engine]) -> int:
+    """The batch that is wanted, or the smallest limit of an engine below it."""
+    return min([wanted, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
 
 
 def evenly(total: int, count: int | None) -> list[int]:
@@ -240,10 +245,6 @@ class FeatureScore:
     cosine: float
     output: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The score for JSON."""
-        return asdict(self)
-
     def __str__(self) -> str:
         return f"{self.subject}: {self.figures}"
 
@@ -279,11 +280,8 @@ def compare_engines(
     if isinstance(source, PictureSet):
         source, known = source.with_default_split("val"), prepared.known
         opened = source.open()
-        indices = sorted(source.indices(opened))
-        limit = UnreadableLimit(len(indices), source.max_unreadable)
-        workers = default_workers(source.workers, 1, len(indices))
-        chosen = chunks(indices, (source.batch or BATCH) if known.is_square else 1)
-        loaded = readable_batches(opened, known, chosen, limit, workers, f"comparing {', '.join(engines)}")
+        title = f"comparing {', '.join(engines)}"
+        loaded, _ = read_batches(opened, known, sorted(source.indices(opened)), source, title)
     else:
         loaded = batches(source, False, prepared)
     parts = [None, *(names if len(names) > 1 else ())]

@@ -23,14 +23,13 @@ from swin_quant.base.progress import log, track
 from swin_quant.cards.records import PTQ, QAT, DatasetRecord, Result
 from swin_quant.config.outputs import need_logits
 from swin_quant.data.class_names import get_english_names, list_wnids
-from swin_quant.data.loader import Batch, UnreadableLimit, default_workers
+from swin_quant.data.loader import Batch
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.pictures import Pictures, SomePictures
 from swin_quant.data.prepared import Prepared
-from swin_quant.data.preprocess import Preprocess
-from swin_quant.data.sampling import chunks, digest, shard
+from swin_quant.data.sampling import digest, shard
 from swin_quant.score.engine import Engine, Run
-from swin_quant.score.run_engines import BATCH, EngineOutput, readable_batches, run_engines
+from swin_quant.score.run_engines import BATCH, EngineOutput, largest_batch, read_batches, run_engines
 
 BASELINE = "float32"
 _WARM_UP_BATCHES = 1
@@ -176,7 +175,7 @@ def make_results(
     dataset: DatasetRecord,
     batch_size: int,
     device: torch.device,
-    unreadable: Sequence[str] = (),
+    unreadable: Sequence[str],
 ) -> dict[str, Result]:
     """Scores as a run card keeps them."""
     results, starts = {}, _starts(engines)
@@ -257,85 +256,58 @@ def class_names(classes: int, labels: str | None = None, carried: Sequence[str] 
     return [get_english_names(str(name)) for name in named]
 
 
-@dataclass(frozen=True)
-class ModelInputs:
-    """How pictures become inputs, and the classes that labels are checked against; None where nobody says how many."""
-
-    prepared: Prepared
-    classes: int | None
-    class_names: Sequence[str] = ()
-
-
 def score_engines(
     engines: Mapping[str, Engine],
     source: PictureSet | Iterable[Any],
-    by: ModelInputs,
-    world: World = World(),
+    prepared: Prepared,
+    classes: int | None,
+    class_names: Sequence[str],
+    world: World,
 ) -> dict[str, Result]:
     """A result for each engine by its key, all on the same pictures in one pass: a place on disk, or batches.
 
     An engine called `float32` comes first and is the baseline; without one there are no comparisons. Every rank scores
-    its share of a place, and all return the same results. UsageError for labels that are missing or do not fit.
+    its share of a place, and all return the same results. Labels are checked against `classes`; None where nobody says
+    how many. UsageError for labels that are missing or do not fit. Warns of a float model that only guesses.
     """
+    unreadable: list[str] = []
     if isinstance(source, PictureSet):
-        if by.classes is None:
+        if classes is None:
             raise UsageError("the model does not say how many classes it has: give batches of (images, labels)")
         source = source.with_default_split("val")
-        opened = source.open(by.classes, by.class_names, world)
+        pictures = source.open(classes, class_names, world)
         if source.count is not None:
-            opened = SomePictures(opened, sorted(source.indices(opened)))
-        dataset = dataset_record(source.path, source.split or "", opened)
-        workers = default_workers(source.workers, world.size, len(opened) // world.size)
+            pictures = SomePictures(pictures, sorted(source.indices(pictures)))
         wanted = source.batch or BATCH
-        batch = min([wanted, *(engine.max_batch for engine in engines.values() if engine.max_batch)])
+        batch, total, classes = largest_batch(wanted, engines), len(pictures), len(pictures.class_names)
         if batch < wanted:
             log.info("batch %d instead of %d: the limit of an engine", batch, wanted)
-        how = (dataset, batch, workers, world, source.max_unreadable)
-        return score_pictures(engines, opened, by.prepared.known, *how)
-    sizes, images, labels = list[int](), hashlib.sha256(), hashlib.sha256()  # hashes of values identify tensors
+        share, title = shard(range(total), world.rank, world.size), f"scoring {listed(engines, 2)}"
+        how = replace(source, batch=batch)
+        loaded, limit = read_batches(pictures, prepared.known, share, how, title, world.size, total)
+        scores = evaluate(engines, loaded, world.device)
+        limit.count(gather(limit.names))
+        if unreadable := sorted(limit.names):
+            log.warning("%d of %d pictures are unreadable: %s", len(unreadable), total, listed(limit.names))
+        identity, name, split = digest(pictures.names), Path(source.path).name, source.split or ""
+    else:
+        sizes, images, labels = list[int](), hashlib.sha256(), hashlib.sha256()  # hashes of values identify tensors
 
-    def scored() -> Iterator[Batch]:
-        total = len(source) if isinstance(source, Sized) else None
-        for batch in track(batches(source, True, by.prepared, by.classes), "scoring", total, "batches"):
-            sizes.append(len(batch.images))
-            images.update(batch.images.numpy(force=True).tobytes())
-            labels.update(batch.labels.numpy(force=True).tobytes())
-            yield batch
+        def scored(given: Iterable[Any]) -> Iterator[Batch]:
+            count = len(given) if isinstance(given, Sized) else None
+            for one in track(batches(given, True, prepared, classes), "scoring", count, "batches"):
+                sizes.append(len(one.images))
+                images.update(one.images.numpy(force=True).tobytes())
+                labels.update(one.labels.numpy(force=True).tobytes())
+                yield one
 
-    scores = evaluate(engines, scored(), world.device)
-    if BASELINE in scores and by.classes:
-        warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, by.classes)
-    identity = hashlib.sha256(images.digest() + labels.digest()).hexdigest()
-    tensors: DatasetRecord = {"name": "tensors", "split": "", "pictures": sum(sizes), "sha256": identity}
-    return make_results(engines, scores, tensors, max(sizes), world.device)
-
-
-def score_pictures(
-    engines: Mapping[str, Engine],
-    pictures: Pictures,
-    preprocess: Preprocess,
-    dataset: DatasetRecord,
-    batch_size: int,
-    workers: int = 0,
-    world: World = World(),
-    max_unreadable: float | None = None,
-) -> dict[str, Result]:
-    """`score_engines` on labelled pictures that are open already. Warns of a float model that only guesses."""
-    limit = UnreadableLimit(len(pictures), max_unreadable)
-    share = chunks(shard(range(len(pictures)), world.rank, world.size), batch_size)
-    loaded = readable_batches(pictures, preprocess, share, limit, workers, f"scoring {listed(engines, 2)}")
-    scores = evaluate(engines, loaded, world.device)
-    limit.count(gather(limit.names))
-    if limit.names:
-        log.warning("%d of %d pictures are unreadable: %s", len(limit.names), len(pictures), listed(limit.names))
-    if BASELINE in scores:
-        warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, len(pictures.class_names))
-    return make_results(engines, scores, dataset, batch_size, world.device, sorted(limit.names))
-
-
-def dataset_record(data_path: str, split: str, pictures: Pictures) -> DatasetRecord:
-    """The pictures as a run card names them: without the machine's folders."""
-    return DatasetRecord(name=Path(data_path).name, split=split, pictures=len(pictures), sha256=digest(pictures.names))
+        scores = evaluate(engines, scored(source), world.device)
+        batch, total, name, split = max(sizes), sum(sizes), "tensors", ""
+        identity = hashlib.sha256(images.digest() + labels.digest()).hexdigest()
+    if BASELINE in scores and classes:
+        warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, classes)
+    dataset = DatasetRecord(name=name, split=split, pictures=total, sha256=identity)
+    return make_results(engines, scores, dataset, batch, world.device, unreadable)
 
 
 def open_labelled(

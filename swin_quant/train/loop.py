@@ -204,11 +204,7 @@ class _Run:
         return loss.item(), whole(norms).item()
 
     def _loss(self, micro: MicroBatch) -> Tensor:
-        """The loss of one micro-batch: against labels (smoothed, perhaps mixed) and against the teacher's outputs.
-
-        Without labels: the mean squared error of maps or an embedding against the teacher's, over the teacher's mean
-        square, averaged over maps.
-        """
+        """The loss against labels and the teacher; without labels, the teacher's relative mean squared error."""
         job, recipe, device = self.job, self.job.recipe, self.job.world.device
         images, targets = (tensor.to(device, non_blocking=True) for tensor in (micro.images, micro.targets))
         if job.model.output_kind != LOGITS:

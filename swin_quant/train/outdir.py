@@ -32,7 +32,7 @@ class Table:
         self.path, self.columns = path, columns
         kept: list[bytes] = []
         if until and path.exists():
-            own = (row for row in _rows(path) if row.keys() == set(columns))
+            own = (row for row in read_table(path) if row.keys() == set(columns))
             kept = [_text([[row[name] for name in columns]]) for row in own if float(row[columns[0]] or "inf") <= until]
             if not kept:
                 log.warning("%s is damaged: it is begun anew", path)
@@ -53,13 +53,8 @@ class Table:
             raise SwinQuantError(f"{self.path}: cannot be written: {reason(error)}") from error
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table, except lines that are no row of numbers (cut short by a crash, foreign bytes)."""
-    return list(_rows(path))
-
-
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows one by one: a row takes ten times the memory of its line."""
+def read_table(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a table one by one, except lines that are no row of numbers (cut short by a crash, foreign bytes)."""
     lines = io.BytesIO(read_bounded(path, "table", _MAX_BYTES))
     names: list[str] = []
     for line in iter(lambda: lines.readline(_LONGEST_ROW), b""):
@@ -152,7 +147,7 @@ def open_folder(
         log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
         return content
     epochs = folder / EPOCHS
-    has_results = snapshots.best_file.exists() or (epochs.exists() and bool(read_table(epochs)))
+    has_results = snapshots.best_file.exists() or (epochs.exists() and any(read_table(epochs)))
     if resume and has_results:
         raise UsageError(f"{folder}: has results of a run and no snapshot to go on from: ‹overwrite› starts anew")
     ensure_writable_dir(folder)

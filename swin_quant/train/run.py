@@ -109,16 +109,12 @@ def run_training(
         check = partial(check_snapshot, model=model)
         snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, check)
     snapshot = from_main(snapshot)
-    reading: dict[str, Any] = {
-        "world": world,
-        "workers": cfg.DATA.NUM_WORKERS,
-        "max_unreadable": request.max_unreadable,
-    }
-    batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, **reading)
+    reading = world, cfg.DATA.NUM_WORKERS, request.max_unreadable
+    batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, *reading)
     validation = None  # the batches that choose the best epoch
     if has_labels and has_split(cfg, "val"):
         held_out = open_labelled(cfg, "val", world, class_names=class_names)
-        validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, **reading)
+        validation = ValidationBatches(held_out, preprocess, cfg.DATA.BATCH_SIZE, *reading)
     elif has_labels:
         log.warning("%s has no val split: the last weights are kept, not the best", cfg.DATA.DATA_PATH)
     model.to(world.device)
@@ -133,7 +129,6 @@ def run_training(
         sample = partial(batches.sample, recipe.amax.batches)
         keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
         job.after_step, job.after_epoch = keeper.after_step, keeper.after_epoch
-    if policy:
         bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
         log.info("training under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
         if recipe.bits and bits not in (recipe.bits, "mixed"):

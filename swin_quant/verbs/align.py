@@ -12,10 +12,8 @@ from swin_quant.arguments import checked
 from swin_quant.base.arguments import Fields, Positional
 from swin_quant.base.distributed import World, one_process, world_on
 from swin_quant.base.errors import UsageError
-from swin_quant.data.loader import UnreadableLimit
 from swin_quant.data.picture_set import PictureSet, Source, batches, resolve_source
 from swin_quant.data.prepared import Prepared
-from swin_quant.data.sampling import chunks
 from swin_quant.exported import Exported
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
@@ -24,7 +22,7 @@ from swin_quant.quant.watch import eval_mode
 from swin_quant.report.engines import Alignment
 from swin_quant.score.alignment import IMAGES, write_dump
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import evenly, readable_batches
+from swin_quant.score.run_engines import evenly, read_batches
 from swin_quant.verbs.align_sides import (
     Side,
     agree_on_preprocessing,
@@ -44,7 +42,6 @@ swin-quant align my.pth theirs.npz
 swin-quant align my.pth step.npz --step --data-path data"""
 PICTURES = 4
 _BATCH = 8  # pictures at a time: every tensor of both sides is kept for them
-_UNREADABLE = 0.01  # the share of pictures that may be unreadable
 _WITHOUT = ("checkpoint", "random_weights", "device")
 _UNUSED = ("seed", "workers", "cache_mode")
 T = TypeVar("T")
@@ -117,7 +114,7 @@ def align(
             sides.append(model_side(each.module, policies, World(device=each.device), each.name, preprocess))
         else:
             sides.append(open_side(replace(form, checkpoint=str(each)), one, on, options, world))
-    source = PictureSet() if images is None else images if isinstance(images, PictureSet) else resolve_source(images)
+    source = images if isinstance(images, PictureSet) else resolve_source(images)
     with eval_mode(*(one.module for one in given if isinstance(one, Model))):
         if step:
             labelled: tuple[Tensor, Tensor] | None = None
@@ -127,17 +124,14 @@ def align(
                 labelled = torch.cat(pictures), torch.cat(labels)
             others = [sides[-1], sides[0]] if len(sides) > 1 else [None]
             sides = [take_step(side, lr, labelled, other) for side, other in zip(sides, others, strict=True)]
-            if to:
-                write_dump(to, sides[0].dumped or {}, names)
-            found = compare(sides[0], sides[1], (), below, is_step=True) if len(sides) > 1 else None
-        else:
-            taken: Iterable[Tensor] = (pictures for pictures, _ in _batches(source, sides))
-            if to:
-                taken = list(taken)
-                images_ = torch.cat(taken)
-                write_dump(to, {IMAGES: images_, **sides[0].trace(images_)}, names)
-            found = compare(sides[0], sides[1], taken, below) if len(sides) > 1 else None
-    return None if found is None else replace(found, shown=only)
+        taken: Iterable[Tensor] = () if step else (pictures for pictures, _ in _batches(source, sides))
+        if to and not step:
+            taken = list(taken)
+            images_ = torch.cat(taken)
+            write_dump(to, {IMAGES: images_, **sides[0].trace(images_)}, names)
+        elif to:
+            write_dump(to, sides[0].dumped or {}, names)
+        return replace(compare(sides[0], sides[1], taken, below, step), shown=only) if len(sides) > 1 else None
 
 
 def _one_each(flag: str, given: Sequence[T], count: int) -> Sequence[T | None]:
@@ -150,18 +144,13 @@ def _one_each(flag: str, given: Sequence[T], count: int) -> Sequence[T | None]:
 def _batches(
     source: PictureSet | Iterable[Any], sides: Sequence[Side], classes: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels, as all sides take them. Nothing is opened before the first is taken: a dump may bring its own.
-
-    `classes`: their number, where pictures need labels.
-    """
+    """Images and labels (of `classes`, if needed). Nothing is opened before the first: a dump may bring its own."""
     if not isinstance(source, PictureSet):
         known = next((side.preprocess for side in sides if side.preprocess), None)
         yield from ((one.images, one.labels) for one in batches(source, classes is not None, Prepared(known), classes))
         return
     preprocess, pictures = agree_on_preprocessing(sides), source.with_default_split("val").open(classes)
+    how = replace(source, batch=source.batch or _BATCH, workers=0)
     chosen = evenly(len(pictures), source.count or PICTURES)
-    share = _UNREADABLE if source.max_unreadable is None else source.max_unreadable
-    limit = UnreadableLimit(len(chosen), share)
-    for batch in readable_batches(pictures, preprocess, chunks(chosen, source.batch or _BATCH), limit, 0, "aligning"):
-        if batch.indices:
-            yield batch.images, batch.labels
+    loaded, _ = read_batches(pictures, preprocess, chosen, how, "aligning")
+    yield from ((batch.images, batch.labels) for batch in loaded if batch.indices)

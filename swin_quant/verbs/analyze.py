@@ -72,7 +72,14 @@ def analyze(
     one_process("analyze")
     how: dict[str, Any] = {"targets": targets or (), "replace": replace, "check": check_replacements}
     if isinstance(model, ModelFile):
-        return Analyzed(_analyze_file(model, batch, how))
+        if str(model.checkpoint).endswith(".onnx"):
+            raise UsageError(f"{model.checkpoint}: is an ONNX file, which `swin-quant show` reads: give a checkpoint")
+        cfg = model.config()
+        if check_replacements and not model.opened:
+            raise UsageError("--check-replacements runs the model: give a checkpoint")
+        built = model_or_shapes(cfg, model.opened)
+        made = (batch, built.in_chans, *sides(cfg.DATA.IMG_SIZE))
+        return Analyzed(analyze_module(built, made, cfg.MODEL.NAME, **how))
     name = model.name if isinstance(model, Model) else type(model).__name__
     if images is None:
         if not isinstance(model, Model):
@@ -87,13 +94,3 @@ def analyze(
         raise UsageError(f"images of shape {shape}: must be [B, 3, H, W]")
     module = model.module if isinstance(model, Model) else model
     return Analyzed(analyze_module(module, shape, name, given, **how))
-
-
-def _analyze_file(file: ModelFile, batch: int, how: dict[str, Any]) -> Analysis:
-    if str(file.checkpoint).endswith(".onnx"):
-        raise UsageError(f"{file.checkpoint}: is an ONNX file, which `swin-quant show` reads: give a checkpoint")
-    cfg = file.config()
-    if how["check"] and not file.opened:
-        raise UsageError("--check-replacements runs the model: give a checkpoint")
-    model = model_or_shapes(cfg, file.opened)
-    return analyze_module(model, (batch, model.in_chans, *sides(cfg.DATA.IMG_SIZE)), cfg.MODEL.NAME, **how)

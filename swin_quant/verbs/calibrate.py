@@ -84,7 +84,6 @@ def calibrate(
     with called_in_python(calibrator="method"):
         found_by = Method.choose(method, percentile, exact)
     plan = plan_passes(passes)
-    pictures = PictureSet() if pictures is None else pictures
     if isinstance(model, ModelFile) and (model.checkpoint or model.random_weights):
         check_channels(cfg := model.config())
         pictures = resolve_source(pictures, cfg)

@@ -38,7 +38,7 @@ FOUR_BITS, FOUR_BIT_EPOCHS, BATCH = "w4a4", 2, 64
 
 @dataclass(frozen=True)
 class DemoResult(Evaluated):
-    """The results of all that was made, with the verdict on the fastest artifact."""
+    """The results of all that was made, which are saved already, with the verdict on the fastest artifact."""
 
     evaluation: Evaluation
 

@@ -86,7 +86,7 @@ def evaluate(
         UsageError: Options that do not fit the subject.
     """
     subject = model.subjects() if isinstance(model, SubjectFiles) else open_subject(model)
-    source = asked_for(PictureSet() if pictures is None else pictures)
+    source = asked_for(pictures)
     if isinstance(source, PictureSet):
         source = replace(source, batch=source.batch or batch_size or BATCH[this_world().device.type])
         if isinstance(model, SubjectFiles) and not source.images:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -36,8 +36,8 @@ from swin_quant.score import baseline as baselines
 from swin_quant.score.baseline import Baseline, engines_beside
 from swin_quant.score.engine import HALF_TYPES, Engine, half_type
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import FeatureScore, compare_engines
-from swin_quant.score.scoring import ModelInputs, score_engines
+from swin_quant.score.run_engines import FeatureScore, compare_engines, largest_batch
+from swin_quant.score.scoring import score_engines
 from swin_quant.verbs.export_target import ExportTarget
 from swin_quant.verbs.timing import Latency, compare_latency
 
@@ -98,9 +98,8 @@ class Evaluation:
     def show(self) -> None:
         """Print the table as wide as the terminal, and the verdict."""
         if self.outputs:
-            print(*self.outputs, sep="\n")
-            return
-        if self.results:
+            print(self)
+        elif self.results:
             self._table.show()
         if self.verdict:
             print_text("\n" + self.verdict.text(screen_width(NARROW)))
@@ -108,15 +107,13 @@ class Evaluation:
     def to_json(self) -> Any:
         """The table as data, with the verdict."""
         if self.outputs:
-            return [score.to_dict() for score in self.outputs]
+            return [asdict(score) for score in self.outputs]
         told = {"verdicts": [self.verdict.to_dict()]} if self.verdict else {}
         return self._table.as_data() | told
 
     def __str__(self) -> str:
-        if self.outputs:
-            return "\n".join(map(str, self.outputs))
         table = [self._table.text("terminal")] if self.results else []
-        return "\n".join([*table, *([str(self.verdict)] if self.verdict else [])])
+        return "\n".join(map(str, [*self.outputs, *table, *([self.verdict] if self.verdict else [])]))
 
     def _repr_html_(self) -> str:
         if self.outputs:
@@ -166,8 +163,7 @@ def score_model(
         classes = None
         with contextlib.suppress(UsageError):  # it need not say how many
             classes = model.classes
-        by = ModelInputs(model.prepared, classes, model.class_names)
-        results = score_engines(engines, pictures, by, world)
+        results = score_engines(engines, pictures, model.prepared, classes, model.class_names, world)
     scored = replace(model.card, results=[])
     for result in results.values():
         model.card, scored = model.card.with_result(result), scored.with_result(result)
@@ -241,8 +237,8 @@ def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wor
     pictures, fixed = scoring.pictures, scoring.timed
     if isinstance(pictures, PictureSet):
         pictures = pictures.settled(cfg)
-        limits = [engine.max_batch for engines in loaded.values() for engine in engines.values() if engine.max_batch]
-        batch = min([pictures.batch or BATCH[world.device.type], *limits])
+        every = {key: engine for engines in loaded.values() for key, engine in engines.items()}
+        batch = largest_batch(pictures.batch or BATCH[world.device.type], every)
         if fixed is None and scoring.own_float and pictures.has(batch * world.size):  # or it would be filled up
             fixed = batch
     with TemporaryDirectory(prefix="swin-quant-float-") as folder:
@@ -257,8 +253,8 @@ def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wor
             shape = tuple(wrapped["shape"]) if wrapped else (3, *sides(cfg.DATA.IMG_SIZE))
             latencies = compare_latency(engines, scoring.timed, shape)
             return {one.artifact.file: latencies if one is first else () for one in group}
-        by = ModelInputs(exported.prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names)
-        results = score_engines(engines, pictures, by, world)
+        how = exported.prepared_by(first.artifact), count_classes(cfg), first.artifact.card.class_names
+        results = score_engines(engines, pictures, *how, world)
     scored: dict[Path, Found] = {}
     for one in group:
         card, file = one.artifact.card, one.artifact.file
@@ -297,10 +293,7 @@ def _load_baseline(
 def _load_own_floats(
     group: Sequence[PreparedArtifact], scoring: Scoring, world: World, folder: Path, batch: int | None
 ) -> dict[str, list[Engine]]:
-    """Engine name -> the float forms of the same weights on it, where none is scored: in the half type that the engine
-    would choose for float, or else in float32; in both if a type is asked for, or engines are only timed.
-
-    `batch`: that of all batches but the last; one that is fixed is exported in two thirds of the time."""
+    """Engine name -> the float forms of the same weights on it, where none is scored. `batch`: that of most batches."""
     first, options = group[0], scoring.options
     is_built = scoring.origin is not None or first.artifact.card.wrapped is None
     is_wanted = scoring.own_float and any(one.artifact.card.policy for one in group)

@@ -88,8 +88,8 @@ def predict(
     options = EngineOptions(threads, float_type, device or this_world().device.type, extensions=extension)
     subject: Model | ModelFile | Exported
     if isinstance(model, ModelFile):  # a checkpoint, or an artifact, which has no other fields
-        given = {one.name: getattr(model, one.name) for one in fields(ModelFile)} | {"checkpoint": None}
-        files = SubjectFiles(**given, files=(model.checkpoint,) if model.checkpoint else ()).subjects()
+        same = {one.name: getattr(model, one.name) for one in fields(ModelFile)} | {"checkpoint": None}
+        files = SubjectFiles(**same, files=(model.checkpoint,) if model.checkpoint else ()).subjects()
         subject = files if isinstance(files, ModelFile) else files[0]
     else:
         subject = open_subject(model)
@@ -99,7 +99,7 @@ def predict(
         if how.count is not None:
             pictures = SomePictures(pictures, how.indices(pictures))
     else:
-        how, named = PictureSet(), collect_pictures(images)
+        how, named = PictureSet(workers=0), collect_pictures(images)
         if named is None:
             raise UsageError(
                 "images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); with tensors call the model"
@@ -118,7 +118,12 @@ def predict(
         if wrong := [name for name, value in asked.items() if value]:
             raise UsageError(f"‹{wrong[0]}› is not for checkpoints: export the model first")
         subject = subject.load(policies) if isinstance(subject, ModelFile) else subject
-        _check_config(subject)
+        if (given := subject.given) is not None:
+            need_logits(given.MODEL.OUTPUT_KIND, "predict")
+            made, taken = subject.preprocess.sides, sides(given.DATA.IMG_SIZE)
+            if made != taken:
+                told = f"its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
+                raise SwinQuantError(f"{subject.file}: {told}")
         name = subject.file.name if isinstance(model, ModelFile) and subject.file else subject.name
         preprocess, on, classes, names = subject.preprocess, subject.device, subject.classes, subject.class_names
         loaded = engine_under(subject.module, on, (policies or subject.policies)[:1])
@@ -127,25 +132,11 @@ def predict(
         how = replace(how, max_unreadable=1.0)
     if len(pictures) == 1 and (flaw := pictures.flaw(0)):
         raise SwinQuantError(flaw)
-    sizes = {"batch_size": how.batch or 32, "workers": how.workers or 0}
     with eval_mode(*([subject.module] if isinstance(subject, Model) else [])):
-        limit = how.max_unreadable or 0.0
-        found = infer({name: loaded}, pictures, preprocess, classes, **sizes, max_unreadable=limit, device=on)
+        found = infer({name: loaded}, pictures, preprocess, classes, replace(how, count=None), on)
     answers = dict(zip(found.names, top_classes(found.logits[name], names, top), strict=True))
     index = {one: number for number, one in enumerate(pictures.names)} if found.unreadable else {}
     unreadable = {one: pictures.flaw(index[one]) or f"{one}: cannot be read" for one in found.unreadable}
     for why in unreadable.values():
         log.warning("skipped: %s", why)
     return Guesses(answers, name, loaded, unreadable)
-
-
-def _check_config(model: Model) -> None:
-    """UsageError for a model without logits; SwinQuantError where its run card is of pictures of another size."""
-    if (cfg := model.given) is None:
-        return
-    need_logits(cfg.MODEL.OUTPUT_KIND, "predict")
-    made, taken = model.preprocess.sides, sides(cfg.DATA.IMG_SIZE)
-    if made != taken:
-        raise SwinQuantError(
-            f"{model.file}: its run card resizes pictures to {shortest(made)}, the model takes {shortest(taken)}"
-        )

@@ -77,10 +77,7 @@ def _checkpoint_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None,
 
 
 def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, source: PictureSet) -> PageData:
-    """The data, with the pictures that the quantized model classifies otherwise than float, the worst first.
-
-    Pictures are spread evenly. Without the float model, or without a policy, nothing is added.
-    """
+    """The data, with the pictures that the quantized model classifies otherwise than float, the worst first."""
     cfg = from_dict(card.config, card.name)
     model, policies = load_for_scoring(cfg, checkpoint)
     engines = engines_beside(model.module, torch.device("cpu"), None, policies[:1], open_baseline(model, policies))
@@ -93,16 +90,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     classes = cfg.MODEL.NUM_CLASSES
     pictures = replace(source.with_default_split("val"), classes=classes).open()
     preprocess = Preprocess.from_dict(card.preprocess)
-    seen = infer(
-        pair,
-        pictures,
-        preprocess,
-        classes,
-        batch_size=source.batch or 32,
-        workers=source.workers or 0,
-        count=source.count or COMPARED,
-        max_unreadable=1.0 if source.max_unreadable is None else source.max_unreadable,
-    )
+    seen = infer(pair, pictures, preprocess, classes, replace(source, count=source.count or COMPARED))
     before, after = (seen.logits[label] for label in pair)
     other = (before.argmax(1) != after.argmax(1)).nonzero().flatten()
     p, q = (logits[other].double().log_softmax(1) for logits in (before, after))

@@ -81,7 +81,6 @@ def search(
         card = file.need_checkpoint().card
         model = file.load([asked] if asked and not card else [], any_bits=True)
     model, before = open_model(model), open_model(model).card
-    source = PictureSet() if pictures is None else pictures
     device = model.device.type
     need_logits(model.network.output_kind, "search")
     model.need_calibrated()
@@ -89,7 +88,7 @@ def search(
     options = EngineOptions(threads=threads, float_type=float_type, device=device)
     timer = Timer(model, engine, asked, batch, options)
     check_bits(model.module, model.card, [timer.base], model.name)
-    sample = read_sample(model, source, SEARCHED_ON)
+    sample = read_sample(model, pictures, SEARCHED_ON)
     budget.tell_if_few(sum(map(len, sample.batches)))
     model.file = ensure_saved(model, ensure_writable_dir(folder))
     losses = Losses(model, timer.base, device, sample)

@@ -49,7 +49,7 @@ class Sample(NamedTuple):
     split: str
 
 
-def read_sample(model: Model, pictures: Source, usual: int) -> Sample:
+def read_sample(model: Model, pictures: Source | None, usual: int) -> Sample:
     """Read the pictures that losses are measured on: another draw than the one that calibrates.
 
     Args:
@@ -115,7 +115,7 @@ def sensitivity(
         raise UsageError(f"{model.name}: has no policy: name one, or calibrate it first")
     if model.is_calibrated and not file:
         check_bits(module, model.card, [chosen], model.name)
-    sample = read_sample(model, PictureSet() if pictures is None else pictures, COUNT)
+    sample = read_sample(model, pictures, COUNT)
     apply_policy(module, chosen)
     known = isinstance(getattr(module, "architecture", None), Architecture)  # a model of the user's own has no stages
     blocks, stages = blocks_or_units(module), list(list_stages(module)) if known else []

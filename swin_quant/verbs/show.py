@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from swin_quant.backends.fastertransformer.tuner import TunedGemm, fastest, gemm_shapes, read_tuned, write_tuned
+from swin_quant.backends.fastertransformer.tuner import fastest, gemm_shapes, read_tuned, write_tuned
 from swin_quant.backends.onnx_reader.file import read_model
 from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.onnx_reader.products import inspect_model
@@ -34,19 +34,11 @@ POLICIES = "policies"
 _WITHOUT = ("replace_head", "random_weights", "device")  # only names and shapes are asked of the model
 
 
-@dataclass(frozen=True)
-class GemmRow:
-    """A GEMM, with the algorithm of FasterTransformer's tuner, if one is known, and its time."""
-
-    gemm: TunedGemm
-    algorithm: int | None = None
-    ms: float | None = None
-
-
-_GEMMS: tuple[Column[GemmRow], ...] = (
+# Rows: a GEMM, and the algorithm of FasterTransformer's tuner with its time, if one is known.
+_GEMMS: tuple[Column[dict[str, Any]], ...] = (
     *(Column(name, name, field("gemm", name)) for name in ("stage", "layer", "m", "n", "k")),
-    Column("algorithm", "algorithm", field("algorithm"), blank="not tuned"),
-    Column("ms", "ms", field("ms"), "{:g}", may_lack=True),
+    Column("algorithm", "algorithm", field("tuned", "algo_id"), blank="not tuned"),
+    Column("ms", "ms", field("tuned", "exec_time"), "{:g}", may_lack=True),
 )
 
 
@@ -54,10 +46,10 @@ _GEMMS: tuple[Column[GemmRow], ...] = (
 class Gemms(Printed):
     """The int8 GEMMs of a model and batch, with the entries of tuner files."""
 
-    rows: Sequence[GemmRow]
+    rows: Sequence[dict[str, Any]]
 
-    def tables(self) -> list[ReportTable[GemmRow]]:
-        remark = f"{len(self.rows)} shapes, {sum(row.ms is not None for row in self.rows)} tuned"
+    def tables(self) -> list[ReportTable[dict[str, Any]]]:
+        remark = f"{len(self.rows)} shapes, {sum(row['tuned'] is not None for row in self.rows)} tuned"
         return [ReportTable(_GEMMS, self.rows, [remark])]
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -155,5 +147,4 @@ def _gemms(file: ModelFile, batch: int, tuned: Sequence[str], write: str | Path 
     shapes = gemm_shapes(read_geometry(file.config()), batch)
     if write:
         write_tuned(write, known.values())
-    entries = [(gemm, known.get(gemm.key)) for gemm in shapes]
-    return Gemms([GemmRow(gemm, one.algo_id, one.exec_time) if one else GemmRow(gemm) for gemm, one in entries])
+    return Gemms([{"gemm": gemm, "tuned": known.get(gemm.key)} for gemm in shapes])

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import artifact_engine, targets
@@ -39,10 +38,6 @@ class Latency:
         rate = 1000 * self.batch / self.ms
         ratio = f", {self.speedup:.2f} times as fast as {self.beside}" if self.beside else ""
         return f"{self.ms:.2f} ms a batch of {self.batch}, {rate:.1f} images/s{ratio}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The figures as data."""
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.figures}"

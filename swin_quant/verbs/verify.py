@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from swin_quant.arguments import checked
 from swin_quant.backends.registry import engine_named
@@ -85,7 +85,7 @@ def verify(
     check_writable(card_path(exported.file))  # which gets the records
     cfg = read_config(exported)
     origin, policies = load_origin(exported, cfg, find_checkpoint(exported, checkpoint), world, found.origin)
-    source = resolve_source(PictureSet() if pictures is None else pictures)
+    source = resolve_source(pictures)
     opened = source.with_default_split("val").open() if isinstance(source, PictureSet) else None
     policies = [] if is_float(exported.record["precision"]) else policies
     is_given = origin.original is not None and not exported.card.has_own_weights
@@ -95,29 +95,19 @@ def verify(
     engines = load_engines(exported, names, options)
     everything = references | engines
     as_loaded = {key: replace(one, run=one.run_open) for key, one in engines.items() if one.run_open}
+    classes, with_open_shapes = count_classes(cfg), dict[str, list[Any]]()
     with eval_mode(origin.module):
         if isinstance(source, PictureSet) and opened is not None:
-            run = partial(
-                infer,
-                pictures=opened,
-                preprocess=exported.preprocess,
-                classes=count_classes(cfg),
-                batch_size=source.batch or BATCH,
-                workers=source.workers or 0,
-                count=source.count or PICTURES,
-                max_unreadable=source.max_unreadable or 0.0,
-                device=world.device,
-            )
-            inferred = run(everything)
+            how = replace(source, batch=source.batch or BATCH, count=source.count or PICTURES)
+            given = opened, exported.preprocess, classes, how, world.device
+            inferred = infer(everything, *given)
             try:
-                with_open_shapes = run(as_loaded).outputs if as_loaded else {}
+                with_open_shapes = infer(as_loaded, *given).outputs if as_loaded else {}
             except SwinQuantError as error:
                 log.warning("with open shapes, as other programs load it: %s", error)
-                with_open_shapes = {}
         else:
-            with_open_shapes = {}
-            given = batches(source, False, prepared_by(exported))  # type: ignore[arg-type]
-            inferred = infer_batches(everything, given, count_classes(cfg), world.device)
+            some = batches(source, False, prepared_by(exported))  # type: ignore[arg-type]
+            inferred = infer_batches(everything, some, classes, world.device)
     kind = exported.record["options"].get("float_type")
     keys = dict(zip(engines, names, strict=True))
     has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, TypedDict
 
 import pytest
 
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import UsageError
 from swin_quant.base.schema import Must, allow, check_fields, check_record, checked, within
 from tests.helpers.refusals import refused
 
@@ -17,8 +17,7 @@ MADE = {"made": 0.0}
 
 @pytest.mark.parametrize("key", [1, None, (1, 2), b"x"])
 def test_keys_of_a_mapping_are_text(key):
-    with pytest.raises(SwinQuantError, match=r"x\.json: a has the key .*, which must be text"):
-        checked(dict[str, int], {key: 1}, "x.json", "a")
+    refused(lambda: checked(dict[str, int], {key: 1}, "x.json", "a"), "x.json: a has the key ", ", which must be text")
 
 
 class Base(TypedDict):

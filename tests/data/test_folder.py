@@ -125,14 +125,6 @@ def test_names_that_are_not_utf8_are_read_and_printable(tmp_path):
     assert pictures.read(0).getpixel((0, 0)) == (9, 9, 9)
 
 
-def test_a_flat_folder_serves_where_labels_do_not_matter(tmp_path):
-    put(tmp_path / "2.png")
-    put(tmp_path / "1.png")
-    pictures = FolderPictures(tmp_path, labelled=False)
-    assert pictures.names == ["1.png", "2.png"] and pictures.labels == [-1, -1]
-    refused(lambda: FolderPictures(tmp_path), "<class>/<picture>")
-
-
 def test_a_folder_that_cannot_be_listed_is_an_error_and_not_silently_short(tmp_path, monkeypatch):
     put(tmp_path / "a/1.png")
     put(tmp_path / "a/locked/2.png")

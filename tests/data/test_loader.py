@@ -2,12 +2,12 @@
 
 import io
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from encoded import encoded, zipped
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -26,10 +26,7 @@ BATCHES = [[5, 3, 8], [0], [1, 2, 4, 6], [7]]
 
 
 def png(index: int) -> bytes:
-    noise = np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(Image.fromarray(np.random.default_rng(index).integers(0, 256, (20, 24, 3), dtype=np.uint8)))
 
 
 @pytest.fixture
@@ -44,11 +41,7 @@ def folder(tmp_path) -> Path:
 
 @pytest.fixture
 def archive(tmp_path) -> Path:
-    with zipfile.ZipFile(tmp_path / "val.zip", "w") as file:
-        for index in range(9):
-            file.writestr(f"{index}.png", png(index))
-    (tmp_path / "val_map.txt").write_text("".join(f"{index}.png\t{index}\n" for index in range(9)))
-    return tmp_path
+    return zipped(tmp_path, {f"{index}.png": png(index) for index in range(9)})
 
 
 def test_batches_are_those_asked_for_without_the_unreadable(folder):

@@ -6,18 +6,13 @@ import zlib
 
 import numpy as np
 import pytest
+from encoded import encoded
 from PIL import Image
 
 from swin_quant.data.pictures import FORMATS, UnreadablePicture, decode
 
 GREYS = np.linspace(0, 255, 12 * 10).reshape(12, 10).round().astype(np.uint8)
 PHOTO = np.stack([GREYS, GREYS[::-1], np.full_like(GREYS, 90)], axis=-1)
-
-
-def encoded(image: Image.Image, kind: str, **options) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def pixels(data: bytes | Image.Image) -> np.ndarray:

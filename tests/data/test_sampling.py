@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from swin_quant.base.errors import UsageError
 from swin_quant.data.sampling import chunks, digest, sample, shard
+from tests.helpers.refusals import refused
 
 
 @given(st.integers(1, 300), st.data())
@@ -25,15 +26,12 @@ def test_a_sample_is_the_same_for_years():
 
 @pytest.mark.parametrize("count", [0, -8])
 def test_a_sample_of_nothing_names_the_flags(count):
-    with pytest.raises(UsageError, match="pictures .*: must be at least 1"):
-        sample(100, count, 0)
+    refused(lambda: sample(100, count, 0), "pictures ", ": must be at least 1", kind=UsageError)
 
 
 def test_a_sample_larger_than_the_data_names_the_flags_and_what_there_is():
-    with pytest.raises(UsageError, match="pictures asks for 80 .* holds 50"):
-        sample(50, 80, 0)
-    with pytest.raises(UsageError):
-        sample(50, 51, 0)
+    refused(lambda: sample(50, 80, 0), "pictures asks for 80 ", " holds 50", kind=UsageError)
+    refused(lambda: sample(50, 51, 0), kind=UsageError)
 
 
 @given(st.lists(st.integers()), st.integers(1, 20))

@@ -1,11 +1,10 @@
 """One function opens every kind of data: missing parts are named, and the message names the helpful flag."""
 
-import io
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from encoded import zipped
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -21,16 +20,6 @@ def folder(root: Path, *names: str) -> Path:
     return root
 
 
-def archive(root: Path, split: str, labels: list[int]) -> Path:
-    buffer = io.BytesIO()
-    Image.new("L", (8, 8)).save(buffer, "PNG")
-    with zipfile.ZipFile(root / f"{split}.zip", "w") as file:
-        for index in range(len(labels)):
-            file.writestr(f"{index}.png", buffer.getvalue())
-    (root / f"{split}_map.txt").write_text("".join(f"{i}.png\t{label}\n" for i, label in enumerate(labels)))
-    return root
-
-
 def refusal(kind: type[SwinQuantError], *arguments, **options) -> str:
     with pytest.raises(SwinQuantError) as caught:
         open_pictures(*arguments, **options)
@@ -42,14 +31,14 @@ def test_a_path_that_is_no_folder_is_named(tmp_path):
     assert "give pictures a folder" in refusal(UsageError, "", "val")
     missing = tmp_path / "nowhere"
     assert f"{missing}: no such folder; set pictures" in refusal(SwinQuantError, str(missing), "val")
-    archive(tmp_path, "val", [0])
+    zipped(tmp_path, {"0.png": b""})
     assert "val.zip: is not a folder" in refusal(SwinQuantError, str(tmp_path / "val.zip"), "val", zip_mode=True)
     assert "cannot be read" in refusal(SwinQuantError, "x" * 5000, "val")
 
 
 def test_a_missing_split_says_which_there_are(tmp_path):
     assert "neither folders nor archives" in refusal(SwinQuantError, str(tmp_path), "val")
-    archive(folder(tmp_path, "train/a/1.png", "validation/a/1.png"), "test", [0])
+    zipped(folder(tmp_path, "train/a/1.png", "validation/a/1.png"), {"0.png": b""}, split="test")
     message = refusal(SwinQuantError, str(tmp_path), "val")
     assert "has no folder val, nor val.zip with its map" in message and "train, validation, test.zip" in message
     assert "give split train, or put pictures into val/" in message
@@ -82,10 +71,12 @@ def test_a_single_file_has_no_other_split(tmp_path, tiny_config):
 
 def test_pictures_without_classes_serve_where_labels_do_not_matter(tmp_path):
     folder(tmp_path, "1.png", "2.png")
-    assert open_pictures(str(tmp_path), "train").names == ["1.png", "2.png"]
+    flat = open_pictures(str(tmp_path), "train")
+    assert flat.names == ["1.png", "2.png"] and flat.labels == [-1, -1]
     assert "has no folder train" in refusal(SwinQuantError, str(tmp_path), "train", num_classes=10)
     folder(tmp_path, "train/3.png")
     assert open_pictures(str(tmp_path), "train").names == ["3.png"]
+    assert "<class>/<picture>" in refusal(SwinQuantError, str(tmp_path), "train", num_classes=10)
 
 
 def test_which_splits_there_are(tmp_path):

@@ -1,13 +1,12 @@
 """Zip and map: every defect has a line number or costs one picture, and nothing is ever extracted."""
 
-import io
 import os
 import pickle
 import tracemalloc
-import zipfile
 from pathlib import Path
 
 import pytest
+from encoded import encoded, zipped
 from PIL import Image
 
 from swin_quant.base.distributed import World
@@ -19,21 +18,7 @@ from tests.helpers.refusals import refused
 
 
 def png(grey: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("L", (8, 8), grey).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def archive(
-    root: Path, members: dict[str, bytes], lines: str | bytes | None = None, method=zipfile.ZIP_DEFLATED
-) -> Path:
-    with zipfile.ZipFile(root / "val.zip", "w", method) as file:
-        for name, data in members.items():
-            file.writestr(name, data)
-    if lines is None:
-        lines = "".join(f"{name}\t{label}\n" for label, name in enumerate(members))
-    (root / "val_map.txt").write_bytes(lines if isinstance(lines, bytes) else lines.encode())
-    return root
+    return encoded(Image.new("L", (8, 8), grey))
 
 
 def greys(pictures: ZipPictures) -> list[int]:
@@ -43,7 +28,7 @@ def greys(pictures: ZipPictures) -> list[int]:
 @pytest.mark.parametrize("held", [[], [1], [0, 1, 2]])
 def test_members_are_read_in_the_order_of_the_map_and_nothing_is_extracted(tmp_path, held):
     members = {"a/1.png": png(10), "b/猫.PNG": png(20), "unlisted.png": png(30), "c.png": png(40)}
-    archive(tmp_path, members, "c.png\t7\nb/猫.PNG\t0\na/1.png\t7\n")
+    zipped(tmp_path, members, "c.png\t7\nb/猫.PNG\t0\na/1.png\t7\n")
     pictures = ZipPictures(tmp_path, "val")
     pictures.hold(held)
     assert pictures.names == ["c.png", "b/猫.PNG", "a/1.png"]
@@ -81,7 +66,7 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, case):
     line, reason = BAD_LINES[case]
     line = line if isinstance(line, bytes) else line.encode()
     names = ["first.png", "a.png", "/etc/a.png", "../a.png", "x/../../a.png", "x\\a.png", "C:/a.png", "a.exe"]
-    archive(tmp_path, {name: png(0) for name in names}, b"first.png\t0\n\n" + line + b"\n")
+    zipped(tmp_path, {name: png(0) for name in names}, b"first.png\t0\n\n" + line + b"\n")
     with pytest.raises(SwinQuantError, match=rf"val_map\.txt, line 3: .*{reason}") as caught:
         ZipPictures(tmp_path, "val", num_classes=10)
     assert str(caught.value).isprintable()
@@ -89,7 +74,7 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, case):
 
 @pytest.mark.parametrize("name", ["val.zip", "val_map.txt", "classes.txt"])
 def test_devices_and_pipes_are_refused_unread(tmp_path, name):
-    archive(tmp_path, {"a.png": png(0)})
+    zipped(tmp_path, {"a.png": png(0)})
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to("/dev/zero")
     with pytest.raises(SwinQuantError, match=rf"{name}: .*(not a regular|no such) file"):
@@ -102,7 +87,7 @@ def test_devices_and_pipes_are_refused_unread(tmp_path, name):
 
 @pytest.mark.parametrize("lost", ["val.zip", "val_map.txt"])
 def test_a_missing_half_is_named(tmp_path, lost):
-    archive(tmp_path, {"a.png": png(0)})
+    zipped(tmp_path, {"a.png": png(0)})
     (tmp_path / lost).unlink()
     with pytest.raises(SwinQuantError, match=rf"{lost}: .*(zip reads|needs this file)"):
         ZipPictures(tmp_path, "val")
@@ -110,7 +95,7 @@ def test_a_missing_half_is_named(tmp_path, lost):
 
 @pytest.mark.parametrize("damage", [lambda data: b"", lambda data: b"<html>404</html>", lambda data: data[:-10]])
 def test_a_damaged_archive_is_an_error(tmp_path, damage):
-    archive(tmp_path, {"a.png": png(0)})
+    zipped(tmp_path, {"a.png": png(0)})
     path = tmp_path / "val.zip"
     path.write_bytes(damage(path.read_bytes()))
     refused(lambda: ZipPictures(tmp_path, "val"), "val.zip: not a readable zip archive")
@@ -133,13 +118,13 @@ def unreadable(root: Path, reason: str) -> None:
 
 def test_members_that_are_encrypted_or_declare_too_much_are_unreadable(tmp_path):
     for field, reason in (((6, 8, b"\x01"), "encrypted"), ((22, 24, b"\0\0\x10\x04"), "larger than 64 MiB")):
-        archive(tmp_path, {"a.png": png(0)})
+        zipped(tmp_path, {"a.png": png(0)})
         patch_headers(tmp_path / "val.zip", *field)
         unreadable(tmp_path, reason)
 
 
 def test_a_member_that_unpacks_to_more_than_it_declares_costs_no_memory(tmp_path):
-    archive(tmp_path, {"a.png": bytes(100 << 20)})
+    zipped(tmp_path, {"a.png": bytes(100 << 20)})
     patch_headers(tmp_path / "val.zip", 22, 24, (10).to_bytes(4, "little"))
     pictures = ZipPictures(tmp_path, "val")
     tracemalloc.start()
@@ -155,7 +140,7 @@ def test_a_member_that_unpacks_to_more_than_it_declares_costs_no_memory(tmp_path
     ("cache_mode", "held"), [("no", lambda i: False), ("part", lambda i: i % 2 == 1), ("full", lambda i: True)]
 )
 def test_the_cache_holds_this_ranks_share_with_any_number_of_pictures(tmp_path, count, cache_mode, held, monkeypatch):
-    archive(tmp_path, {f"{i}.png": png(i) for i in range(count)})
+    zipped(tmp_path, {f"{i}.png": png(i) for i in range(count)})
     tracked = []
     monkeypatch.setattr(picture_set, "track", lambda share, *how: tracked.append(list(share)) or share)
     opened = picture_set.PictureSet(str(tmp_path), "val", cache_mode=cache_mode).open(world=World(1, 2))
@@ -171,7 +156,7 @@ def test_the_cache_holds_this_ranks_share_with_any_number_of_pictures(tmp_path, 
 
 
 def test_class_names_come_from_classes_txt_if_there_is_one(tmp_path):
-    archive(tmp_path, {"a.png": png(0), "b.png": png(0)})
+    zipped(tmp_path, {"a.png": png(0), "b.png": png(0)})
     assert ZipPictures(tmp_path, "val").class_names == ["0", "1"]
     assert ZipPictures(tmp_path, "val", num_classes=3).class_names == ["0", "1", "2"]
     (tmp_path / "classes.txt").write_text("cat\r\ndog\r\n")

@@ -4,11 +4,11 @@ import asyncio
 import socket
 import threading
 from contextlib import contextmanager
-from io import BytesIO
 
 import httpx2 as httpx
 import numpy as np
 import torch
+from encoded import encoded
 from PIL import Image
 
 from swin_quant.backends.description import GraphEnd, ModelDescription
@@ -85,9 +85,7 @@ def service(engine=None, **limits):
 
 def png(seed=0, size=(20, 24)):
     pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)
-    file = BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels))
 
 
 def body_of(images, **more):

@@ -7,6 +7,7 @@ from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.data.folder import NamedPictures
+from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.score.engine import Engine
 from swin_quant.score.run_engines import infer
@@ -32,7 +33,7 @@ def brightness(images):
 def test_logits_come_in_the_order_of_the_pictures_whatever_the_batch(pictures):
     sizes = []
     engines = {"a": engine(lambda x: sizes.append(len(x)) or brightness(x), limit=4), "b": engine(brightness)}
-    inferred = infer(engines, pictures, PREPROCESS, 2, batch_size=9)
+    inferred = infer(engines, pictures, PREPROCESS, 2, PictureSet(batch=9))
     assert sizes == [4, 4, 2]  # the smallest limit of all engines
     np.testing.assert_allclose(inferred.logits["a"][:, 0], np.arange(10) * 20 / 255, atol=1e-6)
     assert torch.equal(inferred.logits["a"], inferred.logits["b"]) and inferred.names == list(pictures.names)
@@ -40,10 +41,10 @@ def test_logits_come_in_the_order_of_the_pictures_whatever_the_batch(pictures):
 
 def test_unreadable_pictures_are_left_out_up_to_a_share(pictures, tmp_path):
     (tmp_path / "3.png").write_bytes(b"broken")
-    inferred = infer({"a": engine(brightness)}, pictures, PREPROCESS, 2, batch_size=1)
+    inferred = infer({"a": engine(brightness)}, pictures, PREPROCESS, 2, PictureSet(batch=1, max_unreadable=1.0))
     assert inferred.unreadable == [str(tmp_path / "3.png")] and len(inferred.names) == 9 == len(inferred.logits["a"])
     with pytest.raises(SwinQuantError, match="1 of 10 pictures are unreadable"):
-        infer({"a": engine(brightness)}, pictures, PREPROCESS, 2, max_unreadable=0.05)
+        infer({"a": engine(brightness)}, pictures, PREPROCESS, 2, PictureSet(max_unreadable=0.05))
 
 
 @pytest.mark.parametrize(

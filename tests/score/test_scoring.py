@@ -108,7 +108,8 @@ def test_qat_is_paired_with_the_ptq_of_its_policy():
         engines[name] = Engine("torch", name, policy, run, weights=weights, policy_sha256=policy)
     places = torch.arange(100)
     measured = evaluate(engines, [Batch(places, torch.as_tensor(labels), places.tolist(), [])], CPU)
-    found = make_results(engines, measured, {"name": "x", "split": "val", "pictures": 100, "sha256": None}, 100, CPU)
+    dataset = {"name": "x", "split": "val", "pictures": 100, "sha256": None}
+    found = make_results(engines, measured, dataset, 100, CPU, [])
     assert found["QAT"].delta_ptq == pytest.approx(5.0)
     assert found["QAT"].delta_ptq_se == pytest.approx(100 * math.sqrt((0.07 - 0.05**2) / 100))
     assert all(found[name].delta_ptq is found[name].delta_ptq_se is None for name in ("float32", "PTQ", "other"))

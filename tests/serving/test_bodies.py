@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from io import BytesIO
 
 import pytest
+from encoded import encoded
 from PIL import Image
 from served import FLAT, INFER, PREPROCESS, Means, listening, logits_of, png, service
 
@@ -31,12 +32,6 @@ def running(engine=None, **limits):
 
         post.address = address
         yield post
-
-
-def encoded(image, kind, **how):
-    file = BytesIO()
-    image.save(file, kind, **how)
-    return file.getvalue()
 
 
 def repeated_scans(scans, side=1024):

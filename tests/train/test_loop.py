@@ -23,6 +23,7 @@ from swin_quant.train.outdir import Table, open_folder, read_table
 from swin_quant.train.parallel import Precision
 from swin_quant.train.recipe import Augmentation, Distillation, Optimizer, Ranges, Recipe, Schedule
 from swin_quant.train.snapshot import Snapshots, check_snapshot
+from tests.helpers.refusals import refused
 from tests.helpers.settings import change
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
@@ -144,7 +145,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(job, name, stop):
     assert same(weights(whole), weights(resumed))
     steps = untimed(whole, "steps.csv")
     assert untimed(resumed, "steps.csv") == steps and len(steps) == 9
-    assert len(read_table(resumed.folder / "epochs.csv")) == 3
+    assert len([*read_table(resumed.folder / "epochs.csv")]) == 3
 
 
 BROKEN = {
@@ -323,8 +324,7 @@ def test_a_loss_that_is_no_number_ends_the_run_by_name_and_keeps_what_was_saved(
                 made.model.head.bias.fill_(torch.nan)
 
     made = job(folder="out", after_step=poison)
-    with pytest.raises(SwinQuantError, match=r"the loss is nan at step 2 of epoch 2 \(step 5 in all\)"):
-        fit(made)
+    refused(lambda: fit(made), "the loss is nan at step 2 of epoch 2 (step 5 in all)")
     snapshot = newest(made)
     assert snapshot["position"]["total"] == 3 and snapshot["model"]["head.bias"].isfinite().all()
 
@@ -335,8 +335,7 @@ def test_gradients_that_no_smaller_scale_makes_finite_end_the_run(job, monkeypat
     monkeypatch.setattr(Precision, "scaler", lambda self: scaler)
     made = job(folder="out")
     made.model.head.bias.register_hook(lambda gradient: gradient * torch.nan)
-    with pytest.raises(SwinQuantError, match=r"the gradient is nan at step 1 of epoch 2 \(step 4 in all\)"):
-        fit(made)  # steps at scales 4, 2 and 1 are skipped
+    refused(lambda: fit(made), "the gradient is nan at step 1 of epoch 2 (step 4 in all)")
     assert scaler.get_scale() == 0.5
 
 

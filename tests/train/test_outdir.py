@@ -82,7 +82,7 @@ def filled(folder, epochs=3, total=0, epoch=0):
 
 def test_rows_are_written_as_they_come_and_going_on_drops_what_is_done_again_and_a_row_that_was_cut(tmp_path):
     filled(tmp_path)
-    steps = read_table(tmp_path / "steps.csv")
+    steps = [*read_table(tmp_path / "steps.csv")]
     assert [row["total"] for row in steps] == ["1", "2", "3", "4", "5", "6"]
     assert steps[2]["loss"] == "0.5" and steps[2]["lr_amax"] == ""
     assert [row["acc1"] for row in read_table(tmp_path / "epochs.csv")] == ["71", "72", "73"]
@@ -92,7 +92,7 @@ def test_rows_are_written_as_they_come_and_going_on_drops_what_is_done_again_and
     assert [row["total"] for row in read_table(tmp_path / "steps.csv")] == ["1", "2", "3", "4"]
     assert [row["epoch"] for row in read_table(tmp_path / "epochs.csv")] == ["1", "2"]
     filled(tmp_path, epochs=1)
-    assert len(read_table(tmp_path / "steps.csv")) == 2
+    assert len([*read_table(tmp_path / "steps.csv")]) == 2
 
 
 DAMAGED = {

@@ -4,8 +4,8 @@ from io import BytesIO
 import pytest
 import torch
 
-from swin_quant.base.errors import SwinQuantError
 from swin_quant.train.snapshot import Snapshots
+from tests.helpers.refusals import refused
 
 
 def content(number):
@@ -50,8 +50,7 @@ def test_a_damaged_newest_gives_way_to_the_one_before_with_a_warning(tmp_path, c
         assert snapshots.newest()["position"]["total"] == 1
     assert "step_000000002.pt is damaged" in caplog.text
     second.write_bytes(damage(second.read_bytes()))
-    with pytest.raises(SwinQuantError, match="no snapshot can be read"):
-        snapshots.newest()
+    refused(lambda: snapshots.newest(), "no snapshot can be read")
 
 
 def test_the_best_weights_of_another_model_or_a_later_epoch_are_passed_over(tmp_path, caplog):
@@ -71,6 +70,5 @@ def test_nothing_in_a_snapshot_is_executed(tmp_path):
             return (open, (str(tmp_path / "made"), "w"))
 
     torch.save({"format": "swin-quant/snapshot/1", "evil": Evil()}, tmp_path / "step_000000001.pt")
-    with pytest.raises(SwinQuantError):
-        Snapshots(tmp_path).newest()
+    refused(lambda: Snapshots(tmp_path).newest())
     assert not (tmp_path / "made").exists()

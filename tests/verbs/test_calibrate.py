@@ -188,7 +188,6 @@ def test_one_picture_is_too_few(run, float_flags, card_of, tmp_path):
     assert done.code == 0 and "advice: 1 picture is too few" in done.err and "--pictures" in done.err, done
     card = card_of(tmp_path / "swin_micro_calib.pth")
     assert "sample" in [one["kind"] for one in card["calibration"]["advice"]]
-    assert "must be at least 1" in run("calibrate", *flags, "--pictures", 0).error(2)
 
 
 @pytest.mark.slow

@@ -305,7 +305,8 @@ def test_predict(file, exported, pictures, tmp_path, heard):
     artifact, engines, options = loads[0].values()
     assert (artifact.file, engines) == (exported.file, ["onnxruntime"])
     assert {name: getattr(options, f"{name}s" if name == "extension" else name) for name in asked} == asked
-    assert {"batch_size": 3, "workers": 1, "max_unreadable": 0.25}.items() <= inferred[0].items()
+    how = inferred[0]["how"]
+    assert (how.batch, how.workers, how.max_unreadable) == (3, 1, 0.25)
     assert all(len(best) == 2 and {one.name for one in best} < {"one", "two", "three"} for best in found.values())
     sq.predict(file, given, policy="ft-mode1")
     assert [one.name for one in list(runs[0].values())[2]] == ["ft-mode1"]

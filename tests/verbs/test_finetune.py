@@ -72,7 +72,7 @@ def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(
     assert {"acc1", "train_loss"} <= training["epochs"][0].keys()
     assert rows(card) == [*OF_PTQ, ("int8", "ft-mode1", "qat"), UNQUANTIZED]
     assert card["policy"]["name"] == "ft-mode1" and card["calibration"] == card_of(calibrated)["calibration"]
-    assert len(read_table(out / "steps.csv")) == 12 and len(read_table(out / "epochs.csv")) == 2
+    assert len([*read_table(out / "steps.csv")]) == 12 and len([*read_table(out / "epochs.csv")]) == 2
 
 
 def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(

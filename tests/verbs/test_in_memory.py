@@ -17,6 +17,7 @@ from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.checkpoint.ranges import is_range
 from swin_quant.quant.layer import QuantLinear
+from tests.helpers.refusals import refused
 
 
 def test_importing_it_changes_nothing_and_takes_no_torch():
@@ -75,8 +76,7 @@ def test_a_model_of_the_user_s_own_needs_no_file_and_no_config(pictures, tensors
     assert set(filter(is_range, saved)) == {f"{node}._amax" for node in nodes} | ends
     with pytest.raises(sq.UsageError, match="was not built from a config"):
         _ = model.config
-    with pytest.raises(sq.UsageError, match="preprocess"):
-        sq.calibrate(Own(), sq.pictures(pictures, "train", 8), policy)
+    refused(lambda: sq.calibrate(Own(), sq.pictures(pictures, "train", 8), policy), "preprocess", kind=sq.UsageError)
 
 
 def test_invalid_arguments_are_refused_in_one_line(model, train, val, pictures, tmp_path):
@@ -125,16 +125,14 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("make", [lambda x: x, lambda x: x.float()])
 def test_pixels_are_refused_where_they_enter(model, door, make):
-    with pytest.raises(UsageError, match="not normalised: give model.preprocess"):
-        DOORS[door](model, make(PIXELS))
+    refused(lambda: DOORS[door](model, make(PIXELS)), "not normalised: give model.preprocess", kind=UsageError)
 
 
 def test_only_the_first_call_of_a_model_looks_at_values(model, caplog):
     for _ in range(3):
         model(PIXELS / 255)
     assert caplog.text.count("pixels / 255") == 1
-    with pytest.raises(UsageError, match="uint8"):
-        model(PIXELS)
+    refused(lambda: model(PIXELS), "uint8", kind=UsageError)
 
 
 @pytest.mark.parametrize("name", ["small.safetensors", "small.pth"])

@@ -95,22 +95,12 @@ def test_after_quantize_and_on_its_page(run, follow, micro, pictures, tmp_path, 
     assert cells
 
 
-class Net(nn.Module):
-    """A classifier of three classes."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.head(self.conv(x).relu().mean((2, 3)))
-
-
 @pytest.mark.parametrize("knows", share([True, False], 2), ids=["with preprocessing", "without"])
 def test_after_quantizing_a_wrapped_module(follow, tensors, tmp_path, knows):
     """Its float is scored on the same engine; served is what pictures can be prepared for."""
     how = sq.Preprocess(32, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD) if knows else None
-    model = sq.wrap(Net(), 32, preprocess=how)
+    layers = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)
+    model = sq.wrap(nn.Sequential(*layers), 32, preprocess=how)
     made = sq.quantize(model, tensors("train"), "onnxruntime", tmp_path / "my out", scored_on=tensors("val"))
     assert made.verdict.float_ms and "no float" not in made.verdict.summary
     if not made.verdict.next.startswith("sq."):
