@@ -196,6 +196,11 @@ class AccuracyTable:
         last = found[-1] if found else None
         return "".join(html_table(one.table(remarks if one is last else ()), one.heading) for one in found)
 
+    _repr_html_ = html
+
+    def __str__(self) -> str:
+        return self.text("terminal")
+
     def show(self) -> None:
         """Print it as wide as the terminal, or 100 columns wide into a pipe."""
         print_fitted(partial(self.text, "terminal"), NARROW)

@@ -98,7 +98,9 @@ def test_calibrations_stand_apart_and_a_float_model_that_several_cards_measured_
 
 
 def test_a_notebook_and_the_page_have_a_table_for_each_block_and_one_list_of_remarks():
-    html = AccuracyTable.from_cards(realistic()[:2]).html()
+    table = AccuracyTable.from_cards(realistic()[:2])
+    html = table._repr_html_()
+    assert str(table).count("70.34") == 2 and "Δ acc@1" in str(table), "printed in Python"
     assert html.count("<table>") == 2 and html.count("<ul>") == 1 and html.count("70.34") == 2
     for title in ("engine", "Δ acc@1", "agree", "ms"):
         assert html.count(f">{title}</th>") == 2
