@@ -39,8 +39,12 @@ class UsageError(SwinQuantError):
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown `word`: "; did you mean NAME?", or nothing where no name is near."""
-    close = difflib.get_close_matches(word, names, n=1)
+    """The end of a message about an unknown `word`: "; did you mean NAME?", or nothing where no name is near.
+
+    A name is near, too, whose last part is the word: optimizer.lr for lr.
+    """
+    there = list(names)
+    close = difflib.get_close_matches(word, there, n=1) or [one for one in there if one.endswith(f".{word}")]
     return f"; did you mean {close[0]}?" if close else ""
 
 

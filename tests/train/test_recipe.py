@@ -54,6 +54,8 @@ def test_values_by_dotted_key_as_the_command_line_gives_them():
     recipe = Recipe().having(values, "--set")
     assert (recipe.optimizer.lr, recipe.epochs, recipe.memory.fsdp, recipe.patience) == (2e-4, 7, True, None)
     assert Recipe().having({}, "--set") == Recipe()
+    with pytest.raises(UsageError, match="--set: unknown key 'lr'; did you mean optimizer.lr?"):
+        Recipe().having({"lr": 1}, "--set")
     for key in ("optimizer.speed", "epochs.lr", "optimiser.lr", ""):
         with pytest.raises(UsageError, match="--set: unknown key"):
             Recipe().having({key: 1}, "--set")
