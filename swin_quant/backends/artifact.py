@@ -3,6 +3,7 @@
 The card is written last: an artifact without one was never finished. Its hash vouches for the file.
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import compute_sha256, one_at_a_time, require_file
+from swin_quant.base.progress import log
 from swin_quant.base.reading import reads
 from swin_quant.cards.card import RunCard, made_now
 from swin_quant.cards.paths import card_path
@@ -55,7 +57,7 @@ def finish_artifact(
 ) -> Artifact:
     """Write the run card of `file` and of the `others` beside it.
 
-    `card` is the checkpoint's; its results are not copied.
+    `card` is the checkpoint's; its results are not copied. The log says where the file of another policy is replaced.
     """
     record = ArtifactRecord(
         backend=backend,
@@ -67,6 +69,10 @@ def finish_artifact(
     )
     card = replace(card, artifact=record, results=[], **made_now())
     with one_at_a_time(file.parent):  # else a measurement of the replaced file could overwrite the new card
+        with contextlib.suppress(SwinQuantError):  # there is none, or it is damaged
+            before = RunCard.read(card_path(file)).policy
+            if before and card.policy and before["rules"] != card.policy["rules"]:
+                log.info("%s replaces the file of policy %s", file, before["name"])
         card.write(card_path(file))
     return Artifact(file, card)
 

@@ -44,3 +44,13 @@ def test_what_is_no_whole_artifact_is_refused(artifact, case):
     change(artifact.file)
     with pytest.raises(SwinQuantError, match=said):
         read_artifact(artifact.file.with_name(name) if name else artifact.file.parent)
+
+
+def test_the_log_names_the_policy_whose_file_is_replaced(artifact, caplog):
+    caplog.set_level("INFO", "swin_quant")
+    rules = {"cpu": [{"enable": "a"}], "qdq": [{"enable": "b"}]}
+    for name, told in (("cpu", ""), ("cpu", ""), ("qdq", "x.onnx replaces the file of policy cpu")):
+        caplog.clear()
+        card = RunCard("x", {}, {}, policy={"name": name, "rules": rules[name]})
+        finish_artifact(artifact.file, card, "onnx", "int8", {})
+        assert told in caplog.text and bool(told) == bool(caplog.text)
