@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from swin_quant.base.errors import UsageError
 from swin_quant.config import architecture, check_geometry, default_config, find_config, from_dict, load_config, to_dict
 from swin_quant.config.load import portable_config
+from swin_quant.config.outputs import need_logits
 from tests.helpers.refusals import refused
 
 
@@ -303,3 +304,10 @@ def test_pictures_that_are_not_square_have_height_and_width(tmp_path):
     for bad in ([224], [192, 224, 3]):
         with pytest.raises(UsageError, match="^mine: DATA.IMG_SIZE is .* but must be a side, or height and width$"):
             from_dict({}, "mine", {"DATA.IMG_SIZE": bad})
+
+
+@pytest.mark.parametrize(("kind", "word"), [("features", "output maps"), ("embedding", "embedding")])
+def test_what_needs_logits_says_what_the_model_gives(kind, word):
+    need_logits("logits", "accuracy")
+    with pytest.raises(UsageError, match=f"^accuracy is about logits, and this model gives {word}: give a classifier$"):
+        need_logits(kind, "accuracy")
