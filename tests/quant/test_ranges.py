@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from swin_quant.quant.fake_quant import E4M3, fake_quant, grid
 from swin_quant.quant.observers import ActivationObserver, Histogram, add_sides
 from swin_quant.quant.quantizer import Quantizer, Role, State
-from swin_quant.quant.ranges import Range, search_range, weight_range
+from swin_quant.quant.ranges import Range, search_bounds, search_range, weight_range
 from swin_quant.quant.statistics import Statistics
 from tests.helpers.settings import change
 
@@ -64,6 +64,17 @@ def test_ranges_are_positive_and_never_above_the_largest(method, bits, values):
     statistics = statistics_of(values)
     amax = search_range(method, statistics, bits)
     assert 0 < amax <= statistics.largest
+
+
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=50))
+def test_max_is_the_largest(values):
+    assert search_range("max", statistics_of(values)) == max(abs(np.float32(value)) for value in values)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zeros_alone_have_no_range(method):
+    statistics = statistics_of([0.0, 0.0])
+    assert search_range(method, statistics) == 0 and search_bounds(method, statistics) == (0, 0)
 
 
 def sorted_percentile(values, percentile):
