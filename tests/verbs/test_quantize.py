@@ -339,7 +339,11 @@ def is_said(result):
 @pytest.mark.slow
 def test_quantize_is_the_command(file, pictures, tmp_path, run):
     checkpoint, config = file
-    made = sq.quantize(checkpoint, sq.pictures(pictures, "train", 8), "onnxruntime", tmp_path / "python", config=config)
+    place, out = sq.pictures(pictures, "train", 8), tmp_path / "python"
+    made = sq.quantize(checkpoint, place, "onnxruntime", out, config=config)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert str(sq.quantize(checkpoint, place, "onnxruntime", out, config=config)) == str(made), "done before"
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     words = ["--cfg", config, "--data-path", pictures, "--pictures", 8, "--for", "onnxruntime"]
     assert run("quantize", checkpoint, *words, "--output", tmp_path / "command", "--device", "cpu").code == 0
     theirs = tmp_path / "command" / made.artifact.file.name
