@@ -71,7 +71,7 @@ def finish_artifact(
     with one_at_a_time(file.parent):  # else a measurement of the replaced file could overwrite the new card
         with contextlib.suppress(SwinQuantError):  # there is none, or it is damaged
             before = RunCard.read(card_path(file)).policy
-            if before and card.policy and before["rules"] != card.policy["rules"]:
+            if before and card.policy and before.get("rules") != card.policy.get("rules"):
                 log.info("%s replaces the file of policy %s", file, before["name"])
         card.write(card_path(file))
     return Artifact(file, card)
