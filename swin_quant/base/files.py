@@ -91,16 +91,22 @@ def require_file(path: str | os.PathLike[str], what: str) -> None:
         raise SwinQuantError(f"{path}: is {kind}: give the {what} file")
 
 
-def ensure_writable_dir(path: str | os.PathLike[str]) -> Path:
-    """Create the directory `path` (all its levels) and write a probe into it: before long work, not after it."""
+def ensure_writable_dir(path: str | os.PathLike[str], *, keep: bool = True) -> Path:
+    """Create the directory `path` (all its levels) and write a probe into it: before long work, not after it.
+
+    `keep`: False removes the directories that were created, so that an error of the work leaves none.
+    """
     path = Path(path)
     probe = path / f".{secrets.token_hex(8)}.tmp"
     try:
+        new = [one for one in (path, *path.parents) if not one.exists()]
         path.mkdir(parents=True, exist_ok=True)
         try:
             probe.write_bytes(b"probe")
         finally:
             probe.unlink(missing_ok=True)
+        for one in [] if keep else new:
+            one.rmdir()
     except FileExistsError as error:
         raise SwinQuantError(f"{path}: cannot be the output directory: it is a file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -17,11 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from swin_quant.base.errors import SwinQuantError, first_line, listed
 from swin_quant.base.progress import silence
-from swin_quant.models.symbolic_int import export_program
 from swin_quant.models.while_captured import NOISE, attention_opened, is_torchs, noise_kept
 
 CONSTANT = "_tensor_constant"  # the start of the names of constants that capturing found
@@ -48,6 +46,10 @@ def capture(
     `any_size`: for every height and width too, if the module can. `outputs`: the positions of the wanted outputs in the
     tree of its output. SwinQuantError names `what`, the obstacle, and the line of the user's code.
     """
+    from torch.fx.experimental.symbolic_shapes import is_concrete_int  # sympy takes a fifth of the start of a command
+
+    from swin_quant.models.symbolic_int import export_program
+
     named = pictures if isinstance(pictures, Mapping) else {}
     with noise_kept(module), attention_opened(module), silence(), torch.no_grad():
         try:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, fx, nn
 
 from swin_quant.models.capture import packet
-from swin_quant.models.symbolic_int import remove_roundings
 
 _ATEN = torch.ops.aten
 
@@ -244,6 +243,8 @@ def take_from_nearby(graph: fx.Graph) -> None:
 def _nearby_size(graph: fx.Graph, size: fx.Node, reader: fx.Node) -> fx.Node:
     """The integer `size` for `reader`: an extent of a nearby tensor, a multiple of it where `size` is a rounded
     quotient, which exporters do not take, or computed from such; else `size` itself."""
+    from swin_quant.models.symbolic_int import remove_roundings  # it imports sympy
+
     inputs = [one for one in size.all_input_nodes if isinstance(one.meta.get("val"), torch.SymInt)]
     near = {one: _nearby_size(graph, one, reader) for one in inputs}
     if inputs and len(inputs) == len(size.all_input_nodes) and not any(one is own for one, own in near.items()):

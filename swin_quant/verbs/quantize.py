@@ -138,7 +138,7 @@ def quantize(
     read_val = {"the pictures": files.hash_scored()} if files and is_scored else {}
     if not dry_run:
         target.exporting.check_packages()
-        ensure_writable_dir(folder)
+        ensure_writable_dir(folder, keep=False)
         if is_searched and place:
             budget.or_default.tell_if_few(SEARCHED_ON)
     count = 2 + is_searched + bool(engine) + is_scored

@@ -69,6 +69,9 @@ def test_an_output_directory_is_made_with_all_its_levels_and_left_empty(tmp_path
     made = ensure_writable_dir(tmp_path / "a" / "b" / "c")
     assert made.is_dir() and names(made) == []
     assert ensure_writable_dir(made) == made
+    assert ensure_writable_dir(made, keep=False).is_dir(), "it was there before"
+    ensure_writable_dir(tmp_path / "b" / "c", keep=False)
+    assert not (tmp_path / "b").exists()
 
 
 def test_an_impossible_output_directory_is_named(tmp_path, monkeypatch):

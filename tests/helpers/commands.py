@@ -218,3 +218,12 @@ def ranks():
         return [results[0], results[1]]
 
     return go
+
+
+def is_said(result):
+    """Whether the verdict ends what is printed, in narrow lines, and stands in the notebook's tables."""
+    lines = str(result).replace("\\\n", "").splitlines()  # a long command is broken
+    at = next(number for number, line in enumerate(lines) if line.startswith("deploy:"))
+    assert lines[-1].startswith("next:") and max(map(len, lines[:at])) <= 100
+    page = result._repr_html_()
+    return "<table>" in page and page.count("deploy") and result.verdict.deploy in str(result)

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from commands import is_said
 from nightly import share
 from pass_contexts import same
 from PIL import Image
 
+import swin_quant as sq
 from swin_quant.base.files import compute_sha256
 from swin_quant.checkpoint import read_state_dict
 from swin_quant.config import load_config
@@ -253,3 +255,17 @@ def test_bad_input_is_one_line(run, qat_flags, case, tmp_path, micro, pictures):
     line = run("finetune", *qat_flags, *flags).error(code)
     assert says in line, line
     assert not list((tmp_path / "out").rglob("*_qat.pth"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_memory", share([False, True], 2))
+def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
+    small = {"epochs": 1, "batch_size": 4}
+    sq.calibrate(model, train, "ft-mode1")
+    start = model if in_memory else model.save(tmp_path / "start" / "swin_micro_calib.pth")
+    tuned = sq.finetune(start, pictures, tmp_path / "out", "qat_tiny", changes={"augment.crop": "padded"}, **small)
+    assert is_said(tuned) and tuned.file == tmp_path / "out" / "swin_micro_qat.pth"
+    assert tuned.verdict.delta_ptq_se is not None and "QAT - PTQ" in str(tuned).replace("\n        ", " ")
+    assert tuned.load().card.is_qat and tuned.load().policy.name == "ft-mode1"
+    with pytest.raises(sq.UsageError, match=r"resume goes on with it, overwrite replaces it, or another folder"):
+        sq.finetune(start, pictures, tmp_path / "out", **small)

@@ -288,7 +288,6 @@ def test_a_picture_s_features_do_not_depend_on_its_batch(exported):
     assert torch.all((emulator(images)[2:3] - emulator(images[2:3])).abs() <= bound)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mode", "fused"), [("swin", 1, True), ("swin", 2, False), ("swinv2", 1, True)])
 @pytest.mark.slow
 def test_a_trained_model_on_real_pictures(shared, tmp_path, kind, mode, fused):

@@ -5,10 +5,11 @@ Beside them a hand-made ONNX classifier with logits known by arithmetic: the mea
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
@@ -94,3 +95,28 @@ def hand_made(_hand_made, tmp_path) -> Path:
     """means.onnx, for any batch, with class names in the file, and its card, which has the micro model's config and
     names no checkpoint: a copy, which a test may add to and damage."""
     return Path(shutil.copytree(_hand_made.parent, tmp_path / "hand")) / _hand_made.name
+
+
+@pytest.fixture(scope="session")
+def exported(_hand_made) -> Path:
+    return _hand_made
+
+
+@pytest.fixture(scope="session")
+def packaged(tmp_path_factory, exported) -> Path:
+    folder = tmp_path_factory.mktemp("packaged") / "package"
+    assert main(["package", str(exported), "--output", str(folder), "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def remade(exported, tmp_path):
+    """remade(model, precision, options, FIELD=value ...) -> an artifact like `exported`, with another model or card."""
+
+    def make(model=None, precision="float32", options=None, **card):
+        file = tmp_path / "means.onnx"
+        onnx.save(model or onnx.load(exported), file)
+        card = replace(RunCard.read(exported.with_suffix(".json")), **card)
+        return finish_artifact(file, card, "onnx", precision, options or {})
+
+    return make

@@ -1,32 +1,23 @@
 """swin-quant package: a folder that runs where neither torch nor this package can be imported."""
 
-import ast
 import errno
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import openvino
 import pytest
-import yaml
-from google.protobuf import text_format
 from nightly import share
-from onnx import TensorProto, helper
 from PIL import Image
 
-from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.saturation import SAFE_ON
 from swin_quant.base.files import compute_sha256
-from swin_quant.cards.card import RunCard
-from swin_quant.cli import main
 from swin_quant.data.folder import NamedPictures
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.exported import load_engines
@@ -43,31 +34,6 @@ sys.meta_path.insert(0, Refusing())
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
-@pytest.fixture(scope="session")
-def exported(_hand_made) -> Path:
-    return _hand_made
-
-
-@pytest.fixture(scope="session")
-def packaged(tmp_path_factory, exported) -> Path:
-    folder = tmp_path_factory.mktemp("packaged") / "package"
-    assert main(["package", str(exported), "--output", str(folder), "--quiet"]) == 0
-    return folder
-
-
-@pytest.fixture
-def remade(exported, tmp_path):
-    """remade(model, precision, options, FIELD=value ...) -> an artifact like `exported`, with another model or card."""
-
-    def make(model=None, precision="float32", options=None, **card):
-        file = tmp_path / "means.onnx"
-        onnx.save(model or onnx.load(exported), file)
-        card = replace(RunCard.read(exported.with_suffix(".json")), **card)
-        return finish_artifact(file, card, "onnx", precision, options or {})
-
-    return make
 
 
 def alone(*words, before="", forbidden=FORBIDDEN):
@@ -342,96 +308,3 @@ def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tm
     (tmp_path / "short.bin").write_bytes(raw[:-1])
     done = subprocess.run([*program, tmp_path / "short.bin"], **how)
     assert done.returncode == 1 and done.stderr.startswith("error: INPUT does not hold whole pictures")
-
-
-def test_triton_s_configuration_is_one_of_its_schema(packaged):
-    """Parsed with the messages of Triton's own client, then compared with the file."""
-    config = text_format.Parse(
-        (packaged / "models" / "the_means" / "config.pbtxt").read_text(), triton_schema().ModelConfig()
-    )
-    assert (config.name, config.backend, config.max_batch_size) == ("the_means", "onnxruntime", 32)
-    assert [(one.name, list(one.dims)) for one in (*config.input, *config.output)] == [
-        ("images", [3, 32, 32]),
-        ("logits", [3]),
-    ]
-    assert (packaged / "models" / config.name / config.output[0].label_filename).is_file()
-    assert config.dynamic_batching.max_queue_delay_microseconds == 2000
-    assert config.instance_group[0].count == 1 and config.instance_group[0].kind == 2  # KIND_CPU
-
-
-@pytest.mark.parametrize("batch", [None, 4])
-def test_serve_describes_the_model_as_its_package_does(exported, remade, batch):
-    """With every output beside logits, float16 in, and a fixed batch."""
-    from swin_quant.exported import labels_in
-    from swin_quant.ship import collect_facts
-    from swin_quant.verbs.serve import load_service
-
-    model = onnx.load(exported)
-    graph = model.graph
-    graph.input[0].type.tensor_type.elem_type = TensorProto.FLOAT16
-    graph.node[0].input[0] = "wide"
-    graph.initializer.append(helper.make_tensor("two", TensorProto.INT64, [1], [2]))
-    graph.node.insert(0, helper.make_node("Cast", ["images"], ["wide"], to=TensorProto.FLOAT))
-    graph.node.append(helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1))
-    graph.node.append(helper.make_node("TopK", ["probabilities", "two"], ["top_probabilities", "top_classes"], axis=1))
-    for name, kind, width in (("probabilities", 1, 3), ("top_classes", 7, 2), ("top_probabilities", 1, 2)):
-        graph.output.append(helper.make_tensor_value_info(name, kind, ["batch", width]))
-    for value in (*graph.input, *graph.output) if batch else ():
-        value.type.tensor_type.shape.dim[0].dim_value = batch
-    artifact = remade(model)
-    served = load_service(artifact, "onnxruntime").model
-    assert served == collect_facts(artifact, labels_in(artifact)).served
-    assert (served.name, served.batch, served.labels) == ("the_means", batch, ("cat", "dog", "fox"))
-    assert (served.input.type, served.input.shape) == ("float16", (3, 32, 32))
-    ends = [("logits", "FP32", (3,)), ("probabilities", "FP32", (3,)), ("top_classes", "INT64", (2,))]
-    assert [(one.name, one.datatype, one.shape) for one in served.outputs[:3]] == ends
-
-
-def place_of(package):
-    """The folder of a package, found without an import: the package around its schema needs gRPC, or half a cluster's
-    client."""
-    found = importlib.util.find_spec(package)
-    if found is None:
-        pytest.skip(f"needs {package}")
-    return Path(found.submodule_search_locations[0])
-
-
-def triton_schema():
-    """tritonclient's model_config_pb2."""
-    spec = importlib.util.spec_from_file_location(
-        "model_config_pb2", place_of("tritonclient") / "grpc" / "model_config_pb2.py"
-    )
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def kserve_schema():
-    """{class: {key as written: its type}} of the models in KServe's client, which are generated from its CRD."""
-    schema = {}
-    for file in (place_of("kserve") / "models").glob("v1*.py"):
-        for found in ast.walk(ast.parse(file.read_text())):
-            if isinstance(found, ast.ClassDef):
-                assigned = {one.targets[0].id: one.value for one in found.body if isinstance(one, ast.Assign)}
-                types, written = (ast.literal_eval(assigned[name]) for name in ("openapi_types", "attribute_map"))
-                schema[found.name] = {written[key]: kind for key, kind in types.items()}
-    return schema
-
-
-def strangers(value, kind, schema):
-    """Keys and values below a value of `kind` that the schema does not know, or knows with another type."""
-    if kind not in schema:  # Kubernetes' types: names, quantities
-        plain = {"str": str, "int": int, "bool": bool, "float": float}.get(kind)
-        return [] if plain is None or type(value) is plain else [(kind, value)]
-    known = schema[kind]
-    return [(kind, key) for key in value if key not in known] + [
-        wrong for key, one in value.items() if key in known for wrong in strangers(one, known[key], schema)
-    ]
-
-
-def test_kserve_s_service_is_one_of_its_schema(packaged):
-    schema = kserve_schema()
-    service = yaml.safe_load((packaged / "kserve.yaml").read_text())
-    assert strangers(service, "V1beta1InferenceService", schema) == []
-    service["spec"]["predictor"]["model"] |= {"modelformat": {}, "runtime": 7}  # the check finds what is wrong
-    assert strangers(service, "V1beta1InferenceService", schema) == [("V1beta1ModelSpec", "modelformat"), ("str", 7)]
