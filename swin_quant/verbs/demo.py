@@ -76,7 +76,8 @@ def demo(
     int8 = calibrate(ModelFile(trained), PictureSet(DIGITS), "ft-mode1")
     int8.save_in(output, world)
 
-    engines = [name for name, backend in targets().items() if backend.runs_its_export and backend.home == "cpu"]
+    own = {name: one for name, one in targets().items() if one.runs_its_export and one.home == "cpu"}
+    engines = [name for name, one in own.items() if one.exporting.artifact == "onnx"]  # programs take one picture
     installed = [name for name in engines if targets()[name].is_installed and not targets()[name].emulates]
     none = "none (pip extras onnx, openvino)"
     log.info("3. export for the engines that are installed: %s", ", ".join(installed) or none)

@@ -146,7 +146,9 @@ def quantize(
     device: Any = subject.device if files else "auto"
     output = "--output", shlex.quote(str(folder))
     timing: dict[str, Any] = {"threads": threads, "float_type": float_type}
-    live: dict[str, Any] = {"then": lambda made: made.save_in(folder, this_world())} if files else {}
+    live: dict[str, Any] = (
+        {"then": lambda made: made.save_in(ensure_writable_dir(folder), this_world())} if files else {}
+    )
     how: dict[str, Any] = {"model": subject, "pictures": plan.pictures, "policy": plan.policy, "passes": passes}
     how |= {"method": method, "percentile": percentile, "exact": exact}
     calibrated, made = steps.run(calibrate, how, read, calibrated, *output, folder=folder, **live)
