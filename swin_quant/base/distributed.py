@@ -123,10 +123,9 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
-        raise UsageError(
-            f"‹device› {name}: rank {local_rank} of this machine has no GPU, {torch.cuda.device_count()} are visible; "
-            "use ‹device› cpu or fewer processes"
-        )
+        count = torch.cuda.device_count()
+        seen = f"rank {local_rank} of this machine has no GPU, {count} are visible" if count else "no GPU is visible"
+        raise UsageError(f"‹device› {name}: {seen}; use ‹device› cpu{' or fewer processes' if count else ''}")
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 

@@ -48,7 +48,7 @@ def near(path: str | os.PathLike[str]) -> str:
     """The end of a message about a missing `path`: the name in its folder that was meant, or nothing."""
     folder, name = os.path.split(os.fspath(path).rstrip(os.sep))
     try:
-        there, (stem, kind) = os.listdir(folder or os.curdir), os.path.splitext(name)
+        there, (stem, kind) = [one for one in os.listdir(folder or os.curdir) if one != name], os.path.splitext(name)
         alike = {os.path.splitext(one)[0]: one for one in there if os.path.splitext(one)[1] == kind}
         if meant := get_close_matches(stem, alike, n=1):  # a card is no artifact; the same ending is no likeness
             return f"; did you mean {alike[meant[0]]}?"

@@ -195,7 +195,8 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     try:
         if not root.is_dir():
             problem = "is not a folder" if root.exists() else "no such folder"
-            remedy = near(root) or "; set ‹data_path› to the folder that holds the splits"
+            remedy = "" if root.exists() else near(root)
+            remedy = remedy or "; set ‹data_path› to the folder that holds the splits"
             raise SwinQuantError(f"{root}: {problem}{remedy}")
         folders = {item.name: item for item in root.iterdir() if item.is_dir()}
         archives = {item.stem: item for item in root.glob("*.zip")}

@@ -44,7 +44,7 @@ VERIFICATION: tuple[Column[VerificationRecord], ...] = (
     figure("agreement", "agree %", field("agreement"), "{:.2f}"),
     figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}", spare=True),
     figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),
-    figure("tolerance", "limit", field("tolerance"), "{:g}"),
+    figure("tolerance", "limit of mean", field("tolerance"), "{:g}"),
     Column("int8_products", "int8", _products, may_lack=True, spare=True),
     Column("passed", "verdict", _verdict, blank="", style=lambda record: _STYLES[_verdict(record)]),
 )

@@ -182,7 +182,7 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     right = round((result.acc1 - (delta or 0.0)) * result.pictures / 100)
     known = card.wrapped["classes"] if card.wrapped else card.config.get("MODEL", {}).get("NUM_CLASSES")
     classes = known or 0
-    if delta is not None and classes > 1 and is_guessing(right, result.pictures, classes):
+    if delta is not None and classes > 1 and (not right or is_guessing(right, result.pictures, classes)):
         right_about = f"float32 is right about {right} of {result.pictures:,}"
         loss = f"the loss cannot be measured: {right_about}, and guessing among {classes:,} classes does as well"
     summary = f"{loss}; {speed_in_words(**times)}"

@@ -170,6 +170,7 @@ def only_writer(folder: Path, world: World) -> Iterator[None]:
     if not world.is_main:
         yield
         return
+    is_new = not folder.exists()
     path = ensure_writable_dir(folder) / LOCK
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -187,3 +188,6 @@ def only_writer(folder: Path, world: World) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+        if is_new and os.listdir(folder) == [LOCK]:  # what was refused leaves nothing
+            path.unlink()
+            folder.rmdir()

@@ -37,6 +37,8 @@ from swin_quant.train.parallel import check_compiler, check_parallel, without_va
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.snapshot import Position, Snapshots, check_snapshot
 
+_MANY_ON_CPU, _SMALL = 16, 64  # pictures of a step; pixels of a side
+
 
 @dataclass(frozen=True)
 class Request:
@@ -166,6 +168,10 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
     """Run the loop: the trained model, whole on every rank, and the position reached."""
     batches, memory = job.batches, job.recipe.memory
     log.info("epochs: %d, each of %d steps of %d pictures", job.recipe.epochs, batches.steps, batches.step_pictures)
+    batch, side = job.recipe.batch_size or 0, job.model.input_shape[-1]
+    if job.world.device.type == "cpu" and batch > _MANY_ON_CPU and side > _SMALL:
+        told = "%d pictures at a time on a CPU: a step may take minutes and gigabytes; ‹batch› 8 takes less of both"
+        log.warning(told, batch)
     whole = without_values(job.model).eval() if memory.fsdp else job.model
     try:
         position, weights = fit(job)

@@ -164,11 +164,11 @@ def quantize(
     how |= {"policy": None if tune else used, "int4_weights": int4_weights, "tune": tune, **float_types}
     live = {"model": made} if made is not None and not is_searched and not tune else {}  # which need not be read
     file = folder / files.expected_file(plan.used, target, int4_weights) if files else folder
-    file, exported = steps.run(export, how, read, file, **live)
+    file, exported = steps.run(export, how, read, file, replaces=True, **live)
     if engine:
         how = {"artifact": str(file), "pictures": plan.shown, "engine": (engine,), "device": device, **timing}
         live = {} if files else {"artifact": exported}
-        done = {"then": Verification.check, "has_results": lambda card: card.verification}
+        done: dict[str, Any] = {"then": Verification.check, "has_results": lambda card: card.verification}
         steps.run(verify, how, hash_files(file), file, **done, **live)
     if is_scored:
         how = {"model": SubjectFiles(files=(str(file),), device=device), "pictures": plan.scored, "half": half}

@@ -53,6 +53,7 @@ class Steps:
         *more: str,
         then: Callable[[Any], None] = lambda _: None,
         has_results: Callable[[RunCard], Any] = lambda _: True,
+        replaces: bool = False,
         **live: Any,
     ) -> tuple[Path, Any]:
         """Run a step if it was not done.
@@ -65,6 +66,7 @@ class Steps:
             more: Further words of the command.
             then: Called with the result; an error means that the step is not done.
             has_results: Whether the run card beside the file holds what the step writes into it.
+            replaces: Say that a file which is there, and its results, are replaced.
             live: Arguments that only Python has, or that stand for others.
 
         Returns:
@@ -89,7 +91,9 @@ class Steps:
         self.has_begun = True
         old = [*before[-1]["words"], *before[-1]["inputs"].items()] if before else []
         changed = [word for word in words if word not in old] + [key for key in inputs if (key, inputs[key]) not in old]
-        self._say(command, f"done again, changed: {', '.join(changed)}" if old and changed else "")
+        lost = f"replaces {file} and its results" if replaces and file.is_file() else ""
+        again = f"done again, changed: {', '.join(dict.fromkeys(changed))}" if old and changed else ""
+        self._say(command, lost if self.is_dry else "; ".join(filter(None, (again, lost))))
         if self.is_dry:
             return file, None
         try:
@@ -107,7 +111,7 @@ class Steps:
 
     def _say(self, command: str, state: str) -> None:
         if self.is_dry:
-            print(command + ("    # done" if state == "done before" else ""))
+            print(command + (f"    # {state.removesuffix(' before')}" if state else ""))
         else:
             log.info("%d/%d %s%s", self.number, self.count, command, state and f": {state}")
 

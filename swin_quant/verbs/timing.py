@@ -22,9 +22,9 @@ ROUNDS, SECONDS = 5, 0.2  # for each engine
 
 @dataclass(frozen=True)
 class Latency:
-    """The median latency of a batch on an engine, in milliseconds, and how many times as fast it is as the first.
+    """The median latency of a batch on an engine, in milliseconds, and how many times as fast as `beside` it is.
 
-    `beside`: the first, which it was timed beside; empty for the first itself.
+    `beside`: the first that was timed on the same engine, its float; else the first of all. Empty for the first itself.
     """
 
     subject: str
@@ -55,11 +55,13 @@ def compare_latency(engines: Mapping[str, Engine], batch: int, shape: Sequence[i
     if batch < 1:
         raise UsageError(f"‹batch› {batch}: must be at least 1")
     engines = {name if " on " in name else f"{name} on {one.name}": one for name, one in engines.items()}
-    rounds, first = timed_in_turns(list(engines.values()), batch, shape), next(iter(engines), "")
+    rounds, names = timed_in_turns(list(engines.values()), batch, shape), list(engines)
     found = []
-    for place, name in enumerate(engines):
-        ms, speedup = median(row[place] for row in rounds), median(row[0] / row[place] for row in rounds)
-        found.append(Latency(name, batch, ms, speedup, first if place else ""))
+    for place, (name, engine) in enumerate(engines.items()):
+        alike = next(at for at, one in enumerate(engines.values()) if one.name == engine.name)
+        beside = alike if alike < place else 0
+        ms, speedup = median(row[place] for row in rounds), median(row[beside] / row[place] for row in rounds)
+        found.append(Latency(name, batch, ms, speedup, names[beside] if place else ""))
     return tuple(found)
 
 

@@ -90,6 +90,6 @@ def test_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert choose_device("auto") == torch.device("cpu")
-    refused(lambda: choose_device("cuda"), "0 are visible; use device cpu", kind=UsageError)
+    refused(lambda: choose_device("cuda"), "device cuda: no GPU is visible; use device cpu", kind=UsageError)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     refused(lambda: choose_device("cuda", 2), "rank 2 of this machine has no GPU, 2 are visible", kind=UsageError)

@@ -57,6 +57,10 @@ def test_a_float_model_that_guesses_shows_no_loss():
     card = dataclasses.replace(card, config={"MODEL": {"NUM_CLASSES": 1000}})
     summary = artifact_verdict(card, FILE, CHECKPOINT, "data").summary
     assert "the loss cannot be measured: float32 is right about 5 of 5,000, and guessing among 1,000" in summary
+    few = {"pictures": 8, "acc1": 0.0}
+    none = dataclasses.replace(TORCH, **few), dataclasses.replace(INT8, **few, delta_acc1=0.0, delta_acc1_se=0.0)
+    card = dataclasses.replace(card_of(*none), config={"MODEL": {"NUM_CLASSES": 1000}})
+    assert "right about 0 of 8, and guessing" in artifact_verdict(card, FILE, CHECKPOINT, "data").summary
 
 
 def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():

@@ -1,5 +1,6 @@
 """Two writers of a folder: the second is refused. The tables of a run, damaged ones too."""
 
+import contextlib
 import errno
 import fcntl
 import multiprocessing
@@ -40,6 +41,18 @@ def other(tmp_path):
     for process in processes:
         process.kill()
         process.join()
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
+    folder = tmp_path / "out"
+    for is_there in (False, True):
+        with contextlib.suppress(SwinQuantError), only_writer(folder, World()):
+            raise SwinQuantError("refused")
+        assert folder.exists() == is_there
+        folder.mkdir(exist_ok=True)  # the user's own stays
+    with only_writer(tmp_path / "new", World()):
+        (tmp_path / "new" / "result").touch()
+    assert {one.name for one in (tmp_path / "new").iterdir()} == {".lock", "result"}
 
 
 def test_a_second_writer_is_refused(tmp_path, other):

@@ -1,6 +1,7 @@
 """`evaluate`: the engines and policies that it scores, against arithmetic on logits, and the results that it
 records."""
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from PIL import Image
 from torch import nn
 
 import swin_quant as sq
+from swin_quant.base.cpu import features
 from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint import load_float
 from swin_quant.config import load_config
@@ -22,8 +24,9 @@ from swin_quant.loading import load_for_scoring
 from swin_quant.models import build_model
 from swin_quant.quant.policy import Rule, load_policy
 from swin_quant.quant.quantizer import Role, State, named_nodes
-from swin_quant.score.engine import half_type, torch_engines
-from swin_quant.verbs import evaluation
+from swin_quant.score import engine
+from swin_quant.score.engine import Engine, half_type, torch_engines
+from swin_quant.verbs import evaluation, timing
 from tests.helpers.refusals import refused
 
 
@@ -184,8 +187,10 @@ def test_engines_are_float_then_half_then_each_policy_that_enables_a_node(module
     assert len({tuple(logits.flatten().tolist()) for logits in first.values()}) == 4
 
 
-def test_half_types():
-    assert half_type("auto", CPU) == "bfloat16" and half_type("auto", torch.device("cuda")) == "float16"
+@pytest.mark.parametrize(("flags", "auto"), [("sse2 avx512_bf16", "bfloat16"), ("bf16", "bfloat16"), ("avx2", None)])
+def test_half_types(monkeypatch, flags, auto):
+    monkeypatch.setattr(engine, "features", functools.partial(features, text=f"flags : {flags}"))
+    assert half_type("auto", CPU) == auto and half_type("auto", torch.device("cuda")) == "float16"
     assert half_type("none", CPU) is None and half_type("float16", CPU) == "float16"
     refused(lambda: half_type("int4", CPU), "half int4", kind=UsageError)
 
@@ -247,6 +252,16 @@ def test_without_accuracy_the_engines_are_timed_in_turns_without_pictures(run, c
     first, second = run("evaluate", calibrated, *words).ok().out.splitlines()
     assert first.endswith("images/s") and second.endswith("times as fast as float32 on torch")
     assert snapshot(calibrated.parent) == before, "latencies of noise are no results"
+
+
+def test_a_latency_is_held_against_the_float_of_its_own_engine(monkeypatch):
+    monkeypatch.setattr(timing, "timed_in_turns", lambda *_: [(4.0, 2.0, 1.0, 8.0)])
+    names = {"float32": "torch", "float32 on openvino": "openvino", "int8": "openvino", "int8 ": "onnxruntime"}
+    engines = {key: Engine(name, "float32", None, lambda images: images) for key, name in names.items()}
+    found = timing.compare_latency(engines, 1, (3, 8, 8))
+    assert [one.speedup for one in found] == [1, 2, 2, 0.5]
+    first, own = "float32 on torch", "float32 on openvino"
+    assert [one.beside for one in found] == ["", first, own, first]
 
 
 NAMES = ("ft-mode1", "qdq", "cpu")

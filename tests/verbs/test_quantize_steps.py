@@ -24,10 +24,11 @@ def go(tmp_path, caplog):
         (tmp_path / "made.yaml").write_text(text)
         return SimpleNamespace(file=tmp_path / "made.yaml")
 
-    def run(text="a", inputs=None, pictures=PictureSet(), then=lambda _: None):
+    def run(text="a", inputs=None, pictures=PictureSet(), then=lambda _: None, file=Path("x")):
         caplog.clear()
         steps = Steps(tmp_path / "x.steps", 1, is_dry=False)
-        made, _ = steps.run(write, {"text": text, "pictures": pictures}, inputs or {}, Path("x"), then=then)
+        how = {"then": then, "replaces": True}
+        made, _ = steps.run(write, {"text": text, "pictures": pictures}, inputs or {}, file, **how)
         assert made == tmp_path / "made.yaml"
         return caplog.messages[-1].partition("write a")[2]
 
@@ -43,6 +44,19 @@ def test_only_the_same_words_and_inputs_of_a_file_that_is_there_are_done(go, tmp
     assert not go(inputs={"the pictures": "1"}, pictures=PictureSet(split="val")).endswith("done before")
     (tmp_path / "made.yaml").unlink()
     assert not go(inputs={"the pictures": "1"}, pictures=PictureSet(split="val")).endswith("done before")
+
+
+def test_a_file_that_is_replaced_is_named(go, tmp_path, capsys):
+    made = tmp_path / "made.yaml"
+    go(file=made)
+    assert go(file=made) == ": done before"
+    again = go(inputs={"the pictures": "1"}, file=made)
+    assert again == f": done again, changed: the pictures; replaces {made} and its results"
+
+    def write() -> None: ...
+
+    Steps(tmp_path / "x.steps", 1, is_dry=True).run(write, {}, {}, made, replaces=True)
+    assert capsys.readouterr().out.endswith(f"# replaces {made} and its results\n")
 
 
 def test_a_step_whose_result_is_refused_is_not_done(go):

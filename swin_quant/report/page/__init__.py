@@ -183,7 +183,8 @@ def _pictures(data: PageData) -> str:
     )
     shown = len(data.disagreements)
     cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
-    head = f"<p>{_text(data.title)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
+    file = next((f" ({card.checkpoint['file']})" for card in data.cards if card.checkpoint), "")
+    head = f"<p>{_text(data.title + file)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
     return (
         f'{head}{data.compared} pictures differently from float{cut}.</p><div class="pictures">{"".join(figures)}</div>'
     )

@@ -323,6 +323,7 @@ def searched(record: TriedPolicies) -> Spec:
 
 def training(cards: Sequence[RunCard]) -> Spec | None:
     """The curves of trainings, a colour for each run: losses, top-1, and how ranges moved."""
+    cards = list({str(card.training): card for card in reversed(cards)}.values())[::-1]  # artifacts repeat trainings
     names = [card.name for card in cards]
 
     def name_apart(card: RunCard) -> str:
