@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
+from swin_quant.report.page.data import training
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")
@@ -191,7 +193,8 @@ def test_pictures_that_the_quantized_model_sees_otherwise(page, own, pictures, t
     result = json.loads(own.with_suffix(".json").read_text())["results"][-1]
     otherwise = round(result["pictures"] * (1 - result["agreement"] / 100))
     text = (tmp_path / "page.html").read_text()
-    assert f"classifies {otherwise} of {result['pictures']} pictures differently from float" in text
+    shown = f"swin_micro ({own.name}), ft-mode1: the quantized model classifies {otherwise} of {result['pictures']} "
+    assert f"{shown}pictures differently from float" in text
     assert text.count("data:image/jpeg") == otherwise
 
 
@@ -243,3 +246,16 @@ def test_a_search_is_drawn_once_for_each_engine(page, own, tmp_path):
     ]  # fmt: skip
     points = {point["policy"]: (point["ms"], point["is"]) for point in drawn["search-chart-0"]["data"]["values"]}
     assert points == {"qdq": (1.0, "found"), "float": (3.0, "front")}
+
+
+def test_a_training_is_drawn_once_though_the_card_of_an_artifact_repeats_it():
+    epochs = [{"epoch": 1, "train_loss": 0.5}, {"epoch": 2, "train_loss": 0.25}]
+
+    def card(seed, created):
+        file = {"file": "x_qat.pth"}
+        return SimpleNamespace(name="x", checkpoint=file, created=created, training={"seed": seed, "epochs": epochs})
+
+    spec = training([card(0, "Monday"), card(0, "Tuesday")])
+    assert spec["title"]["text"] == "Training of x" and [row["value"] for row in spec["data"]["values"]] == [0.5, 0.25]
+    runs = {row["run"] for row in training([card(0, "Monday"), card(1, "Tuesday")])["data"]["values"]}
+    assert runs == {"x, x_qat.pth, Monday", "x, x_qat.pth, Tuesday"}
