@@ -239,7 +239,9 @@ def _matches(
             break
         found |= names
     if absent and not (absent.startswith("role:") and (found or may_lack)):
-        raise UsageError(f"{where}: selector {absent!r} names no node of this model; see `swin-quant show`")
+        starts = listed(sorted({name.partition(".")[0] for name in roles}), 5)
+        told = f"names no node of this model, whose nodes are in {starts}: `swin-quant show CHECKPOINT` lists them"
+        raise UsageError(f"{where}: selector {absent!r} {told}")
     return {name: None for name in roles if name in found}
 
 

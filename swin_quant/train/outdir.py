@@ -150,6 +150,8 @@ def open_folder(
     has_results = snapshots.best_file.exists() or (epochs.exists() and any(read_table(epochs)))
     if resume and has_results:
         raise UsageError(f"{folder}: has results of a run and no snapshot to go on from: ‹overwrite› starts anew")
+    if resume:
+        log.warning("%s: holds no run to go on with: a new one begins", folder)
     ensure_writable_dir(folder)
     snapshots.clear()
     for name in (STEPS, EPOCHS):

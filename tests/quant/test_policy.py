@@ -217,6 +217,11 @@ def test_a_bad_rule_is_a_usage_error_that_names_it(rule, words):
     assert words in message and "rule 2" in message and "test" in message and "\n" not in message
 
 
+def test_a_selector_without_a_node_is_answered_with_where_nodes_are():
+    with pytest.raises(UsageError, match=r"names no node of this model, whose nodes are in a, .*: `swin-quant show"):
+        decided({"enable": "nothing.*"})
+
+
 FP8, WEIGHT, INPUT = {"format": "fp8"}, {"nodes": "role:gemm_weight"}, {"nodes": "*._input_quantizer"}
 CLASHES = [
     (WEIGHT | {"block": 32}, "a.fc1._weight_quantizer: blocks are parts of the rows of weights"),
