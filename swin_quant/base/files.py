@@ -105,8 +105,9 @@ def ensure_writable_dir(path: str | os.PathLike[str], *, keep: bool = True) -> P
             probe.write_bytes(b"probe")
         finally:
             probe.unlink(missing_ok=True)
-        for one in [] if keep else new:
-            one.rmdir()
+        with contextlib.suppress(OSError):  # another process is writing there
+            for one in [] if keep else new:
+                one.rmdir()
     except FileExistsError as error:
         raise SwinQuantError(f"{path}: cannot be the output directory: it is a file") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

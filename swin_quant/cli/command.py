@@ -191,7 +191,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     with speaking(command.words), process_group(given.get("device", "auto"), given.get("local_rank")) as world:
         with memory_errors_named():
             if command.saves and given.get("output"):
-                ensure_writable_dir(given["output"], keep=False)  # before the work
+                ensure_writable_dir(given["output"], keep=world.size > 1)  # before the work; ranks share it
             result = command.call(given)
             if command.saves:
                 folder = given.get("output") or Path("output") / result.name

@@ -95,11 +95,10 @@ def calibrate(
         place = Path(folder) / f"{subject.name}_calib.pth"
         if place.exists() and place.samefile(model.opened) and not model.opened.is_calibrated:
             raise UsageError(f"‹output› {folder}: the result would be written over {model.opened}: give another folder")
+    is_named = chosen is not None
     if chosen is None:
         family = families()[subject.config.MODEL.TYPE] if subject.card.config else None
         chosen = load_policy(family.policy if family else WRAPPED)
-        told = "policy %s, because none is named (%s): give that of your engine; `swin-quant show policies` lists them"
-        log.info(told, chosen.name, chosen.description.rstrip("."))
     source = resolve_source(pictures, subject.given)
     if augment and not isinstance(source, PictureSet):
         raise UsageError("‹augment›: draws crops of pictures on disk: give a place, or batches that are augmented")
@@ -138,6 +137,9 @@ def calibrate(
     if not subject.card.config:
         subject.keep_weights()
     subject.examples = found.images[0][1][:KEPT].cpu() if subject.card.wrapped and found.images else None
+    if not is_named:
+        told = "policy %s, because none is named (%s): give that of your engine; `swin-quant show policies` lists them"
+        log.info(told, chosen.name, chosen.description.rstrip("."))
     return subject
 
 
