@@ -9,7 +9,7 @@ import fcntl
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +190,7 @@ def only_writer(folder: Path, world: World) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-        if is_new and os.listdir(folder) == [LOCK]:  # what was refused leaves nothing
-            path.unlink()
-            folder.rmdir()
+        with suppress(OSError):  # the folder may have been moved away
+            if is_new and os.listdir(folder) == [LOCK]:  # what was refused leaves nothing
+                path.unlink()
+                folder.rmdir()

@@ -24,7 +24,7 @@ ROUNDS, SECONDS = 5, 0.2  # for each engine
 class Latency:
     """The median latency of a batch on an engine, in milliseconds, and how many times as fast as `beside` it is.
 
-    `beside`: the first that was timed on the same engine, its float; else the first of all. Empty for the first itself.
+    `beside`: the first float that was timed on the same engine; else the first of all. Empty for the first itself.
     """
 
     subject: str
@@ -58,8 +58,8 @@ def compare_latency(engines: Mapping[str, Engine], batch: int, shape: Sequence[i
     rounds, names = timed_in_turns(list(engines.values()), batch, shape), list(engines)
     found = []
     for place, (name, engine) in enumerate(engines.items()):
-        alike = next(at for at, one in enumerate(engines.values()) if one.name == engine.name)
-        beside = alike if alike < place else 0
+        floats = [at for at, one in enumerate(engines.values()) if one.name == engine.name and not one.policy]
+        beside = floats[0] if floats and floats[0] < place else 0
         ms, speedup = median(row[place] for row in rounds), median(row[beside] / row[place] for row in rounds)
         found.append(Latency(name, batch, ms, speedup, names[beside] if place else ""))
     return tuple(found)

@@ -255,13 +255,15 @@ def test_without_accuracy_the_engines_are_timed_in_turns_without_pictures(run, c
 
 
 def test_a_latency_is_held_against_the_float_of_its_own_engine(monkeypatch):
-    monkeypatch.setattr(timing, "timed_in_turns", lambda *_: [(4.0, 2.0, 1.0, 8.0)])
-    names = {"float32": "torch", "float32 on openvino": "openvino", "int8": "openvino", "int8 ": "onnxruntime"}
-    engines = {key: Engine(name, "float32", None, lambda images: images) for key, name in names.items()}
+    monkeypatch.setattr(timing, "timed_in_turns", lambda *_: [(4.0, 2.0, 1.0, 8.0, 2.0)])
+    names = {"float32": "torch", "float32 on openvino": "openvino", "int8": "openvino"}
+    names |= {"int8 cpu": "onnxruntime", "int8 qdq": "onnxruntime"}  # whose float was not timed
+    policies = {key: key if key.startswith("int8") else None for key in names}
+    engines = {key: Engine(name, "any", policies[key], lambda images: images) for key, name in names.items()}
     found = timing.compare_latency(engines, 1, (3, 8, 8))
-    assert [one.speedup for one in found] == [1, 2, 2, 0.5]
+    assert [one.speedup for one in found] == [1, 2, 2, 0.5, 2]
     first, own = "float32 on torch", "float32 on openvino"
-    assert [one.beside for one in found] == ["", first, own, first]
+    assert [one.beside for one in found] == ["", first, own, first, first]
 
 
 NAMES = ("ft-mode1", "qdq", "cpu")
