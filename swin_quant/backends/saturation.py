@@ -5,9 +5,11 @@ each pair of products in 16 bits (vpmaddubsw). 2 * 255 * 127 is 64,770 and silen
 avoid it: 2 * 255 * 64 is 32,640. Symmetric int8 activations do not: both libraries add 128 to them.
 """
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -128,7 +130,13 @@ def caution(engine: str, artifact: Artifact) -> str | None:
 
 
 def warn(engine: str, artifact: Artifact) -> str | None:
-    """Log the warning of `caution`, if any, and return it."""
-    if said := caution(engine, artifact):
-        log.warning("%s", said)
+    """Log the warning of `caution`, if any, once for each file, and return it."""
+    said = caution(engine, artifact)
+    _log_once(said, artifact.file)
     return said
+
+
+@functools.cache
+def _log_once(warning: str | None, file: Path) -> None:
+    if warning:
+        log.warning("%s", warning)

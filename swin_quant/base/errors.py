@@ -43,9 +43,10 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
     A name is near, too, whose last part is the word: optimizer.lr for lr.
     """
-    there = list(names)
-    close = difflib.get_close_matches(word, there, n=1) or [one for one in there if one.endswith(f".{word}")]
-    return f"; did you mean {close[0]}?" if close else ""
+    there = {name.lstrip("-"): name for name in names}  # equal dashes are no likeness
+    close = difflib.get_close_matches(word.lstrip("-"), there, n=1)
+    close = close or [name for name in there if name.endswith(f".{word}")]
+    return f"; did you mean {there[close[0]]}?" if close else ""
 
 
 def offered(word: str, names: Iterable[str]) -> str:

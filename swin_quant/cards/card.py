@@ -209,8 +209,9 @@ def verify_checkpoint(card: RunCard, path: str | os.PathLike[str], sha256: Calla
 
 
 def _check_card(content: Any, where: str) -> None:
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
+    if not isinstance(content, dict) or "schema" not in content:
+        raise SwinQuantError(f"{where}: is not a run card: a card is a mapping with a key schema")
+    if (schema := content["schema"]) != SCHEMA:
         raise SwinQuantError(
             f"{where}: is not a run card that this version reads: its schema is {schema!r:.60}, not {SCHEMA!r}: a card "
             "with a larger number needs a newer swin-quant"

@@ -7,6 +7,7 @@ model-00001-of-00002.safetensors              one part of the weights: the index
 """
 
 import difflib
+import logging
 import os
 import re
 from pathlib import Path
@@ -34,8 +35,9 @@ def download(repository: str, revision: str | None, asked: str) -> Path:
     try:
         file = _fetch(repository, revision, cached=True)
         if file is None:
-            # Takes half a minute if the hub is unreachable
-            log.info("%s: is not in the cache, so huggingface.co is asked", asked)
+            told = "%s: is not in the cache, so huggingface.co is asked (half a minute if it cannot be reached)"
+            log.info(told, asked)
+            logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of each retry
             file = _fetch(repository, revision, cached=False)
     except errors.HFValidationError as error:
         raise UsageError(f"{asked}: {repository!r:.80} is no name of a repository, which is owner/name") from error

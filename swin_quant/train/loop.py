@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from swin_quant.base.compat import import_timm
 from swin_quant.base.distributed import World, all_sum, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError
-from swin_quant.base.progress import Lines, log, make_bar
+from swin_quant.base.progress import Lines, log, make_bar, track
 from swin_quant.config.outputs import LOGITS
 from swin_quant.data.loader import Batch
 from swin_quant.data.sampling import seed_all
@@ -261,7 +261,7 @@ class _Run:
             return {}
 
         def batches() -> Iterator[Batch]:
-            for batch in validation:
+            for batch in track(validation, "validation", len(validation.parts), "batches"):
                 self.stop_if_requested()
                 yield batch
 

@@ -103,6 +103,12 @@ def test_a_caution_names_file_engine_and_flag_where_products_saturate(cpu, artif
     assert caution(engine, artifact_of(small_net())) is None
 
 
+def test_a_file_is_warned_of_once(cpu, artifact_of, small_net, caplog):
+    cpu(AVX2)
+    assert [bool(saturation.warn("openvino", artifact_of(small_net()))) for _ in range(2)] == [True, True]
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize(
     ("precision", "safe", "warned"),
     [("mixed", [], BOTH), ("W4A8", ["onnxruntime"], ("openvino",)), ("W4A16", [*BOTH], ()), ("fp8", [], ())],

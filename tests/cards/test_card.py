@@ -186,6 +186,8 @@ def test_a_card_of_a_newer_format_says_to_update(tmp_path):
     newer = {**written(tmp_path / "x.json"), "schema": "swin-quant/run-card/2"}
     refused(tmp_path / "x.json", newer, "run-card/2", "run-card/1", "needs a newer swin-quant")
     refused(tmp_path / "x.json", {"schema": "other/run-card/2"}, "is not a run card")
+    for other in ([], {"name": "x"}):
+        refused(tmp_path / "x.json", other, "is not a run card: a card is a mapping with a key schema")
 
 
 def test_a_newer_verification_takes_the_place_of_one_of_the_same_engine_and_reference(tmp_path):

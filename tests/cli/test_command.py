@@ -94,6 +94,11 @@ def test_what_cannot_be_read_is_one_line_with_the_way_to_the_help(command, words
     assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
+def test_equal_dashes_are_no_likeness(command):
+    with pytest.raises(UsageError, match="^Unknown option: --zzzz; see "):
+        command.parse(["--for", "y", "--zzzz", "5"])
+
+
 WORD = st.text("ab c.*'é", min_size=1, max_size=6)
 
 

@@ -345,6 +345,8 @@ def training(cards: Sequence[RunCard]) -> Spec | None:
     runs = list(dict.fromkeys(one["run"] for one in values))
     spec = make_spec("training", f"Training of {runs[0]}" if len(runs) == 1 else "Training", values)
     spec["facet"]["sort"] = list(EPOCHS.values())
+    # An axis around a single value has no other to show
+    spec["spec"]["encoding"]["y"]["scale"]["zero"] = len({one["epoch"] for one in values}) == 1
     legend = {"orient": "bottom", "columns": 1, "labelLimit": 500} if len(runs) > 1 else None
     spec["spec"]["encoding"]["color"]["legend"] = legend
     return spec
