@@ -19,6 +19,7 @@ from swin_quant.backends.onnx.network import check_ends, example, get_rewriter, 
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
 from swin_quant.backends.onnx.pairs import constant
+from swin_quant.backends.onnx.tracing import short_traces
 from swin_quant.backends.onnx_reader.file import write_metadata
 from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.releases import RUNS_ON, requirements
@@ -257,7 +258,7 @@ def to_onnx(
     open_sizes = {} if options.batch else {0: torch.export.Dim("batch")}
     if any_size and not options.uint8_input:
         open_sizes |= {2: torch.export.Dim("height", min=4), 3: torch.export.Dim("width", min=4)}
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), short_traces():
         warnings.simplefilter("ignore")
         try:
             program: Any = torch.onnx.export(

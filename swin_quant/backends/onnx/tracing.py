@@ -1,0 +1,83 @@
+"""Shorter ways through torch's exporter to ONNX, to the same graph.
+
+torch.export records a cast for each `x.float()`, also where x is float32, and torch.onnx.export traces the recorded
+program a second time to decompose operators that ONNX lacks. Most networks have none of these.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
+
+_aten = torch.ops.aten
+# Views of which torch keeps none in a decomposed program, though the exporter translates them as they are
+_TRANSLATED = (_aten.chunk.default, _aten.contiguous.default, _aten.reshape.default)
+_RESHAPES = (_aten.flatten.using_ints, _aten.unflatten.int)
+
+
+@contextmanager
+def short_traces() -> Iterator[None]:
+    """Inside the context, torch.onnx.export records no idle operations, and decomposes only what it must."""
+    decompose = ExportedProgram.run_decompositions
+
+    def decompose_if_needed(program: ExportedProgram, table: Any = None, **options: Any) -> ExportedProgram:
+        if table is not None and is_translated(program, table):
+            return program
+        return decompose(program, table, **options)
+
+    try:
+        ExportedProgram.run_decompositions = decompose_if_needed  # type: ignore[method-assign]
+        with _WithoutIdleOperations():
+            yield
+    finally:
+        ExportedProgram.run_decompositions = decompose  # type: ignore[method-assign]
+
+
+class _WithoutIdleOperations(TorchFunctionMode):
+    """Casts to the type that a tensor has, and dropout outside training, return their input."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_cast = function is Tensor.float or (function is Tensor.to and len(args) == 2 and not kwargs)
+        if is_cast and args[0].dtype is (args[1] if args[1:] else torch.float32):
+            return args[0]
+        if function is F.dropout and not kwargs.get("training", True):
+            return args[0]
+        return function(*args, **kwargs)
+
+
+def is_translated(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> bool:
+    """Whether the exporter translates each operator of a program; casts and reshapes are then made such, in place.
+
+    `table`: the decompositions of what it does not translate. Of the operators that torch can decompose, those that are
+    not in the table are translated.
+    """
+    kept = {*torch.export.default_decompositions(), *_TRANSLATED, *_RESHAPES, _aten.to.dtype}
+    for node in program.graph.nodes:
+        operator = node.target
+        if isinstance(operator, torch._ops.HigherOrderOperator):
+            return False
+        if isinstance(operator, torch._ops.OpOverload):
+            is_composite = operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+            if operator in table or operator._schema.is_mutable or (is_composite and operator not in kept):
+                return False
+        if operator in _RESHAPES and sum(not isinstance(side, int) for side in node.meta["val"].shape) > 1:
+            return False
+        if operator is _aten.to.dtype and (len(node.args) > 2 or node.kwargs):
+            return False
+    for node in list(program.graph.nodes):
+        if node.target in _RESHAPES:
+            sides = [side if isinstance(side, int) else -1 for side in node.meta["val"].shape]
+            node.target, node.args, node.kwargs = _aten.reshape.default, (node.args[0], sides), {}
+        elif node.target is _aten.to.dtype and node.args[0].meta["val"].dtype is node.args[1]:
+            node.replace_all_uses_with(node.args[0])
+            program.graph.erase_node(node)
+        elif node.target is _aten.to.dtype:
+            node.target, node.args, node.kwargs = _aten._to_copy.default, node.args[:1], {"dtype": node.args[1]}
+    program.graph_module.recompile()
+    return True
