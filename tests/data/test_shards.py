@@ -92,8 +92,7 @@ def test_compressed_missing_and_endless_shards_are_refused(tmp_path):
         pass
     refused(lambda: open_pictures(str(tmp_path), "val"), "is compressed: unpack it")
     refused(
-        lambda: open_pictures(f"wds:{tmp_path}/val-{{0003..0004}}.tar", "val"),
-        "val-0003.tar: the tar archive cannot",
+        lambda: open_pictures(f"wds:{tmp_path}/val-{{0003..0004}}.tar", "val"), "val-0003.tar: the tar archive cannot"
     )
     with pytest.raises(UsageError, match="1,000,000,000 files: at most 100,000"):
         open_pictures(f"wds:{tmp_path}/{{0..999999999}}.tar", "val")
@@ -104,8 +103,7 @@ def test_a_header_cannot_ask_for_more_memory_than_headers_need(tmp_path):
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
     (tmp_path / "val.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     refused(
-        lambda: open_pictures(str(tmp_path), "val"),
-        "not a readable tar archive: it is damaged (ReadError: a header",
+        lambda: open_pictures(str(tmp_path), "val"), "not a readable tar archive: it is damaged (ReadError: a header"
     )
 
 
