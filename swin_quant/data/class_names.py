@@ -167,25 +167,19 @@ def classed(
     path = folder / CLASSES_FILE
     names = read_lines(path, "list of class names") if os.path.lexists(path) else None
     if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in known):
-        return _numbers(written, classes, names, where)
+        limit = classes or (len(names) if names else MAX_CLASSES)
+        labels = [-1 if label is None else int(label) for label in written]
+        for place, number in enumerate(labels):
+            if written[place] is not None and not 0 <= number < limit:
+                why = f" (MODEL.NUM_CLASSES is {classes})" if classes else ""
+                raise SwinQuantError(f"{where(place)}: label {number} is outside 0 to {limit - 1}{why}")
+        return labels, names or list(map(str, range(classes or max(labels, default=-1) + 1)))
     names = names or sorted(set(known))
     index = {name: number for number, name in enumerate(names)}
     for place, label in enumerate(written):
         if label is not None and label not in index:
             raise SwinQuantError(f"{where(place)}: {printable(label)[:80]!r} is not a class of {path.name}")
-    return [-1 if label is None else index[label] for label in written], [printable(name) for name in names]
-
-
-def _numbers(
-    written: Sequence[str | None], classes: int | None, names: list[str] | None, where: Callable[[int], str]
-) -> tuple[list[int], list[str]]:
-    limit = classes or (len(names) if names else MAX_CLASSES)
-    labels = [-1 if label is None else int(label) for label in written]
-    for place, label in enumerate(labels):
-        if written[place] is not None and not 0 <= label < limit:
-            why = f" (MODEL.NUM_CLASSES is {classes})" if classes else ""
-            raise SwinQuantError(f"{where(place)}: label {label} is outside 0 to {limit - 1}{why}")
-    return labels, names or list(map(str, range(classes or max(labels, default=-1) + 1)))
+    return [-1 if label is None else index[label] for label in written], list(map(printable, names))
 
 
 def is_wnid(name: str) -> bool:

@@ -11,12 +11,12 @@ from encoded import encoded, zipped
 from PIL import Image
 
 from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.data.archives import ZipPictures
 from swin_quant.data.folder import FolderPictures
 from swin_quant.data.loader import DrawnBatches, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Augment, Preprocess
 from swin_quant.data.sampling import sample
-from swin_quant.data.zip import ZipPictures
 from tests.helpers.refusals import refused
 
 PREPROCESS = Preprocess(16, False, "bicubic", IMAGENET_MEAN, IMAGENET_STD)
