@@ -261,11 +261,12 @@ class DataRequest:
         return SPLIT in self.place or os.path.isdir(self.place)
 
 
-def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
+def list_files(request: DataRequest, ending: str, inside: str = "") -> list[Path]:
     """The files with this `ending` at a place: the place itself, or the files of its pattern (`{0..9}`, `{a,b}`, `*`).
 
-    For a folder: the files that match `inside` in its folder `<split>`, else `<split>.csv`, else `<split>-*.csv`, there
-    or in its folder `data` (.csv stands for `ending`). None if the folder `<split>` holds folders of classes.
+    For a folder: the files that match `inside`, or have the ending, in its folder `<split>`, else `<split>.csv`, else
+    `<split>-*.csv`, there or in its folder `data` (.csv stands for `ending`). None if the folder `<split>` holds
+    folders of classes.
     """
     if not os.path.isdir(request.place):
         place = request.place.replace(SPLIT, request.split)
@@ -278,7 +279,7 @@ def list_files(request: DataRequest, ending: str, inside: str) -> list[Path]:
     if request.folder.is_dir():
         if subfolders(request.folder):
             return []
-        if held := sorted(request.folder.glob(inside)):
+        if held := sorted(request.folder.glob(inside or f"*{ending}")):
             return held
     whole = root / f"{request.split}{ending}"
     parts = (sorted(folder.glob(f"{split}[-_]*{ending}")) for folder in (root, root / "data"))

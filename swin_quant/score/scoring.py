@@ -214,17 +214,6 @@ def is_guessing(right: int, pictures: int, classes: int) -> bool:
     return is_chance and at_most(right, (1 + 1 / classes) / 2) < _CERTAIN
 
 
-def warn_about_guessing(acc1: float, pictures: int, classes: int) -> None:
-    """Warn if a float model with top-1 accuracy `acc1` percent only guesses, and name the usual causes."""
-    right = round(acc1 * pictures / 100)
-    if classes > 1 and is_guessing(right, pictures, classes):
-        log.warning(
-            f"float32 is right about {right} of {pictures} pictures: guessing among {classes} classes does as well. "
-            "Usual causes: the data number the classes in another order than the model (docs/data.md, Class names); "
-            "pictures are not prepared as in the model's training (DATA.MEAN, DATA.STD, TEST.CROP); the head is new"
-        )
-
-
 @dataclass(frozen=True)
 class Guess:
     """A class, its name (or index without one) and its probability, 0 to 1."""
@@ -304,8 +293,15 @@ def score_engines(
         scores = evaluate(engines, scored(source), world.device)
         batch, total, name, split = max(sizes), sum(sizes), "tensors", ""
         identity = hashlib.sha256(images.digest() + labels.digest()).hexdigest()
-    if BASELINE in scores and classes:
-        warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, classes)
+    if (baseline := scores.get(BASELINE)) and classes and classes > 1:
+        right = round(baseline.acc1 * baseline.pictures / 100)
+        if is_guessing(right, baseline.pictures, classes):
+            log.warning(
+                f"float32 is right about {right} of {baseline.pictures} pictures: guessing among {classes} classes "
+                "does as well. Usual causes: the data number the classes in another order than the model "
+                "(docs/data.md, Class names); pictures are not prepared as in the model's training (DATA.MEAN, "
+                "DATA.STD, TEST.CROP); the head is new"
+            )
     dataset = DatasetRecord(name=name, split=split, pictures=total, sha256=identity)
     return make_results(engines, scores, dataset, batch, world.device, unreadable)
 
