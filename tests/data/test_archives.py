@@ -25,10 +25,6 @@ def png(grey: int) -> bytes:
     return encoded(Image.new("L", (8, 8), grey))
 
 
-def greys(pictures: ZipPictures) -> list[int]:
-    return [pictures.read(index).getpixel((0, 0))[0] for index in range(len(pictures))]
-
-
 @pytest.mark.parametrize("held", [[], [1], [0, 1, 2]])
 def test_members_are_read_in_the_order_of_the_map_and_nothing_is_extracted(tmp_path, held):
     members = {"a/1.png": png(10), "b/猫.PNG": png(20), "unlisted.png": png(30), "c.png": png(40)}
@@ -38,7 +34,7 @@ def test_members_are_read_in_the_order_of_the_map_and_nothing_is_extracted(tmp_p
     assert pictures.names == ["c.png", "b/猫.PNG", "a/1.png"]
     assert pictures.labels == [7, 0, 7]
     assert [pictures.open(index) for index in range(3)] == [png(40), png(20), png(10)]
-    assert greys(pictures) == [40, 20, 10]
+    assert pictures.read(1).getpixel((0, 0)) == (20, 20, 20)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["val.zip", "val_map.txt"]
 
 
@@ -79,14 +75,11 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, case):
 @pytest.mark.parametrize("name", ["val.zip", "val_map.txt", "classes.txt"])
 def test_devices_and_pipes_are_refused_unread(tmp_path, name):
     zipped(tmp_path, {"a.png": png(0)})
-    (tmp_path / name).unlink(missing_ok=True)
-    (tmp_path / name).symlink_to("/dev/zero")
-    with pytest.raises(SwinQuantError, match=rf"{name}: .*(not a regular|no such) file"):
-        ZipPictures(tmp_path, "val")
-    (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(SwinQuantError, match=rf"{name}: .*(not a regular|no such) file"):
-        ZipPictures(tmp_path, "val")
+    for make in (lambda path: path.symlink_to("/dev/zero"), os.mkfifo):
+        (tmp_path / name).unlink(missing_ok=True)
+        make(tmp_path / name)
+        with pytest.raises(SwinQuantError, match=rf"{name}: .*(not a regular|no such) file"):
+            ZipPictures(tmp_path, "val")
 
 
 @pytest.mark.parametrize("lost", ["val.zip", "val_map.txt"])

@@ -105,12 +105,8 @@ def test_a_dead_worker_is_one_line(capfd):
 
 def test_workers_stay_within_the_cores_and_are_not_started_for_little(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-    assert default_workers(8, 1) == 8
-    assert default_workers(8, 4) == 4
-    assert default_workers(8, 32) == 0
-    assert default_workers(0, 1) == 0
-    assert default_workers(8, 1, total=80) == 0
-    assert default_workers(8, 1, total=50_000) == 8
+    cases = {(8, 1): 8, (8, 4): 4, (8, 32): 0, (0, 1): 0, (8, 1, 80): 0, (8, 1, 50_000): 8}
+    assert {case: default_workers(*case) for case in cases} == cases
 
 
 def test_up_to_the_limit_pictures_may_be_unreadable():
