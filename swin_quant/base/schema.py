@@ -118,8 +118,7 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-@functools.cache
-def get_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
+def _read_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
     """The keys of a record with their types, and those that may be absent: a computed default is for making it only."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if typing.is_typeddict(kind):
@@ -131,6 +130,9 @@ def get_fields(kind: Any) -> tuple[dict[str, Any], set[str]]:
     made = {f.name for f in fields if f.default_factory in (list, dict) or _is_record(f.default_factory)}
     constant = made | {field.name for field in fields if field.default is not absent}
     return {field.name: hints[field.name] for field in fields}, constant
+
+
+get_fields: Callable[[Any], tuple[dict[str, Any], set[str]]] = functools.cache(_read_fields)
 
 
 def _is_record(kind: Any) -> bool:

@@ -114,9 +114,14 @@ def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
     """
     levels: list[Keys] = [lambda name: [name], lambda name: [_folded(name)]]
     if any(map(is_wnid, model)) != any(map(is_wnid, data)):
-        levels += [lambda name: [_folded(get_english_names(name))], _one_english]
+        levels += [lambda name: [_folded(get_english_names(name))]]
+        levels += [lambda name: list(map(_folded, get_english_names(name).split(",")))]
     standard = list_wnids(len(model)) if len(levels) > 2 else None
-    indices = [_index(model, keys) for keys in levels]
+    indices = [defaultdict[str, list[int]](list) for _ in levels]
+    for keys, index in zip(levels, indices, strict=True):
+        for place, name in enumerate(model):
+            for key in keys(name):
+                index[key].append(place)
     found: list[int | None] = []
     for name in data:
         hits: set[int] = set()
@@ -126,18 +131,6 @@ def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
             hits = {place for place in hits if standard[place] == name}
         found.append(hits.pop() if len(hits) == 1 else None)
     return found
-
-
-def _one_english(name: str) -> list[str]:
-    return [_folded(each) for each in get_english_names(name).split(",")]
-
-
-def _index(names: Sequence[str], keys: Keys) -> dict[str, list[int]]:
-    index = defaultdict(list)
-    for place, name in enumerate(names):
-        for key in keys(name):
-            index[key].append(place)
-    return index
 
 
 def _folded(name: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ def load_batches(
     """
     if workers:
         import_timm()  # once here, where forked workers inherit it: it takes 2 s
-    loader = DataLoader(
+    loader: DataLoader[Any] = DataLoader(
         batches,  # type: ignore[arg-type]  # any sequence is a data set
         batch_size=None,  # an item of the dataset is a whole batch
         collate_fn=partial(_load, pictures, transform),

@@ -25,7 +25,7 @@ from swin_quant.config.outputs import need_logits
 from swin_quant.data.class_names import get_english_names, list_wnids
 from swin_quant.data.loader import Batch
 from swin_quant.data.picture_set import PictureSet, batches
-from swin_quant.data.pictures import Pictures, SomePictures
+from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import digest, shard
 from swin_quant.score.engine import Engine, Run
@@ -265,20 +265,19 @@ def score_engines(
             raise UsageError("the model does not say how many classes it has: give batches of (images, labels)")
         source = source.with_default_split("val")
         pictures = source.open(classes, class_names, world)
-        if source.count is not None:
-            pictures = SomePictures(pictures, sorted(source.indices(pictures)))
-        wanted = source.batch or BATCH
-        batch, total, classes = largest_batch(wanted, engines), len(pictures), len(pictures.class_names)
+        chosen, wanted = sorted(source.indices(pictures)), source.batch or BATCH
+        batch, total, classes = largest_batch(wanted, engines), len(chosen), len(pictures.class_names)
         if batch < wanted:
             log.info("batch %d instead of %d: the limit of an engine", batch, wanted)
-        share, title = shard(range(total), world.rank, world.size), f"scoring {listed(engines, 2)}"
+        share, title = shard(chosen, world.rank, world.size), f"scoring {listed(engines, 2)}"
         how = replace(source, batch=batch)
         loaded, limit = read_batches(pictures, prepared.known, share, how, title, world.size, total)
         scores = evaluate(engines, loaded, world.device)
         limit.count(gather(limit.names))
         if unreadable := sorted(limit.names):
             log.warning("%d of %d pictures are unreadable: %s", len(unreadable), total, listed(limit.names))
-        identity, name, split = digest(pictures.names), Path(source.path).name, source.split or ""
+        identity = digest(pictures.names[index] for index in chosen)
+        name, split = Path(source.path).name, source.split or ""
     else:
         sizes, images, labels = list[int](), hashlib.sha256(), hashlib.sha256()  # hashes of values identify tensors
 
