@@ -13,6 +13,7 @@ from cards_of_results import ARTIFACT, CALIBRATION, TRAINING, VERIFICATION
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.cards.card import SCHEMA, RunCard, verify_checkpoint
 from swin_quant.cards.records import Result
+from tests.helpers import refusals
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "0" * 64}
 HERE = Path(__file__).parent
@@ -40,12 +41,7 @@ def written(path) -> dict:
 
 def refused(path, content, *words) -> None:
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(SwinQuantError) as caught:
-        RunCard.read(path)
-    message = str(caught.value)
-    assert str(path) in message and "\n" not in message and len(message) < 700
-    for word in words:
-        assert word in message, message
+    assert len(refusals.refused(lambda: RunCard.read(path), str(path), *words)) < 700
 
 
 def test_a_card_comes_back_as_it_was(tmp_path):

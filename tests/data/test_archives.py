@@ -67,9 +67,8 @@ def test_a_bad_line_is_named_by_file_and_number(tmp_path, case):
     line = line if isinstance(line, bytes) else line.encode()
     names = ["first.png", "a.png", "/etc/a.png", "../a.png", "x/../../a.png", "x\\a.png", "C:/a.png", "a.exe"]
     zipped(tmp_path, {name: png(0) for name in names}, b"first.png\t0\n\n" + line + b"\n")
-    with pytest.raises(SwinQuantError, match=rf"val_map\.txt, line 3: .*{reason}") as caught:
+    with pytest.raises(SwinQuantError, match=rf"val_map\.txt, line 3: .*{reason}"):
         ZipPictures(tmp_path, "val", num_classes=10)
-    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("name", ["val.zip", "val_map.txt", "classes.txt"])
