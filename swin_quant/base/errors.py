@@ -7,7 +7,7 @@ The library does not know its caller. A message names an option as a field, `‹
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 _LONGEST = 1500  # characters: more than any list of ours takes, less than a screenful
 _FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
@@ -81,11 +81,9 @@ def speaking(words: Mapping[str, str]) -> Iterator[None]:
         _words.update(before)
 
 
-@contextmanager
-def called(**words: str) -> Iterator[None]:
+def called(**words: str) -> AbstractContextManager[None]:
     """Rename these fields inside the context; every other field keeps its name."""
-    with speaking({**_words, **words}):
-        yield
+    return speaking({**_words, **words})
 
 
 def is_command() -> bool:
@@ -98,14 +96,9 @@ def is_offered(field: str) -> bool:
     return not _words or field in _words
 
 
-@contextmanager
-def called_in_python(**words: str) -> Iterator[None]:
+def called_in_python(**words: str) -> AbstractContextManager[None]:
     """Rename these fields for a caller in Python; a command's flags keep their names."""
-    if _words:
-        yield
-        return
-    with speaking(words):
-        yield
+    return nullcontext() if _words else speaking(words)
 
 
 @contextmanager

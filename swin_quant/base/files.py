@@ -184,8 +184,7 @@ def compute_sha256(path: str | os.PathLike[str]) -> str:
     for part in (path, *list_parts(path)):
         try:
             with open_plain(part) as file:
-                while piece := file.read(1 << 20):
-                    digest.update(piece)
+                hashlib.file_digest(file, lambda: digest)
         except OSError as error:
             raise SwinQuantError(f"{part}: cannot be read: {reason(error)}") from error
     return digest.hexdigest()
@@ -317,8 +316,3 @@ def _shipped(folder: str) -> Path:
 def shipped_files(kind: str) -> list[Path]:
     """The shipped files of a kind (`policies`, `recipes`), in the order of their names."""
     return sorted((configs_dir() / kind).glob("*.yaml"), key=lambda path: path.stem)
-
-
-def plain(value: Any) -> Any:
-    """`value` as it comes back from a JSON file."""
-    return json.loads(json.dumps(finite(value)))

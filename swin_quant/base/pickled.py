@@ -9,6 +9,7 @@ and fills a memo of any size.)
 import pickletools
 from collections import OrderedDict
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any, BinaryIO
@@ -17,6 +18,10 @@ _MAX_OPCODES, _MAX_VALUES, _MAX_DEPTH, _MAX_BITS = 400_000, 4_000_000, 100, 512
 _MAX_KEY_PARTS, _MAX_TEXT = 16, 4096  # parts of a key, characters of a name
 _COPIED = 2  # levels below the arguments that a call may copy
 _SCALARS = (str, int, float, bool, bytes, type(None))
+_CONSTANTS: dict[str, Any] = {
+    **{"NONE": None, "NEWTRUE": True, "NEWFALSE": False},
+    **{"EMPTY_DICT": {}, "EMPTY_LIST": [], "EMPTY_SET": [], "EMPTY_TUPLE": ()},  # a list hashes nothing
+}
 _LITERALS = frozenset(
     "INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE "
     "SHORT_BINUNICODE BINUNICODE8 BINBYTES SHORT_BINBYTES BINBYTES8".split()
@@ -118,16 +123,8 @@ class Unpickler:
                     if isinstance(argument, int) and argument.bit_length() > _MAX_BITS:
                         raise Malformed("a number of too many digits")
                     stack.append(argument)
-                case "NONE":
-                    stack.append(None)
-                case "NEWTRUE" | "NEWFALSE":
-                    stack.append(opcode.name == "NEWTRUE")
-                case "EMPTY_DICT":
-                    stack.append({})
-                case "EMPTY_LIST" | "EMPTY_SET":  # a list hashes nothing
-                    stack.append([])
-                case "EMPTY_TUPLE":
-                    stack.append(())
+                case name if name in _CONSTANTS:
+                    stack.append(copy(_CONSTANTS[name]))
                 case "MARK":
                     marks.append(len(stack))
                 case "POP":

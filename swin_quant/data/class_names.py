@@ -114,9 +114,14 @@ def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
     """
     levels: list[Keys] = [lambda name: [name], lambda name: [_folded(name)]]
     if any(map(is_wnid, model)) != any(map(is_wnid, data)):
-        levels += [lambda name: [_folded(get_english_names(name))], _one_english]
+        levels += [lambda name: [_folded(get_english_names(name))]]
+        levels += [lambda name: list(map(_folded, get_english_names(name).split(",")))]
     standard = list_wnids(len(model)) if len(levels) > 2 else None
-    indices = [_index(model, keys) for keys in levels]
+    indices = [defaultdict[str, list[int]](list) for _ in levels]
+    for keys, index in zip(levels, indices, strict=True):
+        for place, name in enumerate(model):
+            for key in keys(name):
+                index[key].append(place)
     found: list[int | None] = []
     for name in data:
         hits: set[int] = set()
@@ -126,18 +131,6 @@ def _matches(model: Sequence[str], data: Sequence[str]) -> list[int | None]:
             hits = {place for place in hits if standard[place] == name}
         found.append(hits.pop() if len(hits) == 1 else None)
     return found
-
-
-def _one_english(name: str) -> list[str]:
-    return [_folded(each) for each in get_english_names(name).split(",")]
-
-
-def _index(names: Sequence[str], keys: Keys) -> dict[str, list[int]]:
-    index = defaultdict(list)
-    for place, name in enumerate(names):
-        for key in keys(name):
-            index[key].append(place)
-    return index
 
 
 def _folded(name: str) -> str:
@@ -167,25 +160,19 @@ def classed(
     path = folder / CLASSES_FILE
     names = read_lines(path, "list of class names") if os.path.lexists(path) else None
     if all(re.fullmatch(r"-?[0-9]{1,9}", label) for label in known):
-        return _numbers(written, classes, names, where)
+        limit = classes or (len(names) if names else MAX_CLASSES)
+        labels = [-1 if label is None else int(label) for label in written]
+        for place, number in enumerate(labels):
+            if written[place] is not None and not 0 <= number < limit:
+                why = f" (MODEL.NUM_CLASSES is {classes})" if classes else ""
+                raise SwinQuantError(f"{where(place)}: label {number} is outside 0 to {limit - 1}{why}")
+        return labels, names or list(map(str, range(classes or max(labels, default=-1) + 1)))
     names = names or sorted(set(known))
     index = {name: number for number, name in enumerate(names)}
     for place, label in enumerate(written):
         if label is not None and label not in index:
             raise SwinQuantError(f"{where(place)}: {printable(label)[:80]!r} is not a class of {path.name}")
-    return [-1 if label is None else index[label] for label in written], [printable(name) for name in names]
-
-
-def _numbers(
-    written: Sequence[str | None], classes: int | None, names: list[str] | None, where: Callable[[int], str]
-) -> tuple[list[int], list[str]]:
-    limit = classes or (len(names) if names else MAX_CLASSES)
-    labels = [-1 if label is None else int(label) for label in written]
-    for place, label in enumerate(labels):
-        if written[place] is not None and not 0 <= label < limit:
-            why = f" (MODEL.NUM_CLASSES is {classes})" if classes else ""
-            raise SwinQuantError(f"{where(place)}: label {label} is outside 0 to {limit - 1}{why}")
-    return labels, names or list(map(str, range(classes or max(labels, default=-1) + 1)))
+    return [-1 if label is None else index[label] for label in written], list(map(printable, names))
 
 
 def is_wnid(name: str) -> bool:

@@ -21,14 +21,14 @@ from swin_quant.base.files import read_bounded, read_lines
 from swin_quant.base.reading import reading
 from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, list_wnids
 from swin_quant.data.folder import FolderPictures, Walk
-from swin_quant.data.pictures import printable
-from swin_quant.data.source import DataRequest, subfolders
+from swin_quant.data.pictures import DataRequest, printable, subfolders
 
 PICTURE = re.compile(r"ILSVRC2012_val_[0-9]{8}\.(?:JPEG|jpeg|jpg|JPG|png)")
 # Each line begins with a wnid, in published order
 _WORDS = ("synset_words.txt", "LOC_synset_mapping.txt", "synsets.txt")
 _MAX_META_BYTES, _MAX_INFLATED_BYTES = 8 << 20, 32 << 20
 _COMPRESSED = 15  # miCOMPRESSED of MAT files
+_KIND = "list of labels"
 
 Labels = dict[str, str]
 """The stem of a picture's name -> its wnid."""
@@ -81,7 +81,7 @@ def _numbered_names(path: Path, places: list[Path], order: list[str]) -> Labels:
         if len(order) != ILSVRC_CLASSES or not all(map(is_wnid, order)):
             raise SwinQuantError(f"{words}: is no list of 1000 wnids, one a line")
     found = {}
-    for number, line in enumerate(read_lines(path, "list of labels"), 1):
+    for number, line in enumerate(read_lines(path, _KIND), 1):
         name, _, label = line.replace("\t", " ").rpartition(" ")
         if not re.fullmatch("[0-9]{1,4}", label) or int(label) >= len(order):
             raise SwinQuantError(f"{path}, line {number}: expected a name and a number from 0 to {len(order) - 1}")
@@ -104,7 +104,7 @@ def _ground_truth(path: Path, places: list[Path], order: list[str]) -> Labels:
     wnids = {number: wnid for number, wnid in readers[table.name](table) if is_wnid(wnid)}
     if missing := [n for n in range(1, ILSVRC_CLASSES + 1) if str(n) not in wnids]:
         raise SwinQuantError(f"{table}: has no wnid of ILSVRC2012_ID {missing[0]}")
-    lines = _lines(path)
+    lines = read_lines(path, _KIND)
     for number, line in enumerate(lines, 1):
         if line not in wnids:
             raise SwinQuantError(f"{path}, line {number}: {printable(line)[:40]!r} is no ILSVRC2012_ID")
@@ -115,16 +115,12 @@ def _at(wnids: list[str]) -> Labels:
     return {f"ILSVRC2012_val_{number:08d}": wnid for number, wnid in enumerate(wnids, 1)}
 
 
-def _lines(path: Path) -> list[str]:
-    return read_lines(path, "list of labels")
-
-
 _FORMS: dict[str, Callable[[Path, list[Path], list[str]], Labels]] = {
     "val.txt": _numbered_names,
     "LOC_val_solution.csv": lambda path, *_: {  # the stem, a comma, the wnid and its box
-        row[0]: row[1] for line in _lines(path) if len(row := line.replace(",", " ").split()) > 1
+        row[0]: row[1] for line in read_lines(path, _KIND) if len(row := line.replace(",", " ").split()) > 1
     },
-    "imagenet_2012_validation_synset_labels.txt": lambda path, places, order: _at(_lines(path)),
+    "imagenet_2012_validation_synset_labels.txt": lambda path, places, order: _at(read_lines(path, _KIND)),
     "ILSVRC2012_validation_ground_truth.txt": _ground_truth,
 }
 

@@ -3,7 +3,7 @@ the network handles one tensor [B, N]."""
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from swin_quant.base.errors import UsageError, listed
+from swin_quant.base.schema import plain
 from swin_quant.cards.records import InputRecord, TypeName
 
 TYPES: dict[TypeName, torch.dtype] = {
@@ -86,10 +87,7 @@ class Inputs:
 
     def records(self) -> list[InputRecord]:
         """The inputs as a run card keeps them."""
-        return [
-            InputRecord(name=one.name, shape=list(one.shape), type=one.type, example=list(one.example))
-            for one in self.parts
-        ]
+        return [plain(asdict(one)) for one in self.parts]
 
     @property
     def names(self) -> list[str]:

@@ -3,11 +3,13 @@
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.cpu import usable_cores
@@ -46,9 +48,10 @@ def load_batches(
     """
     if workers:
         import_timm()  # once here, where forked workers inherit it: it takes 2 s
-    loader = DataLoader(
-        _Batches(pictures, transform, batches),
+    loader: DataLoader[Any] = DataLoader(
+        batches,  # type: ignore[arg-type]  # any sequence is a data set
         batch_size=None,  # an item of the dataset is a whole batch
+        collate_fn=partial(_load, pictures, transform),
         num_workers=workers,
         worker_init_fn=_leave_interrupts_to_parent,
         generator=torch.Generator(),  # the default would draw from, and so change, the global random state
@@ -67,30 +70,22 @@ def load_batches(
         ) from error
 
 
-class _Batches(Dataset["Batch | SwinQuantError"]):
-    """Item i is batch i, or the error that ends the run (raised in a worker it would come out as a traceback)."""
-
-    def __init__(self, pictures: Pictures, transform: Transform, batches: Sequence[Sequence[int]]) -> None:
-        self.pictures, self.transform, self.batches = pictures, transform, batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, position: int) -> Batch | SwinQuantError:
-        images, indices, unreadable = [], [], []
-        for index in self.batches[position]:
-            try:
-                image = self.pictures.read(index, self.transform.upright)
-            except UnreadablePicture:
-                unreadable.append(self.pictures.names[index])
-                continue
-            except SwinQuantError as error:
-                return error
-            images.append(self.transform(image, index))
-            indices.append(index)
-        stacked = torch.stack(images) if images else torch.empty(0, 3, *self.transform.sides)
-        labels = torch.tensor([self.pictures.labels[index] for index in indices], dtype=torch.int64)
-        return Batch(stacked, labels, indices, unreadable)
+def _load(pictures: Pictures, transform: Transform, batch: Sequence[int]) -> Batch | SwinQuantError:
+    """A batch, or the error that ends the run (raised in a worker it would come out as a traceback)."""
+    images, indices, unreadable = [], [], []
+    for index in batch:
+        try:
+            image = pictures.read(index, transform.upright)
+        except UnreadablePicture:
+            unreadable.append(pictures.names[index])
+            continue
+        except SwinQuantError as error:
+            return error
+        images.append(transform(image, index))
+        indices.append(index)
+    stacked = torch.stack(images) if images else torch.empty(0, 3, *transform.sides)
+    labels = torch.tensor([pictures.labels[index] for index in indices], dtype=torch.int64)
+    return Batch(stacked, labels, indices, unreadable)
 
 
 def _leave_interrupts_to_parent(_: int) -> None:

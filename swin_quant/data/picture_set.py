@@ -18,13 +18,13 @@ from swin_quant.base.files import near
 from swin_quant.base.progress import track
 from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import count_classes
+from swin_quant.data.archives import ZipPictures
 from swin_quant.data.folder import NamedPictures
 from swin_quant.data.loader import Batch
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample, shard
 from swin_quant.data.sources import is_archive, is_data_set, open_pictures, place_has
-from swin_quant.data.zip import ZipPictures
 
 _USUAL: dict[str, Any] = {"seed": 0, "workers": 8, "max_unreadable": 0.01, "zip_mode": False, "cache_mode": "no"}
 

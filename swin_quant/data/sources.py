@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -14,16 +15,13 @@ from swin_quant.base.errors import SwinQuantError, UsageError, did_you_mean, is_
 from swin_quant.base.extras import library
 from swin_quant.base.files import near
 from swin_quant.base.reading import reads
-from swin_quant.data import cifar
+from swin_quant.data.archives import ShardPictures, ZipPictures
+from swin_quant.data.cifar import BINARY, PICKLED, CifarPictures, find_cifar
 from swin_quant.data.class_names import fit, in_order, stated
-from swin_quant.data.csv_table import TablePictures, find_tables
-from swin_quant.data.folder import FolderPictures, open_wnids
+from swin_quant.data.folder import FolderPictures, TablePictures, find_tables, open_wnids
 from swin_quant.data.ilsvrc import IlsvrcPictures, find_ilsvrc
 from swin_quant.data.parquet import ParquetPictures
-from swin_quant.data.pictures import Pictures, is_picture
-from swin_quant.data.shards import ShardPictures
-from swin_quant.data.source import DataRequest, list_files, subfolders
-from swin_quant.data.zip import ZipPictures
+from swin_quant.data.pictures import DataRequest, Pictures, is_picture, list_files, subfolders
 
 DIGITS = "digits"
 TRAIN = "train"
@@ -54,24 +52,13 @@ KINDS = {
     ),
     "ilsvrc": DataSource("ILSVRC2012_val_*.JPEG in one folder, and their labels", find_ilsvrc, IlsvrcPictures),
     "csv": DataSource("table of path and label (<split>.csv)", find_tables, TablePictures, names_own=True),
-    "wds": DataSource(
-        "tar shards of key.jpg and key.cls", lambda request: list_files(request, ".tar", "*.tar"), ShardPictures
-    ),
-    "parquet": DataSource(
-        "Parquet files of pictures",
-        lambda request: list_files(request, ".parquet", "*.parquet"),
-        ParquetPictures,
-        names_own=True,
-    ),
+    "wds": DataSource("tar shards of key.jpg and key.cls", partial(list_files, ending=".tar"), ShardPictures),
+    "parquet": DataSource("Parquet files of pictures", partial(list_files, ending=".parquet"), ParquetPictures, True),
     "cifar": DataSource(
-        "CIFAR's binary batches (data_batch_1.bin, ...)",
-        lambda request: cifar.find_cifar(request, cifar.BINARY),
-        cifar.CifarPictures,
+        "CIFAR's binary batches (data_batch_1.bin, ...)", partial(find_cifar, forms=BINARY), CifarPictures
     ),
     "cifar-python": DataSource(
-        "CIFAR's python batches (data_batch_1, ...)",
-        lambda request: cifar.find_cifar(request, cifar.PICKLED),
-        cifar.CifarPictures,
+        "CIFAR's python batches (data_batch_1, ...)", partial(find_cifar, forms=PICKLED), CifarPictures
     ),
 }
 

@@ -144,11 +144,7 @@ def _built(cfg: CfgNode) -> Classifier:
 
 
 def engines_beside(
-    model: nn.Module,
-    device: torch.device,
-    half: str | None,
-    policies: Sequence[Policy],
-    baseline: Baseline | None,
+    model: nn.Module, device: torch.device, half: str | None, policies: Sequence[Policy], baseline: Baseline | None
 ) -> dict[str, Engine]:
     """Engines by label: float32 and `half` of the original, PTQ, then `model` under each policy and unquantized.
 

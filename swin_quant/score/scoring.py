@@ -25,7 +25,7 @@ from swin_quant.config.outputs import need_logits
 from swin_quant.data.class_names import get_english_names, list_wnids
 from swin_quant.data.loader import Batch
 from swin_quant.data.picture_set import PictureSet, batches
-from swin_quant.data.pictures import Pictures, SomePictures
+from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import digest, shard
 from swin_quant.score.engine import Engine, Run
@@ -214,17 +214,6 @@ def is_guessing(right: int, pictures: int, classes: int) -> bool:
     return is_chance and at_most(right, (1 + 1 / classes) / 2) < _CERTAIN
 
 
-def warn_about_guessing(acc1: float, pictures: int, classes: int) -> None:
-    """Warn if a float model with top-1 accuracy `acc1` percent only guesses, and name the usual causes."""
-    right = round(acc1 * pictures / 100)
-    if classes > 1 and is_guessing(right, pictures, classes):
-        log.warning(
-            f"float32 is right about {right} of {pictures} pictures: guessing among {classes} classes does as well. "
-            "Usual causes: the data number the classes in another order than the model (docs/data.md, Class names); "
-            "pictures are not prepared as in the model's training (DATA.MEAN, DATA.STD, TEST.CROP); the head is new"
-        )
-
-
 @dataclass(frozen=True)
 class Guess:
     """A class, its name (or index without one) and its probability, 0 to 1."""
@@ -276,20 +265,19 @@ def score_engines(
             raise UsageError("the model does not say how many classes it has: give batches of (images, labels)")
         source = source.with_default_split("val")
         pictures = source.open(classes, class_names, world)
-        if source.count is not None:
-            pictures = SomePictures(pictures, sorted(source.indices(pictures)))
-        wanted = source.batch or BATCH
-        batch, total, classes = largest_batch(wanted, engines), len(pictures), len(pictures.class_names)
+        chosen, wanted = sorted(source.indices(pictures)), source.batch or BATCH
+        batch, total, classes = largest_batch(wanted, engines), len(chosen), len(pictures.class_names)
         if batch < wanted:
             log.info("batch %d instead of %d: the limit of an engine", batch, wanted)
-        share, title = shard(range(total), world.rank, world.size), f"scoring {listed(engines, 2)}"
+        share, title = shard(chosen, world.rank, world.size), f"scoring {listed(engines, 2)}"
         how = replace(source, batch=batch)
         loaded, limit = read_batches(pictures, prepared.known, share, how, title, world.size, total)
         scores = evaluate(engines, loaded, world.device)
         limit.count(gather(limit.names))
         if unreadable := sorted(limit.names):
             log.warning("%d of %d pictures are unreadable: %s", len(unreadable), total, listed(limit.names))
-        identity, name, split = digest(pictures.names), Path(source.path).name, source.split or ""
+        identity = digest(pictures.names[index] for index in chosen)
+        name, split = Path(source.path).name, source.split or ""
     else:
         sizes, images, labels = list[int](), hashlib.sha256(), hashlib.sha256()  # hashes of values identify tensors
 
@@ -304,8 +292,15 @@ def score_engines(
         scores = evaluate(engines, scored(source), world.device)
         batch, total, name, split = max(sizes), sum(sizes), "tensors", ""
         identity = hashlib.sha256(images.digest() + labels.digest()).hexdigest()
-    if BASELINE in scores and classes:
-        warn_about_guessing(scores[BASELINE].acc1, scores[BASELINE].pictures, classes)
+    if (baseline := scores.get(BASELINE)) and classes and classes > 1:
+        right = round(baseline.acc1 * baseline.pictures / 100)
+        if is_guessing(right, baseline.pictures, classes):
+            log.warning(
+                f"float32 is right about {right} of {baseline.pictures} pictures: guessing among {classes} classes "
+                "does as well. Usual causes: the data number the classes in another order than the model "
+                "(docs/data.md, Class names); pictures are not prepared as in the model's training (DATA.MEAN, "
+                "DATA.STD, TEST.CROP); the head is new"
+            )
     dataset = DatasetRecord(name=name, split=split, pictures=total, sha256=identity)
     return make_results(engines, scores, dataset, batch, world.device, unreadable)
 

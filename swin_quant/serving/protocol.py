@@ -105,9 +105,15 @@ def write_answer(
 ) -> tuple[bytes, dict[str, str]]:
     """Return body and headers of the answer. `values`: the model's own outputs, float32 [n, width], or maps; `outputs`:
     the names asked for, and whether each is binary."""
-    given, abouts, blobs = _compute_outputs(model, values), list[dict[str, Any]](), list[bytes]()
+    ends, parts = {end.name: end for end in model.outputs}, list_tensors(values)
+    abouts, blobs = list[dict[str, Any]](), list[bytes]()
+    found = dict(zip(ends, parts, strict=not model.classifies))
+    if model.classifies and len(ends) > 1:  # outputs beside logits are computed from these, as the file's graph does
+        found["probabilities"] = shares = parts[0].float().softmax(1)
+        count = ends["top_classes"].shape[0] if "top_classes" in ends else 0
+        found["top_probabilities"], found["top_classes"] = shares.topk(count, dim=1)
     for name, is_binary in outputs.items():
-        array = given[name]
+        array = np.ascontiguousarray(found[name].cpu().numpy(), ends[name].type)
         abouts.append({"name": name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)})
         if is_binary:
             blobs.append(array.astype(array.dtype.newbyteorder("<")).tobytes())
@@ -119,14 +125,3 @@ def write_answer(
     if not blobs:
         return text, {"Content-Type": "application/json"}
     return b"".join((text, *blobs)), {"Content-Type": "application/octet-stream", LENGTH: str(len(text))}
-
-
-def _compute_outputs(model: ModelDescription, values: Output) -> dict[str, np.ndarray]:
-    """Each output by name; those beside logits are computed from logits, as the file's graph does."""
-    parts = list_tensors(values)
-    found = dict(zip([end.name for end in model.outputs], parts, strict=not model.classifies))
-    if model.classifies and len(model.outputs) > 1:
-        found["probabilities"] = shares = parts[0].float().softmax(1)
-        count = next((end.shape[0] for end in model.outputs if end.name == "top_classes"), 0)
-        found["top_probabilities"], found["top_classes"] = shares.topk(count, dim=1)
-    return {end.name: np.ascontiguousarray(found[end.name].cpu().numpy(), end.type) for end in model.outputs}

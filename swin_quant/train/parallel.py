@@ -25,9 +25,8 @@ from swin_quant.base.progress import log
 from swin_quant.models.classifier import Classifier
 from swin_quant.models.registry import list_blocks
 from swin_quant.quant.outputs import Output
+from swin_quant.score.engine import HALF_TYPES
 from swin_quant.train.recipe import Recipe
-
-TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Precision:
         slow = device.type == "cpu" and chosen == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
         if slow and level != "O0":
             log.warning("this CPU has no bfloat16 arithmetic, so %s is emulated: O0 is faster", level)
-        return cls("O2" if level == "O3" else level, TYPES[chosen], device)
+        return cls("O2" if level == "O3" else level, HALF_TYPES[chosen], device)
 
     def network(self, model: nn.Module) -> nn.Module:
         """The network that computes the logits of a model from its float32 weights."""
@@ -89,28 +88,26 @@ class HalfCopy(nn.Module):
         norms = _layer_norms(model)
         for norm in norms.values():
             norm.follows_input = True
-        self.model, self.dtype, self.norms = model, half, _batch_norms(model) | set(norms)
+        batch_norm = nn.modules.batchnorm._BatchNorm
+        kept = {name for name, module in model.named_modules() if isinstance(module, batch_norm)}
+        self.model, self.dtype, self.kept = model, half, kept | set(norms)
 
     def forward(self, images: Tensor) -> Tensor:
-        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        copies = {name: tensor.to(self.dtype) for name, tensor in tensors if _computes(name, tensor, self.norms)}
+        """The output for half images. Ranges and norms' weights stay, and a batch norm's statistics, which a copy would
+        not update."""
+        copies = {
+            name: tensor.to(self.dtype)
+            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers())
+            if tensor.is_floating_point()
+            and not name.endswith(("_amax", "_bounds"))
+            and name.rpartition(".")[0] not in self.kept
+        }
         return functional_call(self.model, copies, (images,))
-
-
-def _batch_norms(model: nn.Module) -> set[str]:
-    return {name for name, module in model.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)}
 
 
 def _layer_norms(model: nn.Module) -> dict[str, Any]:
     """The norms whose weights may have another type than the network, by name."""
     return {name: module for name, module in model.named_modules() if hasattr(module, "follows_input")}
-
-
-def _computes(name: str, tensor: Tensor, norms: set[str]) -> bool:
-    """Whether a half network casts a tensor: not ranges, norms' weights, nor a batch norm's statistics, which a copy
-    would not update."""
-    kept = name.endswith(("_amax", "_bounds")) or name.rpartition(".")[0] in norms
-    return tensor.is_floating_point() and not kept
 
 
 M = TypeVar("M", bound=nn.Module)

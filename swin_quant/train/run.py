@@ -204,7 +204,6 @@ def training_config(cfg: CfgNode, recipe: Recipe) -> CfgNode:
     return cfg
 
 
-_CONSTANT, _OF_CONFIG = "constant", "config"
 NOT_FOR_TRAINING = ("split", "count", "images")  # fields of its pictures
 
 
@@ -260,12 +259,12 @@ class Training:
             "memory.fsdp": self.fsdp or None,
             "memory.offload": self.offload or None,
             "schedule.name": self.schedule,
-            "schedule.warmup_epochs": 0 if self.schedule == _CONSTANT else None,
+            "schedule.warmup_epochs": 0 if self.schedule == "constant" else None,
             **{key.replace("__", "."): value for key, value in more.items()},
         }
         given = {key: value for key, value in keys.items() if value is not None}
         if self.drop_path:
-            given["augment.drop_path"] = None if self.drop_path == _OF_CONFIG else self.drop_path
+            given["augment.drop_path"] = None if self.drop_path == "config" else self.drop_path
         return recipe.having({key: value for key, _, value in pairs}, "‹set›").having(given, "options")
 
     def request(self, folder: Path, start: Checkpoint | None, pictures: PictureSet, **more: Any) -> Request:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from timm.utils import ModelEmaV3
 
 FORMAT = "swin-quant/snapshot/1"
-BEST = "best.pt"
 Check = Callable[[dict[str, Any]], None]
 
 
@@ -55,7 +54,7 @@ class Snapshots:
 
     @property
     def best_file(self) -> Path:
-        return self.folder / BEST
+        return self.folder / "best.pt"
 
     def best(self, like: Mapping[str, Tensor], epoch: int) -> dict[str, Tensor] | None:
         """The best weights so far, with the names and shapes of `like`; None unless they are readable and from `epoch`.

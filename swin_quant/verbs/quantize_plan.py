@@ -9,7 +9,7 @@ from swin_quant.backends.onnx.options import INT4_BITS
 from swin_quant.backends.saturation import SAFE_BITS, needs_safe_weights
 from swin_quant.base.distributed import this_world
 from swin_quant.base.errors import UsageError
-from swin_quant.base.files import compute_data_sha256, compute_sha256, plain
+from swin_quant.base.files import compute_data_sha256, compute_sha256, finite
 from swin_quant.base.progress import log
 from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.load import check_head
@@ -80,7 +80,7 @@ class FileInputs:
 
     def hash_calibration(self, policy: Policy, passes: Any) -> dict[str, str]:
         """Hashes of all that a calibration depends on, beside the words of its command."""
-        model = {key: value for key, value in plain(portable_config(self.cfg)["MODEL"]).items() if key not in _PLACES}
+        model = {key: value for key, value in finite(portable_config(self.cfg)["MODEL"]).items() if key not in _PLACES}
         data = [model, Preprocess.from_config(self.cfg).to_dict()]
         found = {"the checkpoint": self.checkpoint.sha256, "the pictures": self.drawn_sha256}
         found |= {"the policy": policy.sha256, "the configuration": compute_data_sha256(data)}
@@ -138,7 +138,7 @@ def make_plan(
     name, card = (files.cfg.MODEL.NAME, files.card) if files else (subject.name, subject.card)
     policy, exports = choice, target.exporting
     if isinstance(choice, PolicyChoice) and choice.policy in ((), (AUTO,)):  # the best, where a search begins, too
-        safe, config = choice.saturation_safe, plain(files.cfg) if files else subject.card.config
+        safe, config = choice.saturation_safe, finite(files.cfg) if files else subject.card.config
         best = (exports.policies if safe else exports.policies_for(config))[:1]
         policy = replace(choice, policy=best)
         is_free = choice == PolicyChoice(off=choice.off) and not tune

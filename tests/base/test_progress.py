@@ -12,13 +12,6 @@ from swin_quant.train.loop import bar
 from swin_quant.train.snapshot import Position
 
 
-@pytest.fixture(autouse=True)
-def restored():
-    before = progress.log.handlers, progress.log.level, progress.log.propagate, progress.bars, logging.raiseExceptions
-    yield
-    progress.log.handlers, progress.log.level, progress.log.propagate, progress.bars, logging.raiseExceptions = before
-
-
 @pytest.fixture
 def screen(monkeypatch):
     """screen(terminal) -> the text that the console has written."""
@@ -26,6 +19,7 @@ def screen(monkeypatch):
     def make(terminal):
         text = io.StringIO()
         monkeypatch.setattr(progress, "console", Console(file=text, force_terminal=terminal, width=100))
+        monkeypatch.setattr(progress, "bars", progress.bars)  # which `set_up` changes
         return text
 
     return make

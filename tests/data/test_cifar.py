@@ -22,11 +22,8 @@ def cifar10(tmp_path, folders):
     pictures = [folders.read(index) for index in range(6)]
     batch(root / "test_batch.bin", pictures, folders.labels)
     for number in range(1, 6):
-        batch(
-            root / f"data_batch_{number}.bin",
-            pictures[number - 1 : number + 1],
-            folders.labels[number - 1 : number + 1],
-        )
+        both = slice(number - 1, number + 1)
+        batch(root / f"data_batch_{number}.bin", pictures[both], folders.labels[both])
     (root / "batches.meta.txt").write_text("\n".join(f"class {n}" for n in range(10)))
     return root
 

@@ -34,11 +34,12 @@ class Commands:
     recipe: Path
 
     def words(self, command, out):
+        half = "--half", "none"
         own = {
             "calibrate": ["--checkpoint", self.float_file, "--pictures", 8, "--batch", 2, "--policy", "ft-mode1"],
-            "evaluate": ["--checkpoint", self.float_file, "--batch", 2],
-            "train": ["--recipe", self.recipe],
-            "finetune": ["--recipe", self.recipe, "--checkpoint", self.calibrated],
+            "evaluate": ["--checkpoint", self.float_file, "--batch", 2, *half],
+            "train": ["--recipe", self.recipe, *half],
+            "finetune": ["--recipe", self.recipe, "--checkpoint", self.calibrated, *half],
         }
         return [str(word) for word in (command, *self.common, *own[command], "--output", out)]
 
@@ -73,7 +74,7 @@ def commands(micro, pictures, tmp_path_factory):
     folder = tmp_path_factory.mktemp("attacked")
     recipe = folder / "recipe.yaml"
     recipe.write_text("epochs: 2\nbatch_size: 2\nsave_minutes: 1.0e-9\naugment: {crop: padded}\n")
-    common = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--half", "none", "--quiet"]
+    common = ["--cfg", micro / "swin.yaml", "--data-path", pictures, "--device", "cpu", "--quiet"]
     made = Commands(common, micro / "swin.pth", folder / "calibrated" / f"{NAME}_calib.pth", recipe)
     words = [*made.words("calibrate", folder / "calibrated")]
     process = multiprocessing.get_context("fork").Process(target=main, args=(words,))

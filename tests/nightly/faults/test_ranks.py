@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import free_port, meeting
 
 from swin_quant.base import watchdog
 
@@ -76,15 +76,12 @@ def start(fork, tmp_path):
     numbers = itertools.count()
 
     def go(words, launcher=None, absent=None) -> Run:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
         if launcher in AGENTS:
             logs = tmp_path / f"logs{next(numbers)}"
-            agent = [AGENTS[launcher], "--nproc_per_node", "2", "--master_port", port, "--redirects", "3"]
+            agent = [AGENTS[launcher], "--nproc_per_node", "2", "--master_port", free_port(), "--redirects", "3"]
             agent = [*agent, "--log-dir", str(logs), "--module", "swin_quant"]
             return Run([fork(words, {"FAULT_RUN": str(logs)}, partial(_execute, ["-m", *agent, *words]))], logs)
-        common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        common = meeting(2)
         before = {FORKS: _impatient, PLAIN: partial(_execute, ["-m", "swin_quant", *words])}.get(launcher)
         environments = [common | {"RANK": str(rank)} for rank in range(2)]
         return Run([None if rank == absent else fork(words, environments[rank], before) for rank in range(2)])

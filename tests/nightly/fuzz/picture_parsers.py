@@ -14,10 +14,10 @@ import numpy as np
 from parser_inputs import Files, Parser, encoded
 from PIL import Image
 
+from swin_quant.data.archives import ZipPictures
 from swin_quant.data.class_names import list_wnids
 from swin_quant.data.pictures import UnreadablePicture, decode
 from swin_quant.data.sources import open_pictures
-from swin_quant.data.zip import ZipPictures
 from swin_quant.score.scoring import class_names
 
 
