@@ -20,13 +20,13 @@ from swin_quant.data.class_names import CLASSES_FILE, MAX_CLASSES, classed
 from swin_quant.data.pictures import (
     EXTENSIONS,
     MAX_BYTES,
-    DataRequest,
     Pictures,
     UnreadablePicture,
     is_picture,
     printable,
     read_bytes,
 )
+from swin_quant.data.source import DataRequest
 
 MAX_MAP_BYTES = 1 << 30  # twice the map of ImageNet-22k
 

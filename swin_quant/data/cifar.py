@@ -18,7 +18,8 @@ from swin_quant.base import pickled
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.files import read_bounded, read_lines
 from swin_quant.base.reading import reading
-from swin_quant.data.pictures import DataRequest, Pictures, printable
+from swin_quant.data.pictures import Pictures, printable
+from swin_quant.data.source import DataRequest
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32

@@ -21,7 +21,8 @@ from swin_quant.base.files import read_bounded, read_lines
 from swin_quant.base.reading import reading
 from swin_quant.data.class_names import ILSVRC_CLASSES, is_wnid, list_wnids
 from swin_quant.data.folder import FolderPictures, Walk
-from swin_quant.data.pictures import DataRequest, printable, subfolders
+from swin_quant.data.pictures import printable
+from swin_quant.data.source import DataRequest, subfolders
 
 PICTURE = re.compile(r"ILSVRC2012_val_[0-9]{8}\.(?:JPEG|jpeg|jpg|JPG|png)")
 # Each line begins with a wnid, in published order

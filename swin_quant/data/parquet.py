@@ -11,7 +11,8 @@ from swin_quant.base.extras import library
 from swin_quant.base.files import open_plain
 from swin_quant.base.reading import reading
 from swin_quant.data.class_names import MAX_CLASSES, classed
-from swin_quant.data.pictures import MAX_BYTES, DataRequest, Pictures, UnreadablePicture, printable
+from swin_quant.data.pictures import MAX_BYTES, Pictures, UnreadablePicture, printable
+from swin_quant.data.source import DataRequest
 
 IMAGES = ("image", "img", "jpg", "png", "picture", "bytes", "image_bytes")
 LABELS = ("label", "labels", "fine_label", "class", "cls", "target")

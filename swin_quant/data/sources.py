@@ -18,10 +18,12 @@ from swin_quant.base.reading import reads
 from swin_quant.data.archives import ShardPictures, ZipPictures
 from swin_quant.data.cifar import BINARY, PICKLED, CifarPictures, find_cifar
 from swin_quant.data.class_names import fit, in_order, stated
-from swin_quant.data.folder import FolderPictures, TablePictures, find_tables, open_wnids
+from swin_quant.data.csv_table import TablePictures, find_tables
+from swin_quant.data.folder import FolderPictures, open_wnids
 from swin_quant.data.ilsvrc import IlsvrcPictures, find_ilsvrc
 from swin_quant.data.parquet import ParquetPictures
-from swin_quant.data.pictures import DataRequest, Pictures, is_picture, list_files, subfolders
+from swin_quant.data.pictures import Pictures, is_picture
+from swin_quant.data.source import DataRequest, list_files, subfolders
 
 DIGITS = "digits"
 TRAIN = "train"
