@@ -1,3 +1,4 @@
+import math
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 
 import pytest
@@ -24,11 +25,18 @@ def test_everything_has_a_default_nothing_can_be_changed_and_plain_data_goes_rou
     ("tree", "says"),
     [
         ({"epoch": 3}, "unknown key 'epoch'; did you mean epochs?"),
+        ({"optimizer": {"learning_rate": 1}}, "unknown key 'optimizer.learning_rate'"),
         ({"optimizer": {"lr": 0}}, "optimizer.lr is 0.0, but must be above 0"),
+        ({"optimizer": {"lr": math.nan}}, "optimizer.lr must be a number, not nan"),
         ({"optimizer": {"lr": "nan"}}, "optimizer.lr must be a number, not 'nan'"),
+        ({"optimizer": {"lr": "fast"}}, "optimizer.lr must be a number, not 'fast'"),
         ({"optimizer": {"name": "lion"}}, "optimizer.name is 'lion', but must be one of adamw, sgd"),
+        ({"optimizer": {"betas": [0.9]}}, "optimizer.betas must be 2 values"),
         ({"optimizer": {"betas": [0.9, 1.5]}}, "optimizer.betas[1] is 1.5"),
+        ({"optimizer": 3}, "optimizer must be a mapping, not 3"),
         ({"epochs": 0}, "epochs is 0, but must be at least 1"),
+        ({"epochs": True}, "epochs must be a whole number, not True"),
+        ({"memory": {"fsdp": 1}}, "memory.fsdp must be true or false, not 1"),
         ({"augment": {"mixup": -1}}, "augment.mixup is -1.0"),
         ({"distill": {"temperature": 0}}, "distill.temperature is 0.0"),
         ([1], "the content must be a mapping"),
