@@ -20,7 +20,6 @@ from swin_quant.backends.fastertransformer import load_weights
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.layouts import is_misread
 from swin_quant.backends.fastertransformer.limits import (
-    Case,
     check_finite,
     check_half_range,
     check_limits,
@@ -28,7 +27,7 @@ from swin_quant.backends.fastertransformer.limits import (
     list_warnings,
 )
 from swin_quant.backends.fastertransformer.manifest import make_manifest, manifest_name, read_export
-from swin_quant.backends.fastertransformer.slots import HEAD, Form, slots
+from swin_quant.backends.fastertransformer.slots import HEAD, Case, slots
 from swin_quant.backends.fastertransformer.weights import WeightSource, stored_form
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, compute_sha256, ensure_writable_dir, reason, write_json
@@ -55,7 +54,7 @@ def check(artifact: Artifact, model: Swin) -> dict[str, float]:
     SwinQuantError names those beyond rounding.
     """
     stored = read_export(artifact)
-    source, found, broken = WeightSource(model, stored.case.form.int8), dict[str, float](), list[str]()
+    source, found, broken = WeightSource(model, stored.case.int8), dict[str, float](), list[str]()
     for slot in stored.entries:
         if slot.layout == "empty":
             continue
@@ -85,12 +84,12 @@ def misreading(artifact: Artifact) -> list[str]:
     Measured on seeded noise: the emulated export as the kernel reads it, against the same export with the right biases.
     """
     stored = read_export(artifact)
-    if not stored.case.form.int8 or not is_misread(stored.case.widest):
+    if not stored.case.int8 or not is_misread(stored.case.widest):
         return []
     g = stored.case.g
     noise = torch.randn(PICTURES, g.in_chans, g.image_size, g.image_size, generator=torch.Generator().manual_seed(0))
     read, meant = (Emulator(stored, misread=misread)(noise) for misread in (True, False))
-    if stored.case.form.fix_gelu_bias and torch.equal(read, meant):
+    if stored.case.fix_gelu_bias and torch.equal(read, meant):
         return [f"fc1's bias of {stored.case.widest} channels is stored as the kernel of GELU reads it"]
     change = read - meant
     sqnr = 10 * (meant.square().sum() / change.square().sum()).log10()
@@ -146,10 +145,10 @@ def export(
     mode = None
     if options.kind == "int8":
         mode = find_int8_mode(model, policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None)
-    form = Form(get_version(model), options.kind, options.sm, options.fix_gelu_bias)
-    case = Case(model.geometry, form, mode, options.batch)
+    target = options.kind, options.sm, options.fix_gelu_bias
+    case = Case(model.geometry, get_version(model), *target, mode, options.batch)
     check_limits(case)
-    source = WeightSource(model, case.form.int8)
+    source = WeightSource(model, case.int8)
     beyond = card.calibration["beyond_half"] if card.calibration else []
     check_half_range(source.ranges, beyond, options.kind)
     name = f"{card.name}_{options.kind}_sm{options.sm}"
@@ -166,7 +165,7 @@ def export(
         raise SwinQuantError(f"{folder}: the export cannot be written: {reason(error)}") from error
     for warning in list_warnings(case):
         log.warning("%s", warning)
-    card = card if case.form.int8 else replace(card, policy=None)
+    card = card if case.int8 else replace(card, policy=None)
     record = {
         "sm": options.sm,
         "kind": options.kind,
@@ -193,13 +192,13 @@ def _calibrated(card: RunCard, folder: Path, file: Path) -> str:
 
 def _write(model: Swin, name: str, calibrated: str, case: Case, source: WeightSource, file: Path) -> list[Path]:
     """Write every file of the export beside `file`. Returns all but `file`, the checkpoint first."""
-    checkpoint = file.with_name(calibrated if case.form.int8 else f"{file.stem}.pth")
-    if case.form.int8:
+    checkpoint = file.with_name(calibrated if case.int8 else f"{file.stem}.pth")
+    if case.int8:
         save_calibrated(model, checkpoint, ends=False)  # names nodes without a positive range
     else:
         save_float(model, checkpoint)
     tensors: dict[str, Tensor] = {}
-    for slot in slots(case.g, case.form):
+    for slot in slots(case):
         tensors[slot.key] = stored_form(slot, source, case.g)
         check_finite(slot.name, tensors[slot.key])
     for key in HEAD:
