@@ -51,7 +51,7 @@ class PatchEmbedKernel(Kernel):
         constants |= {"IN": self.images.shape[3 if is_last else 1], "CHANNELS_LAST": is_last}
         constants |= {"HALF_STEPS": self.half_steps, "ROWS": t.rows, "BLOCK": t.columns, "BLOCK_K": t.inner}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch("patch_embed.patch_embed", grid, arguments, constants, t)
+        return PreparedLaunch("rows.patch_embed", grid, arguments, constants, t)
 
 
 @dataclass(frozen=True, eq=False)
