@@ -6,8 +6,6 @@ Most would not fail on the GPU: the op checks only the number of tensors, and co
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from torch import Tensor
-
 from swin_quant.backends.fastertransformer import KINDS
 from swin_quant.backends.fastertransformer.layouts import LARGEST, MOST_HIDDEN, is_misread
 from swin_quant.backends.fastertransformer.slots import FUSED_SMS, ROWS, Case, head_dim, hidden_channels
@@ -27,7 +25,7 @@ def is_default_scale(g: Geometry) -> bool:
 
 
 Limit = tuple[Callable[[Case], object], str]
-_INSTEAD = "`export --precision float --float-type {}` exports"
+INSTEAD = "`export --precision float --float-type {}` exports"
 ALWAYS: tuple[Limit, ...] = (
     (lambda c: c.max_batch < 1, "‹batch› {batch}: must be at least 1"),
     (lambda c: not 52 <= c.sm <= 90, "‹sm› {sm}: FasterTransformer builds for compute capability 52 to 90"),
@@ -50,7 +48,7 @@ FLOAT: tuple[Limit, ...] = (
 INT8: tuple[Limit, ...] = (
     (
         lambda c: c.sm < 75,
-        f"‹sm› {{sm}}: the INT8 GEMMs need compute capability 75 or above; {_INSTEAD.format('float16')}",
+        f"‹sm› {{sm}}: the INT8 GEMMs need compute capability 75 or above; {INSTEAD.format('float16')}",
     ),
     (lambda c: head_dim(c.g) % 32 > 0, "head width {d}: the INT8 kernels need 32 (fused attention) or a multiple"),
     (lambda c: c.g.embed_dim % 32 > 0, "EMBED_DIM {embed}: the INT8 layouts need a multiple of 32"),
@@ -163,7 +161,7 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
     if nodes and kind != "float32":
         raise SwinQuantError(
             f"calibration saw values beyond float16 (65504) in {listed(nodes, 2)}: FasterTransformer keeps the "
-            f"residual stream in float16 and would overflow; {_INSTEAD.format('float32')}, or use another backend"
+            f"residual stream in float16 and would overflow; {INSTEAD.format('float32')}, or use another backend"
         )
     if kind == "int8":
         tiny = [n for n, a in ranges.items() if n.endswith("mlp.fc2._input_quantizer") and 0 < a < 127 / LARGEST_HALF]
@@ -172,9 +170,3 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
                 f"range too small for float16 in {listed(tiny, 2)}: the kernel after GELU multiplies by 127 / amax in "
                 "float16, which overflows below 0.00194; `calibrate --calibrator max` or look at that branch"
             )
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """SwinQuantError if a float16 tensor overflowed."""
-    if tensor.is_floating_point() and not tensor.isfinite().all():
-        raise SwinQuantError(f"{name} has values beyond float16 (65504): {_INSTEAD.format('float32')}")

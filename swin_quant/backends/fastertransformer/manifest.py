@@ -16,7 +16,7 @@ from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.fastertransformer import KINDS
 from swin_quant.backends.fastertransformer.limits import DEFAULT_SCALE, check_limits, is_default_scale
 from swin_quant.backends.fastertransformer.slots import HEAD, Case, Slot, slots
-from swin_quant.backends.fastertransformer.weights import DTYPES, from_stored
+from swin_quant.backends.fastertransformer.weights import from_stored
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import read_json
 from swin_quant.base.reading import reads
@@ -226,8 +226,8 @@ def read_export(artifact: Artifact) -> Stored:
 
 
 def _check(file: str, key: str, tensor: Tensor, dtype: str, shape: tuple[int, ...]) -> None:
-    if tensor.dtype is not DTYPES[dtype] or tuple(tensor.shape) != shape:
-        found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        raise SwinQuantError(f"{file}: {key} is {found}, must be {dtype} {list(shape)}; export again")
+    found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if found != (wanted := f"{dtype} {list(shape)}"):
+        raise SwinQuantError(f"{file}: {key} is {found}, must be {wanted}; export again")
     if tensor.is_floating_point() and not tensor.isfinite().all():
         raise SwinQuantError(f"{file}: {key} holds NaN or Inf; export again")
