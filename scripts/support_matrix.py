@@ -13,8 +13,8 @@ from torch import nn
 from swin_quant.backends.artifact import apply_for_engine
 from swin_quant.backends.backend import Backend, OnnxTarget, function
 from swin_quant.backends.executorch.export import FAULTS
-from swin_quant.backends.fastertransformer.limits import Case, check_limits, find_int8_mode, list_warnings
-from swin_quant.backends.fastertransformer.slots import Form
+from swin_quant.backends.fastertransformer.limits import check_limits, find_int8_mode, list_warnings
+from swin_quant.backends.fastertransformer.slots import Case
 from swin_quant.backends.onnx.export import choose_nodes
 from swin_quant.backends.onnx.options import OnnxOptions
 from swin_quant.backends.registry import backends
@@ -149,7 +149,7 @@ def fastertransformer() -> Iterator[str]:
 
 def _cell(g: Geometry, version: int, sm: int, mode: int, said: dict[str, None]) -> str:
     """`no` or whether attention is fused, and the numbers of its notes."""
-    case = Case(g, Form(version, "int8", sm), mode)
+    case = Case(g, version, "int8", sm, int8_mode=mode)
     try:
         check_limits(case)
     except UsageError as error:

@@ -7,6 +7,6 @@ other. Shared code lies beside them: `artifact` (files and their run cards, fact
 (untrusted ONNX files), `saturation` (CPUs whose int8 products saturate).
 """
 
-from swin_quant.backends.registry import engine_loader, exporter
+from swin_quant.backends.registry import engine_loader
 
-__all__ = ["engine_loader", "exporter"]
+__all__ = ["engine_loader"]

@@ -9,7 +9,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from swin_quant.backends.backend import Backend, function
+from swin_quant.backends.backend import Backend
 from swin_quant.base.errors import UsageError, offered
 from swin_quant.base.extras import announced
 from swin_quant.base.progress import log
@@ -68,11 +68,6 @@ def engine_named(name: str) -> Backend:
     if name not in (known := engines()):
         raise UsageError(f"no engine {name!r}{offered(name, known)}")
     return known[name]
-
-
-def exporter(name: str) -> Callable[..., Any]:
-    """The `export(model, card, folder, options)` of a backend."""
-    return function(target_named(name).exporting.export)
 
 
 def engine_loader(name: str) -> Callable[..., Any]:

@@ -117,7 +117,7 @@ def test_batches_of_several_sizes_take_turns_in_one_memory(sessions, images):
     session, _ = sessions("swin")
     given = [images.cuda(), images[:5].flip(0).cuda()]
     expected = [session(one) for one in given]
-    blocks = {one.bound.images.untyped_storage().data_ptr() for one in session._captured.values()}
+    blocks = {one[0].images.untyped_storage().data_ptr() for one in session._captured.values()}
     assert len(session._captured) == 2 and len(blocks) == 1
     assert all(map(torch.equal, on_two_streams(session, given), 5 * expected))
 

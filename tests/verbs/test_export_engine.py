@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnx
 import pytest
@@ -53,7 +54,7 @@ def trt(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", module)
     module.become("11.4.1")
     monkeypatch.setattr(host, "find_gpu", lambda: host.Gpu(torch.device("cpu"), "Stand-in GPU", "8.9"))
-    monkeypatch.setattr(host, "current_stream", lambda device: 1)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=1))
     return module
 
 

@@ -76,25 +76,6 @@ class _Sizes(TypedDict):
     mlp_ratio: Annotated[float, within(above=0, most=64)]
 
 
-def write_network(network: Network, path: Path) -> None:
-    """Write the file whole, or not at all."""
-    spec = network.spec
-    header = PackedHeader(
-        schema=SCHEMA,
-        version=spec.version,
-        arithmetic=spec.arithmetic,
-        float_type=spec.float_type,
-        quantized=sorted(spec.quantized),
-        format=spec.format,
-        preprocess=network.preprocess.to_dict() if network.preprocess else None,
-        exit_factors=spec.exit_factors,
-        geometry=asdict(spec.geometry),
-    )
-    scalars = {name: torch.tensor(value, dtype=torch.float32) for name, value in network.scalars.items()}
-    stored = {name: tensor.view(_stored_type(tensor.dtype)) for name, tensor in network.tensors.items()}
-    atomic_write_bytes(path, save(stored | scalars, {"format": "pt", _KEY: json.dumps(header)}))
-
-
 @reads("file of the CUDA engine")
 def read_network(path: Path) -> Network:
     """The network in a file. SwinQuantError names what is missing, wrong or unknown."""
@@ -247,7 +228,20 @@ def export(
     words = [card.name, precision, *(["uint8"] if spec.pixels else []), BACKEND]
     file = ensure_writable_dir(folder) / f"{'_'.join(words)}.safetensors"
     card_path(file).unlink(missing_ok=True)  # without a card, an unfinished file is not taken for an export
-    write_network(network, file)
+    header = PackedHeader(
+        schema=SCHEMA,
+        version=spec.version,
+        arithmetic=spec.arithmetic,
+        float_type=spec.float_type,
+        quantized=sorted(spec.quantized),
+        format=spec.format,
+        preprocess=preprocess.to_dict() if preprocess else None,
+        exit_factors=spec.exit_factors,
+        geometry=asdict(spec.geometry),
+    )
+    scalars = {name: torch.tensor(value, dtype=torch.float32) for name, value in network.scalars.items()}
+    stored = {name: tensor.view(_stored_type(tensor.dtype)) for name, tensor in network.tensors.items()}
+    atomic_write_bytes(file, save(stored | scalars, {"format": "pt", _KEY: json.dumps(header)}))
     made = asdict(options) | {"arithmetic": spec.arithmetic, "gelu": spec.gelu()}
     card = card if options.precision == "int8" else replace(card, policy=None)
     return finish_artifact(file, card, BACKEND, precision, made)

@@ -28,6 +28,7 @@ STEP = 32  # channels: kernels hold rows in parts, whose widths are powers of tw
 _NORM1 = r"norm_quantize:.*(norm1|attn\.qkv\._input_quantizer)"
 _NORM2 = r"(norm_quantize:.*norm2|norm_residual:.*norm1)"
 _POST2 = r"norm_residual:.*norm2"
+_MERGING = r".*downsample\.reduction"
 _QKV, _PROJ, _FC1, _FC2 = (rf"gemm\S*:.*{layer}" for layer in (r"attn\.qkv", r"attn\.proj", r"mlp\.fc1", r"mlp\.fc2"))
 
 
@@ -35,15 +36,13 @@ _QKV, _PROJ, _FC1, _FC2 = (rf"gemm\S*:.*{layer}" for layer in (r"attn\.qkv", r"a
 class Fusion:
     """Consecutive launches that become one; each matches a pattern of its `label`.
 
-    `op`: the kernel that replaces them; `arguments` builds its arguments from the launches'. `widest`: maps bytes of an
-    operand to the most channels that fit on the chip.
+    `op`: the kernel that replaces them. `widest`: the most channels that fit on the chip.
     """
 
     title: str
     patterns: tuple[str, ...]
     op: str
-    arguments: Callable[..., dict[str, Any]]
-    widest: Mapping[int, int]
+    widest: int
 
     def fits(self, launches: Sequence[Launch]) -> bool:
         """Whether the first of these launches match the patterns, and the kernel takes their products: one operand
@@ -58,7 +57,7 @@ class Fusion:
             len({weight.dtype for weight in weights}) == 1
             and all(side % STEP == 0 for side in sides)
             and all(one["epilogue"].product_levels is None for one in products)
-            and min(sides) <= self.widest.get(weights[0].dtype.itemsize, 0)
+            and min(sides) <= self.widest
         )
 
     def merged(self, group: Group) -> Launch:
@@ -68,7 +67,7 @@ class Fusion:
         return Launch(
             self.op,
             " + ".join([first, *(name[shared:] for name in rest)]),
-            self.arguments(*(one.arguments for one in group)),
+            _ARGUMENTS[self.op](*(one.arguments for one in group)),
             sum(one.operations for one in group),
             next(one.products for one in group if one.products),
         )
@@ -120,35 +119,25 @@ def _mlp(fc1: Mapping[str, Any], fc2: Mapping[str, Any], norm: Mapping[str, Any]
     }
 
 
-PROLOGUE = Fusion("norm1 into qkv", (_NORM1, _QKV), "norm_gemm", _norm_gemm, {1: 1536, 2: 1536})
-PROLOGUE2 = Fusion("norm2 into fc1", (r"norm_quantize:.*norm2", _FC1), "norm_gemm", _norm_gemm, {1: 1536, 2: 1536})
-MERGING = Fusion(
-    "merging into its linear",
-    (r"merge_quantize:.*", r"gemm\.half:.*downsample\.reduction"),
-    "norm_gemm",
-    _norm_gemm,
-    {1: 512, 2: 512},  # these are half the merged channels, all of which are on the chip
-)
-EPILOGUE = Fusion("norm2 into proj", (_PROJ, _NORM2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
-FC2_NORM = Fusion("V2's norm into fc2", (_FC2, _POST2), "gemm_norm", _gemm_norm, {1: 768, 2: 768})
-MERGING_NORM = Fusion(
-    "V2's norm into merging",
-    (r"gemm:.*downsample\.reduction", r"norm_residual:.*downsample\.norm"),
-    "gemm_norm",
-    _gemm_norm,
-    {1: 768, 2: 768},
-)
-MLP = Fusion("one MLP", (_FC1, r"gemm\.residual:.*mlp\.fc2"), "mlp", _mlp, {1: 384, 2: 384})
-MLP_NORM = Fusion("one MLP with V2's norm", (_FC1, _FC2, _POST2), "mlp", _mlp, {1: 384, 2: 384})
-ATTENTION = Fusion(
-    "attention, proj and norm2",
-    (r"attention:.*", _PROJ, _NORM2),
-    "attention_norm",
-    _attention_norm,
-    {1: 768, 2: 768},
-)
+_ARGUMENTS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "norm_gemm": _norm_gemm,
+    "gemm_norm": _gemm_norm,
+    "attention_norm": _attention_norm,
+    "mlp": _mlp,
+}
 
-FUSIONS = (PROLOGUE, ATTENTION, EPILOGUE, MLP_NORM, MLP, FC2_NORM, MERGING, MERGING_NORM, PROLOGUE2)
+FUSIONS = (
+    Fusion("norm1 into qkv", (_NORM1, _QKV), "norm_gemm", 1536),
+    Fusion("attention, proj and norm2", (r"attention:.*", _PROJ, _NORM2), "attention_norm", 768),
+    Fusion("norm2 into proj", (_PROJ, _NORM2), "gemm_norm", 768),
+    Fusion("one MLP with V2's norm", (_FC1, _FC2, _POST2), "mlp", 384),
+    Fusion("one MLP", (_FC1, r"gemm\.residual:.*mlp\.fc2"), "mlp", 384),
+    Fusion("V2's norm into fc2", (_FC2, _POST2), "gemm_norm", 768),
+    # 512 is half the merged channels, all of which are on the chip
+    Fusion("merging into its linear", (r"merge_quantize:.*", rf"gemm\.half:{_MERGING}"), "norm_gemm", 512),
+    Fusion("V2's norm into merging", (rf"gemm:{_MERGING}", r"norm_residual:.*downsample\.norm"), "gemm_norm", 768),
+    Fusion("norm2 into fc1", (r"norm_quantize:.*norm2", _FC1), "norm_gemm", 1536),
+)
 """Every fusion that has a kernel; where several fit, the first that the GPU's table lists is taken."""
 Row = tuple[Fusion | None, Group]  # a fusion and the launches that it merges, or None and a single launch
 

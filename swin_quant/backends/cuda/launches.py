@@ -15,10 +15,9 @@ from swin_quant.backends.cuda.kernels.attention import bias_row
 from swin_quant.backends.cuda.kernels.gemm import Epilogue, Kind
 from swin_quant.backends.cuda.kernels.windows import Windows, whole_map
 from swin_quant.backends.cuda.program import Launch, Program, ScalarRef, TensorRef, make_program
-from swin_quant.backends.cuda.spec import REDUCTION, NetworkSpec
+from swin_quant.backends.cuda.spec import EPSILON, REDUCTION, NetworkSpec
 from swin_quant.base.errors import UsageError
 
-EPSILON = 1e-5  # torch's LayerNorm, which the models use
 FT_BLOCK_EPSILON = {1: 1e-5, 2: 1e-6}  # FasterTransformer's norms inside blocks, by version
 FT_EPSILON = 1e-6  # its other norms
 FT_UNIT_EPSILON = 1e-6  # added to the squared length of q and k
@@ -198,7 +197,8 @@ class _Writer:
 
     def _attention(self, tokens: TensorRef, stage: int, at: str, windows: Windows) -> TensorRef:
         """Context from tokens, both in window order."""
-        heads, width, rows = self.g.heads[stage], self.spec.attention_width(stage), self._tokens(stage)
+        heads, head_dim, rows = self.g.heads[stage], self.spec.padded_head_dim(stage), self._tokens(stage)
+        width = heads * head_dim  # channels of q, of k and of v, padding included
         layer, length, v2, ft = f"{at}attn.qkv", windows.tokens, self.spec.version == 2, self.spec.is_ft
         quantized, weighs = (f"{at}attn.{product}" in self.spec.quantized for product in ("q k", "a v"))
         qkv = TensorRef(f"{layer}.output", self.spec.operand if quantized else self.spec.half, (rows, 3 * width))
@@ -210,7 +210,7 @@ class _Writer:
             levels=self._packed(f"{layer}.levels", 3 * width) if quantized and not self.spec.folds(layer) else None,
             lengths=self._packed(f"{at}attn.lengths", 3 * width) if v2 else None,
             before=self._packed(f"{layer}.before", 2, 3 * width) if v2 and ft else None,
-            head_dim=self.spec.padded_head_dim(stage),
+            head_dim=head_dim,
         )
         context = self._get_input(f"{at}attn.proj", stage, width)
         self._launch(

@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +23,8 @@ from swin_quant.base.errors import UsageError
 from swin_quant.base.progress import log
 
 _KEPT = 2  # programs on a CPU: full batches, and the last, smaller one
+# One batch size, and its CUDA graph: fill `images`, replay the graph on a stream, read `logits`. Allocates nothing.
+Captured = tuple[Bound, Any]
 # torch synchronizes the whole GPU before a capture, which would end another thread's capture.
 _CAPTURING = threading.RLock()
 
@@ -50,14 +51,6 @@ class HostSession:
             bound.images.copy_(given)
             bound()
             return bound.logits.clone().to(images.device)
-
-
-@dataclass(frozen=True)
-class Captured:
-    """One batch size: fill `bound.images`, replay the graph on a stream, read `bound.logits`. Allocates nothing."""
-
-    bound: Bound
-    graph: Any
 
 
 class GraphSession:
@@ -97,13 +90,13 @@ class GraphSession:
                 )
             given = as_input(self.network, images)
             with self._lock:
-                captured, stream = self.captured(count), torch.cuda.current_stream()
+                (bound, graph), stream = self.captured(count), torch.cuda.current_stream()
                 stream.wait_event(self._done)
                 # All that may fail comes before the replay.
-                logits = torch.empty_like(captured.bound.logits[:count])
-                captured.bound.images[:count].copy_(given, non_blocking=True)
-                captured.graph.replay()
-                logits.copy_(captured.bound.logits[:count])
+                logits = torch.empty_like(bound.logits[:count])
+                bound.images[:count].copy_(given, non_blocking=True)
+                graph.replay()
+                logits.copy_(bound.logits[:count])
                 self._done.record(stream)
             return logits.to(images.device)
 
@@ -151,7 +144,7 @@ class GraphSession:
             # allocation by another thread would end the capture.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 bound()
-        return Captured(bound, graph)
+        return bound, graph
 
 
 def _wait_for(done: Any) -> None:

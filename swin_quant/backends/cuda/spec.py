@@ -27,11 +27,11 @@ from swin_quant.score.engine import HALF_TYPES
 ARITHMETICS = ("cuda", "ft-mode1", "ft-mode2")
 LEAST_HEAD_DIM = 32  # of an int8 product; narrower heads are padded with zeros
 REDUCTION = "downsample.reduction"
-EPSILON = 1e-5
+EPSILON = 1e-5  # torch's LayerNorm, which the models use
 LARGEST_WINDOW = 32  # 1024 tokens: the most products whose int8 sums are exact in float32
 LARGEST_HEAD_DIM = 128
 CHANNELS = 32  # products of bytes take channels in multiples of this
-# Type of GELU's result -> its form, with the largest error over all values (kernels/jit/epilogue.py).
+# Type of GELU's result -> its form, with the largest error over all values (kernels/jit/gemm.py).
 _GELUS = {
     "int8": "erf's by a polynomial of degree 3 in the exponent, within 5.5e-5",
     "other": "erf's by a polynomial of degree 5 in the exponent, within 2.8e-7 times max(1, |x|)",
@@ -92,10 +92,6 @@ class NetworkSpec:
         """The next power of two, at least 32."""
         return max(LEAST_HEAD_DIM, 1 << (self.head_dim(stage) - 1).bit_length())
 
-    def attention_width(self, stage: int) -> int:
-        """Channels of q, of k and of v, padding included."""
-        return self.geometry.heads[stage] * self.padded_head_dim(stage)
-
     def linears(self) -> Iterator[str]:
         """Every linear of the blocks and the patch mergings."""
         for stage, depth in enumerate(self.geometry.depths):
@@ -124,21 +120,14 @@ class NetworkSpec:
         return self.format if product in self.quantized else self.float_type
 
 
-def make_spec(geometry: Geometry, version: int, precision: str = "int8", float_type: str = "float16") -> NetworkSpec:
-    """The spec with the products of policies `cuda` and `cuda-fp8` quantized, or all in half.
-
-    `precision`: int8, fp8 or float.
-    """
-    spec = NetworkSpec(geometry, version, float_type=float_type)
+def make_spec_from_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
+    """The spec of a Swin by its shapes alone, with the products of policies `cuda` and `cuda-fp8` quantized, or all in
+    half. `precision`: int8, fp8 or float."""
+    spec = NetworkSpec(read_geometry(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1)
     if precision == "float":
         return spec
     chosen = (name for name in spec.products() if not name.endswith("a v"))
     return replace(spec, quantized=frozenset(chosen), format=precision)
-
-
-def make_spec_from_config(cfg: CfgNode, precision: str = "int8") -> NetworkSpec:
-    """The spec of a Swin by its shapes alone: every product in int8 or, with precision float, none."""
-    return make_spec(read_geometry(cfg), 2 if cfg.MODEL.TYPE == SWINV2.name else 1, precision)
 
 
 def spec_for(

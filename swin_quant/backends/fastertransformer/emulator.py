@@ -15,9 +15,9 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact, Details, get_policy_name
 from swin_quant.backends.fastertransformer.layouts import as_read, shifted
-from swin_quant.backends.fastertransformer.limits import computed_rows, is_default_scale
+from swin_quant.backends.fastertransformer.limits import is_default_scale
 from swin_quant.backends.fastertransformer.manifest import Stored, read_export
-from swin_quant.backends.fastertransformer.slots import head_dim
+from swin_quant.backends.fastertransformer.slots import computed_rows, head_dim
 from swin_quant.backends.fastertransformer.weights import REDUCTION, Scales
 from swin_quant.backends.integer_arithmetic import as_half, gelu_table, normed, product, rounded
 from swin_quant.base.errors import UsageError
@@ -39,7 +39,7 @@ class Emulator:
 
     def __init__(self, stored: Stored, fused: bool | None = None, device: str = "cpu", misread: bool = True) -> None:
         case, self.device = stored.case, torch.device(device)
-        self.g, self.version, self.int8_mode = case.g, case.form.version, case.int8_mode
+        self.g, self.version, self.int8_mode = case.g, case.version, case.int8_mode
         self.fused = case.fused if fused is None else fused
         self.tensors = {name: tensor.to(self.device) for name, tensor in stored.tensors.items()}
         self.tensors |= {name: x.float() for name, x in self.tensors.items() if name.endswith(".weight")}
@@ -51,7 +51,7 @@ class Emulator:
             s = self.scales[place] = Scales(self.tensors[f"{at}amaxList"].tolist(), self.version)
             bias = self.tensors[f"{at}mlp.fc1.bias"]
             if misread:
-                bias = as_read(shifted(bias) if case.form.fix_gelu_bias else bias, len(bias))
+                bias = as_read(shifted(bias) if case.fix_gelu_bias else bias, len(bias))
             step, levels = s.step("mlp.fc1._aftergemm_quantizer"), s.levels("mlp.fc2._input_quantizer")
             self.gelu[place] = gelu_table(step, bias, levels).float().flatten()
 
@@ -205,9 +205,9 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("‹device› cuda: torch finds no GPU here")
     stored = read_export(artifact)
-    if not stored.case.form.int8:
+    if not stored.case.int8:
         raise UsageError(
-            f"{artifact.file}: is a {stored.case.form.kind} export, and the emulator is of the INT8 kernels: evaluate "
+            f"{artifact.file}: is a {stored.case.kind} export, and the emulator is of the INT8 kernels: evaluate "
             "its checkpoint instead"
         )
     if options.threads:
@@ -218,7 +218,7 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
     products = {f"{at}{product}": "int8" for at in blocks for product in ("q k", "a v")}
     types = {"patch_embed.proj": "float16", **linears, **products, "head": "float32"}
     known = {
-        "sm": stored.case.form.sm,
+        "sm": stored.case.sm,
         "int8_mode": stored.case.int8_mode,
         "attention": "fused" if emulator.fused else "unfused",
         "float_type": "float16",

@@ -20,15 +20,14 @@ from swin_quant.backends.fastertransformer import load_weights
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.layouts import is_misread
 from swin_quant.backends.fastertransformer.limits import (
-    Case,
-    check_finite,
+    INSTEAD,
     check_half_range,
     check_limits,
     find_int8_mode,
     list_warnings,
 )
 from swin_quant.backends.fastertransformer.manifest import make_manifest, manifest_name, read_export
-from swin_quant.backends.fastertransformer.slots import HEAD, Form, slots
+from swin_quant.backends.fastertransformer.slots import HEAD, Case, slots
 from swin_quant.backends.fastertransformer.weights import WeightSource, stored_form
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import atomic_write_bytes, compute_sha256, ensure_writable_dir, reason, write_json
@@ -42,10 +41,7 @@ from swin_quant.models.swin_v2 import get_version
 from swin_quant.quant.layer import made_factors
 from swin_quant.quant.policy import policy_from_dict
 
-# The largest relative error of storing: half a unit in the last place. Kernels are rounded to float16 before int8.
-_HALF_ULP = {"float16": 2.0**-11, "float32": 2.0**-24}
 PICTURES = 4
-_SMALLEST = {"float16": 2.0**-25, "float32": 0.0}
 BACKEND = "fastertransformer"
 
 
@@ -55,17 +51,19 @@ def check(artifact: Artifact, model: Swin) -> dict[str, float]:
     SwinQuantError names those beyond rounding.
     """
     stored = read_export(artifact)
-    source, found, broken = WeightSource(model, stored.case.form.int8), dict[str, float](), list[str]()
+    source, found, broken = WeightSource(model, stored.case.int8), dict[str, float](), list[str]()
     for slot in stored.entries:
         if slot.layout == "empty":
             continue
         got, want = stored.tensors[slot.name].double(), source(slot).double()
+        # Storing errs by half a unit in the last place; kernels are rounded to float16 before int8.
+        half_ulp = 2.0**-24 if slot.dtype == "float32" else 2.0**-11
         if slot.container:
             want = want * 127 / source.weight_range(slot)
-            allowed = 0.5 + want.abs() * _HALF_ULP["float16"] + 1e-4
+            allowed = 0.5 + want.abs() * half_ulp + 1e-4
             want = want.clamp(-128, 127)
         else:
-            allowed = want.abs() * _HALF_ULP[slot.dtype] + _SMALLEST[slot.dtype]
+            allowed = want.abs() * half_ulp + (2.0**-25 if slot.dtype == "float16" else 0.0)
         difference = (got - want).abs()
         found[slot.name] = difference.max().item()
         broken += [slot.name] if (difference > allowed).any() else []
@@ -85,12 +83,12 @@ def misreading(artifact: Artifact) -> list[str]:
     Measured on seeded noise: the emulated export as the kernel reads it, against the same export with the right biases.
     """
     stored = read_export(artifact)
-    if not stored.case.form.int8 or not is_misread(stored.case.widest):
+    if not stored.case.int8 or not is_misread(stored.case.widest):
         return []
     g = stored.case.g
     noise = torch.randn(PICTURES, g.in_chans, g.image_size, g.image_size, generator=torch.Generator().manual_seed(0))
     read, meant = (Emulator(stored, misread=misread)(noise) for misread in (True, False))
-    if stored.case.form.fix_gelu_bias and torch.equal(read, meant):
+    if stored.case.fix_gelu_bias and torch.equal(read, meant):
         return [f"fc1's bias of {stored.case.widest} channels is stored as the kernel of GELU reads it"]
     change = read - meant
     sqnr = 10 * (meant.square().sum() / change.square().sum()).log10()
@@ -146,18 +144,21 @@ def export(
     mode = None
     if options.kind == "int8":
         mode = find_int8_mode(model, policy_from_dict(card.policy, f"run card {card.name}") if card.policy else None)
-    form = Form(get_version(model), options.kind, options.sm, options.fix_gelu_bias)
-    case = Case(model.geometry, form, mode, options.batch)
+    target = options.kind, options.sm, options.fix_gelu_bias
+    case = Case(model.geometry, get_version(model), *target, mode, options.batch)
     check_limits(case)
-    source = WeightSource(model, case.form.int8)
+    source = WeightSource(model, case.int8)
     beyond = card.calibration["beyond_half"] if card.calibration else []
     check_half_range(source.ranges, beyond, options.kind)
     name = f"{card.name}_{options.kind}_sm{options.sm}"
     folder = ensure_writable_dir(folder)
-    file = folder / f"{name}.safetensors"
+    file, theirs = folder / f"{name}.safetensors", folder / f"{card.name}_calib.pth"
     try:
+        # FasterTransformer's checkpoint has its scripts' own name, unless the exported checkpoint has it
+        exported = card.checkpoint and theirs.is_file() and compute_sha256(theirs) == card.checkpoint["sha256"]
+        calibrated = f"{name}_calib.pth" if exported else theirs.name
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as scratch:
-            others = _write(model, card.name, _calibrated(card, folder, file), case, source, Path(scratch) / file.name)
+            others = _write(model, card.name, calibrated, case, source, Path(scratch) / file.name)
             _refuse_to_lose(folder / others[0].name, others[0], file)
             card_path(file).unlink(missing_ok=True)  # without a card, an unfinished file is not taken for an export
             for part in (*others, Path(scratch) / file.name):
@@ -166,7 +167,7 @@ def export(
         raise SwinQuantError(f"{folder}: the export cannot be written: {reason(error)}") from error
     for warning in list_warnings(case):
         log.warning("%s", warning)
-    card = card if case.form.int8 else replace(card, policy=None)
+    card = card if case.int8 else replace(card, policy=None)
     record = {
         "sm": options.sm,
         "kind": options.kind,
@@ -182,26 +183,18 @@ def export(
     return artifact
 
 
-def _calibrated(card: RunCard, folder: Path, file: Path) -> str:
-    """The name of FasterTransformer's checkpoint: its scripts' own, unless the exported checkpoint has that name."""
-    name = f"{card.name}_calib.pth"
-    exported = (
-        card.checkpoint and (folder / name).is_file() and compute_sha256(folder / name) == card.checkpoint["sha256"]
-    )
-    return f"{file.stem}_calib.pth" if exported else name
-
-
 def _write(model: Swin, name: str, calibrated: str, case: Case, source: WeightSource, file: Path) -> list[Path]:
     """Write every file of the export beside `file`. Returns all but `file`, the checkpoint first."""
-    checkpoint = file.with_name(calibrated if case.form.int8 else f"{file.stem}.pth")
-    if case.form.int8:
+    checkpoint = file.with_name(calibrated if case.int8 else f"{file.stem}.pth")
+    if case.int8:
         save_calibrated(model, checkpoint, ends=False)  # names nodes without a positive range
     else:
         save_float(model, checkpoint)
     tensors: dict[str, Tensor] = {}
-    for slot in slots(case.g, case.form):
-        tensors[slot.key] = stored_form(slot, source, case.g)
-        check_finite(slot.name, tensors[slot.key])
+    for slot in slots(case):
+        tensors[slot.key] = tensor = stored_form(slot, source, case.g)
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise SwinQuantError(f"{slot.name} has values beyond float16 (65504): {INSTEAD.format('float32')}")
     for key in HEAD:
         tensors[key] = model.get_parameter(key).detach().float().cpu().contiguous()
     atomic_write_bytes(file, save(tensors, {"format": "pt"}))

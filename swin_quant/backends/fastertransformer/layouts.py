@@ -54,18 +54,14 @@ def weight_layout(sm: int) -> str:
 
 
 def scatter(matrix: Tensor, offsets: Offsets) -> Tensor:
-    """[rows, columns] -> [rows * columns] in a layout. UsageError unless the tiles are whole."""
+    """[rows, columns] -> [rows * columns] in a layout; indexing by `offsets` undoes it. UsageError unless the tiles are
+    whole."""
     rows, columns = matrix.shape
     if rows % TILE or columns % TILE:
         raise UsageError(f"a matrix of {rows} x {columns} is not made of {TILE} x {TILE} tiles, as int8 GEMMs need")
     stored = torch.empty_like(matrix).view(-1)
     stored[offsets(rows, columns).view(-1)] = matrix.reshape(-1)
     return stored
-
-
-def gather(stored: Tensor, rows: int, columns: int, offsets: Offsets) -> Tensor:
-    """The inverse of `scatter`."""
-    return stored[offsets(rows, columns)]
 
 
 def quantize_weight(weight: Tensor, amax: float) -> Tensor:
@@ -75,14 +71,10 @@ def quantize_weight(weight: Tensor, amax: float) -> Tensor:
     return levels.clamp(-128, 127).to(torch.int8)
 
 
-def interleave_heads(qkv: Tensor, heads: int) -> Tensor:
-    """Rows (q | k | v, head, dim) of [3C, ...] -> (head, q | k | v, dim), as the float op reads them (section 3.7)."""
-    return qkv.unflatten(0, (3, heads, -1)).transpose(0, 1).flatten(0, 2)
-
-
-def separate_heads(qkv: Tensor, heads: int) -> Tensor:
-    """The inverse of `interleave_heads`."""
-    return qkv.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+def exchange_heads(qkv: Tensor, *outer: int) -> Tensor:
+    """Rows of [3C, ...] with their two outer indices exchanged. For (3, heads): (q | k | v, head, dim) -> (head,
+    q | k | v, dim), as the float op reads them (section 3.7); (heads, 3) undoes it."""
+    return qkv.unflatten(0, (*outer, -1)).transpose(0, 1).flatten(0, 2)
 
 
 def padded_side(tokens: int, int8: bool) -> int:

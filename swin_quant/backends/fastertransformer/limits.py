@@ -5,13 +5,10 @@ Most would not fail on the GPU: the op checks only the number of tensors, and co
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-
-from torch import Tensor
 
 from swin_quant.backends.fastertransformer import KINDS
 from swin_quant.backends.fastertransformer.layouts import LARGEST, MOST_HIDDEN, is_misread
-from swin_quant.backends.fastertransformer.slots import FUSED_HEAD_DIM, Form, head_dim, hidden_channels
+from swin_quant.backends.fastertransformer.slots import FUSED_SMS, ROWS, Case, head_dim, hidden_channels
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.models.geometry import Geometry
 from swin_quant.models.layers import Swin
@@ -19,39 +16,7 @@ from swin_quant.quant import INT8_MODES
 from swin_quant.quant.policy import Policy, described, load_policy, settings_for
 
 DEFAULT_SCALE = 1.0  # qk_scale that stands for head_dim ** -0.5
-FUSED_SMS = (75, 80, 86)
-FUSED_TOKENS = 384
 LARGEST_HALF = 65504.0
-ROWS = 4
-WIDEST = 256
-
-
-@dataclass(frozen=True)
-class Case:
-    """The requested export."""
-
-    g: Geometry
-    form: Form
-    int8_mode: int | None
-    max_batch: int = 128
-
-    @property
-    def fused(self) -> bool:
-        """Whether the INT8 op runs the fused attention: one decision for all stages, by the configured window."""
-        g = self.g
-        return self.form.sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
-
-    @property
-    def lost_rows(self) -> list[int]:
-        """Stages in which V1 loses rows if the batch is no multiple of four."""
-        stages = range(len(self.g.depths)) if self.form.version == 1 else ()
-        rows = {stage: self.g.resolution(stage) ** 2 for stage in stages}
-        return [stage for stage, count in rows.items() if computed_rows(count, self.g.embed_dim * 2**stage) < count]
-
-    @property
-    def widest(self) -> int:
-        """The most channels between fc1 and fc2."""
-        return max(hidden_channels(self.g, stage) for stage in range(len(self.g.depths)))
 
 
 def is_default_scale(g: Geometry) -> bool:
@@ -60,10 +25,10 @@ def is_default_scale(g: Geometry) -> bool:
 
 
 Limit = tuple[Callable[[Case], object], str]
-_INSTEAD = "`export --precision float --float-type {}` exports"
+INSTEAD = "`export --precision float --float-type {}` exports"
 ALWAYS: tuple[Limit, ...] = (
     (lambda c: c.max_batch < 1, "‹batch› {batch}: must be at least 1"),
-    (lambda c: not 52 <= c.form.sm <= 90, "‹sm› {sm}: FasterTransformer builds for compute capability 52 to 90"),
+    (lambda c: not 52 <= c.sm <= 90, "‹sm› {sm}: FasterTransformer builds for compute capability 52 to 90"),
     (lambda c: c.g.ape, "APE: the kernels add no absolute position embedding"),
     (lambda c: not c.g.qkv_bias, "QKV_BIAS False: the kernels always add a bias to q, k and v"),
     (lambda c: not c.g.patch_norm, "PATCH_NORM False: the op's list has a norm after the patch embedding"),
@@ -78,12 +43,12 @@ ALWAYS: tuple[Limit, ...] = (
     ),
 )
 FLOAT: tuple[Limit, ...] = (
-    (lambda c: c.form.fix_gelu_bias, "‹fix_gelu_bias›: only the INT8 kernel of GELU misreads a bias: leave it out"),
+    (lambda c: c.fix_gelu_bias, "‹fix_gelu_bias›: only the INT8 kernel of GELU misreads a bias: leave it out"),
 )
 INT8: tuple[Limit, ...] = (
     (
-        lambda c: c.form.sm < 75,
-        f"‹sm› {{sm}}: the INT8 GEMMs need compute capability 75 or above; {_INSTEAD.format('float16')}",
+        lambda c: c.sm < 75,
+        f"‹sm› {{sm}}: the INT8 GEMMs need compute capability 75 or above; {INSTEAD.format('float16')}",
     ),
     (lambda c: head_dim(c.g) % 32 > 0, "head width {d}: the INT8 kernels need 32 (fused attention) or a multiple"),
     (lambda c: c.g.embed_dim % 32 > 0, "EMBED_DIM {embed}: the INT8 layouts need a multiple of 32"),
@@ -101,11 +66,11 @@ INT8: tuple[Limit, ...] = (
         "{widest} hidden channels: the INT8 kernel of GELU leaves out four of more than 8192, and no weights undo that",
     ),
     (
-        lambda c: c.form.fix_gelu_bias and not is_misread(c.widest),
+        lambda c: c.fix_gelu_bias and not is_misread(c.widest),
         "‹fix_gelu_bias›: it has {widest} hidden channels at most, and only more than 4096 are misread: leave it out",
     ),
     (
-        lambda c: c.form.version == 2 and c.int8_mode == 2,
+        lambda c: c.version == 2 and c.int8_mode == 2,
         "Swin V2 under ft-mode2: the kernels ignore mode 2 in V2 and quantize what the policy leaves in float; use "
         "ft-mode1",
     ),
@@ -120,14 +85,14 @@ INT8: tuple[Limit, ...] = (
         "can run this model",
     ),
     (
-        lambda c: c.form.version == 2 and c.form.sm < 80 and not c.fused,
+        lambda c: c.version == 2 and c.sm < 80 and not c.fused,
         "Swin V2 with WINDOW_SIZE {window} and head width {d} on sm {sm}: the unfused attention normalizes k in the "
         "layout of sm 80; use ‹sm› 80 or a window of up to 16",
     ),
 )
 WARNINGS: tuple[Limit, ...] = (
     (
-        lambda c: c.form.sm not in FUSED_SMS,
+        lambda c: c.sm not in FUSED_SMS,
         "sm {sm} runs the unfused attention, and nobody has published INT8 Swin on it: measure",
     ),
     (
@@ -136,12 +101,12 @@ WARNINGS: tuple[Limit, ...] = (
         "and leaves out the last ones of a batch that 4 does not divide: run batches of 4, 8, 12, ...",
     ),
     (
-        lambda c: is_misread(c.widest) and not c.form.fix_gelu_bias,
+        lambda c: is_misread(c.widest) and not c.fix_gelu_bias,
         "{widest} hidden channels: the kernel of GELU reads fc1's bias three places off from channel 4096 on; "
         "‹fix_gelu_bias› stores the bias where it looks, ‹check› measures what it costs",
     ),
     (
-        lambda c: c.form.fix_gelu_bias,
+        lambda c: c.fix_gelu_bias,
         "fc1's bias is stored longer by three for the kernel of GELU: the op reads it rightly, but the TensorRT plugin "
         "cuts those three off, and a kernel that was mended needs an export without ‹fix_gelu_bias›",
     ),
@@ -150,15 +115,15 @@ WARNINGS: tuple[Limit, ...] = (
 
 def check_limits(case: Case) -> None:
     """UsageError with the reason if the kernels cannot run a model of this geometry unchanged."""
-    if case.form.kind not in KINDS:
-        raise UsageError(f"kind {case.form.kind}: must be {', '.join(KINDS)}")
-    for reason in _holding(ALWAYS + (INT8 if case.form.int8 else FLOAT), case):
+    if case.kind not in KINDS:
+        raise UsageError(f"kind {case.kind}: must be {', '.join(KINDS)}")
+    for reason in _holding(ALWAYS + (INT8 if case.int8 else FLOAT), case):
         raise UsageError(f"FasterTransformer cannot run this model: {reason}")
 
 
 def list_warnings(case: Case) -> list[str]:
     """Warnings about unexpected behaviour of the kernels for this model."""
-    return list(_holding(WARNINGS, case)) if case.form.int8 else []
+    return list(_holding(WARNINGS, case)) if case.int8 else []
 
 
 def _holding(limits: Iterable[Limit], case: Case) -> Iterator[str]:
@@ -166,7 +131,7 @@ def _holding(limits: Iterable[Limit], case: Case) -> Iterator[str]:
     for holds, text in limits:
         if holds(case):
             yield text.format(
-                sm=case.form.sm, window=g.window, heads=list(g.heads), d=head_dim(g), embed=g.embed_dim,
+                sm=case.sm, window=g.window, heads=list(g.heads), d=head_dim(g), embed=g.embed_dim,
                 ratio=g.mlp_ratio, scale=g.qk_scale, widest=case.widest, batch=case.max_batch, lost=case.lost_rows,
             )  # fmt: skip
 
@@ -196,7 +161,7 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
     if nodes and kind != "float32":
         raise SwinQuantError(
             f"calibration saw values beyond float16 (65504) in {listed(nodes, 2)}: FasterTransformer keeps the "
-            f"residual stream in float16 and would overflow; {_INSTEAD.format('float32')}, or use another backend"
+            f"residual stream in float16 and would overflow; {INSTEAD.format('float32')}, or use another backend"
         )
     if kind == "int8":
         tiny = [n for n, a in ranges.items() if n.endswith("mlp.fc2._input_quantizer") and 0 < a < 127 / LARGEST_HALF]
@@ -205,14 +170,3 @@ def check_half_range(ranges: Mapping[str, float], beyond_half: list[str], kind: 
                 f"range too small for float16 in {listed(tiny, 2)}: the kernel after GELU multiplies by 127 / amax in "
                 "float16, which overflows below 0.00194; `calibrate --calibrator max` or look at that branch"
             )
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """SwinQuantError if a float16 tensor overflowed."""
-    if tensor.is_floating_point() and not tensor.isfinite().all():
-        raise SwinQuantError(f"{name} has values beyond float16 (65504): {_INSTEAD.format('float32')}")
-
-
-def computed_rows(rows: int, channels: int) -> int:
-    """The number of a batch's rows that the kernel computes, counted from the first."""
-    return rows // ROWS * ROWS if channels <= WIDEST else rows

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.fastertransformer import KINDS
-from swin_quant.backends.fastertransformer.limits import DEFAULT_SCALE, Case, check_limits, is_default_scale
-from swin_quant.backends.fastertransformer.slots import HEAD, Form, Slot, slots
-from swin_quant.backends.fastertransformer.weights import DTYPES, from_stored
+from swin_quant.backends.fastertransformer.limits import DEFAULT_SCALE, check_limits, is_default_scale
+from swin_quant.backends.fastertransformer.slots import HEAD, Case, Slot, slots
+from swin_quant.backends.fastertransformer.weights import from_stored
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import read_json
 from swin_quant.base.reading import reads
@@ -71,9 +71,9 @@ def manifest_name(file: Path) -> str:
 
 def _op_arguments(case: Case) -> dict[str, Any]:
     """The arguments of `Class(weights, ...)` after the weights, in order; lists become int32 tensors on the CPU."""
-    g, form = case.g, case.form
+    g = case.g
     return {
-        **({"int8_mode": case.int8_mode} if form.int8 else {}),
+        **({"int8_mode": case.int8_mode} if case.int8 else {}),
         "depths": list(g.depths),
         "num_heads": list(g.heads),
         "max_batch": case.max_batch,
@@ -88,15 +88,15 @@ def _op_arguments(case: Case) -> dict[str, Any]:
         "mlp_ratio": float(g.mlp_ratio),
         "qkv_bias": g.qkv_bias,
         "qk_scale": DEFAULT_SCALE if is_default_scale(g) else float(g.qk_scale or 0),
-        "version": form.version,
+        "version": case.version,
     }
 
 
 def make_manifest(name: str, file: str, case: Case) -> Manifest:
     """The manifest of an export."""
-    g, form = case.g, case.form
-    op, arguments, entries = "SwinTransformerINT8" if form.int8 else "SwinTransformer", _op_arguments(case), []
-    for slot in slots(g, form):
+    g = case.g
+    op, arguments, entries = "SwinTransformerINT8" if case.int8 else "SwinTransformer", _op_arguments(case), []
+    for slot in slots(case):
         said = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(slot).items()}
         del said["part"], said["place"]  # the name says both
         entries.append({"key": slot.key, "name": slot.name, "field": slot.field, **said})
@@ -108,7 +108,7 @@ def make_manifest(name: str, file: str, case: Case) -> Manifest:
         schema=SCHEMA,
         name=name,
         file=file,
-        target=GpuTarget(op=op, kind=form.kind, sm=form.sm, classes=g.classes, fix_gelu_bias=form.fix_gelu_bias),
+        target=GpuTarget(op=op, kind=case.kind, sm=case.sm, classes=g.classes, fix_gelu_bias=case.fix_gelu_bias),
         arguments=arguments,
         entries=entries,
         head=list(HEAD),
@@ -147,10 +147,10 @@ def _read_manifest(path: Path) -> tuple[Manifest, Case]:
 def _read_case(manifest: Manifest, path: Path) -> Case:
     """The case that the arguments describe; every number is checked before anything is computed from it."""
     target, arguments = manifest["target"], manifest["arguments"]
-    form = Form(arguments.get("version", 0), target["kind"], target["sm"], target["fix_gelu_bias"])
+    version, form = arguments.get("version", 0), (target["kind"], target["sm"], target["fix_gelu_bias"])
     blank = Geometry(32, 1, 1, 1, 32, (1,), (1,), 1, 4.0, True, None, 0.0, 0.0, False, True, (0,))
-    like = _op_arguments(Case(blank, Form(1, target["kind"], 80), 1, 1))
-    if target["kind"] not in KINDS or arguments.keys() != like.keys() or form.version not in (1, 2):
+    like = _op_arguments(Case(blank, 1, target["kind"], 80, int8_mode=1))
+    if target["kind"] not in KINDS or arguments.keys() != like.keys() or version not in (1, 2):
         raise SwinQuantError(f"{path}: its arguments are not those of {target['op']!r:.60}; export again")
     for name, value in arguments.items():
         least, most = _BOUNDS.get(name, (0, 65536))
@@ -173,7 +173,7 @@ def _read_case(manifest: Manifest, path: Path) -> Case:
         **{key: arguments[key] for key in same},
     )
     try:
-        case = Case(g, form, arguments.get("int8_mode"), arguments["max_batch"])
+        case = Case(g, version, *form, arguments.get("int8_mode"), arguments["max_batch"])
         check_limits(case)
         shapes_hold = len(g.depths) == len(g.heads) and all(
             g.resolution(i) % g.window_in_use(i) == 0 and (g.embed_dim * 2**i) % heads == 0
@@ -208,7 +208,7 @@ def read_export(artifact: Artifact) -> Stored:
     manifest, case = _read_manifest(file.with_name(manifest_name(file)))
     if manifest["file"] != file.name:
         raise SwinQuantError(f"{file}: its manifest is that of {manifest['file']!r:.80}")
-    entries = slots(case.g, case.form)
+    entries = slots(case)
     state, _ = read_state_dict(file)
     if strange := sorted(state.keys() ^ {*(slot.key for slot in entries), *HEAD}):
         raise SwinQuantError(f"{file}: missing or unknown tensors: {listed(strange, 3)}; export again")
@@ -226,8 +226,8 @@ def read_export(artifact: Artifact) -> Stored:
 
 
 def _check(file: str, key: str, tensor: Tensor, dtype: str, shape: tuple[int, ...]) -> None:
-    if tensor.dtype is not DTYPES[dtype] or tuple(tensor.shape) != shape:
-        found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-        raise SwinQuantError(f"{file}: {key} is {found}, must be {dtype} {list(shape)}; export again")
+    found = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    if found != (wanted := f"{dtype} {list(shape)}"):
+        raise SwinQuantError(f"{file}: {key} is {found}, must be {wanted}; export again")
     if tensor.is_floating_point() and not tensor.isfinite().all():
         raise SwinQuantError(f"{file}: {key} holds NaN or Inf; export again")

@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from swin_quant.backends.fastertransformer.layouts import DRIFT, LARGEST, is_misread, padded_side, weight_layout
 from swin_quant.models.geometry import Geometry
 
-FUSED_HEAD_DIM = 32
+FUSED_HEAD_DIM, FUSED_SMS, FUSED_TOKENS = 32, (75, 80, 86), 384
 AMAX_LIST = 96
+ROWS, WIDEST = 4, 256  # V1's norm after attention computes rows in fours, of up to so many channels
 
 # Maps the checkpoint's name of a tensor, or the name of its source, to the plugin's field.
 BLOCK = {
@@ -57,20 +58,41 @@ EMPTY = (0,)
 
 
 @dataclass(frozen=True)
-class Form:
-    """The form of a list: version 1 or 2; `kind` int8, float16 or float32; the target's compute capability.
+class Case:
+    """The requested export: version 1 or 2; `kind` int8, float16 or float32; `sm`: the target's compute capability.
 
     `fix_gelu_bias` stores biases that the GELU kernel misreads where it reads them.
     """
 
+    g: Geometry
     version: int
     kind: str
     sm: int
     fix_gelu_bias: bool = False
+    int8_mode: int | None = None
+    max_batch: int = 128
 
     @property
     def int8(self) -> bool:
         return self.kind == "int8"
+
+    @property
+    def fused(self) -> bool:
+        """Whether the INT8 op runs the fused attention: one decision for all stages, by the configured window."""
+        g = self.g
+        return self.sm in FUSED_SMS and head_dim(g) == FUSED_HEAD_DIM and g.window**2 <= FUSED_TOKENS
+
+    @property
+    def lost_rows(self) -> list[int]:
+        """Stages in which V1 loses rows if the batch is no multiple of four."""
+        stages = range(len(self.g.depths)) if self.version == 1 else ()
+        rows = {stage: self.g.resolution(stage) ** 2 for stage in stages}
+        return [stage for stage, count in rows.items() if computed_rows(count, self.g.embed_dim * 2**stage) < count]
+
+    @property
+    def widest(self) -> int:
+        """The most channels between fc1 and fc2."""
+        return max(hidden_channels(self.g, stage) for stage in range(len(self.g.depths)))
 
 
 @dataclass(frozen=True)
@@ -118,25 +140,30 @@ def hidden_channels(g: Geometry, stage: int) -> int:
     return int(g.embed_dim * 2**stage * g.mlp_ratio)
 
 
-def slots(g: Geometry, form: Form) -> list[Slot]:
-    """The list of a model with geometry `g`."""
-    found: list[Slot] = []
+def computed_rows(rows: int, channels: int) -> int:
+    """The number of a batch's rows that V1's norm after attention computes, counted from the first."""
+    return rows // ROWS * ROWS if channels <= WIDEST else rows
+
+
+def slots(case: Case) -> list[Slot]:
+    """The list of an export."""
+    g, found = case.g, list[Slot]()
 
     def add(part: str, place: tuple[int, ...], source: tuple[int, ...], side: int = 0) -> None:
-        found.append(_make_slot(len(found), part, place, source, side, form))
+        found.append(_make_slot(len(found), part, place, source, side, case))
 
     for stage, depth in enumerate(g.depths):
         c, heads, tokens = g.embed_dim * 2**stage, g.heads[stage], g.window_in_use(stage) ** 2
         # The padded side of packed masks and biases; 0 if there are none.
-        side = padded_side(tokens, form.int8) if tokens <= LARGEST and head_dim(g) == FUSED_HEAD_DIM else 0
+        side = padded_side(tokens, case.int8) if tokens <= LARGEST and head_dim(g) == FUSED_HEAD_DIM else 0
         hidden, bias = hidden_channels(g, stage), (heads, tokens, tokens)
         linears = [(3 * c, c), (3 * c,), (c, c), (c,), (hidden, c), (hidden,), (c, hidden), (c,)]
         rest = [*4 * [(c,)], (AMAX_LIST,), (AMAX_LIST,), bias, bias if side else EMPTY, (heads, 1, 1)]
         for block in range(depth):
             for part, shape in zip(BLOCK, linears + rest, strict=True):
-                if (form.int8 or "amaxList" not in part) and (form.version == 2 or part != "attn.logit_scale"):
+                if (case.int8 or "amaxList" not in part) and (case.version == 2 or part != "attn.logit_scale"):
                     add(part, (stage, block), shape, side)
-        norm, count = 4 * c if form.version == 1 else 2 * c, (g.resolution(stage) // g.window_in_use(stage)) ** 2
+        norm, count = 4 * c if case.version == 1 else 2 * c, (g.resolution(stage) // g.window_in_use(stage)) ** 2
         merging = [(norm,), (norm,), (2 * c, 4 * c)] if stage < len(g.depths) - 1 else 3 * [EMPTY]
         mask = (count, tokens, tokens) if count > 1 else EMPTY
         for part, shape in zip(STAGE, [*merging, mask, mask if side else EMPTY], strict=True):
@@ -148,9 +175,9 @@ def slots(g: Geometry, form: Form) -> list[Slot]:
     return found
 
 
-def _make_slot(index: int, part: str, place: tuple[int, ...], source: tuple[int, ...], side: int, form: Form) -> Slot:
-    slot = Slot(index, part, place, form.kind, None, source, source, "row-major", "cuda")
-    if form.int8:
+def _make_slot(index: int, part: str, place: tuple[int, ...], source: tuple[int, ...], side: int, case: Case) -> Slot:
+    slot = Slot(index, part, place, case.kind, None, source, source, "row-major", "cuda")
+    if case.int8:
         on_host = part == "h_amaxList" or source == EMPTY
         wide = part in ("amaxList", "h_amaxList") or (source == EMPTY and part in MERGING)
         dtype = "float32" if wide else "float16"  # the last stage's missing tensors are an empty torch.Tensor()
@@ -159,11 +186,11 @@ def _make_slot(index: int, part: str, place: tuple[int, ...], source: tuple[int,
         return replace(slot, layout="empty")
     if part in PACKED:
         return replace(slot, layout="trt-packed", shape=(source[0], side, side))
-    if form.int8 and part in KERNELS:
+    if case.int8 and part in KERNELS:
         shape = source if index == 0 else (math.prod(source),)  # the op takes the head width from the first
-        return replace(slot, dtype="int8", container="float16", layout=weight_layout(form.sm), shape=shape)
-    if form.fix_gelu_bias and part == "mlp.fc1.bias" and is_misread(*source):
+        return replace(slot, dtype="int8", container="float16", layout=weight_layout(case.sm), shape=shape)
+    if case.fix_gelu_bias and part == "mlp.fc1.bias" and is_misread(*source):
         return replace(slot, layout="gelu-shifted", shape=(source[0] + DRIFT,))
-    if not form.int8 and part in ("attn.qkv.weight", "attn.qkv.bias"):
+    if not case.int8 and part in ("attn.qkv.weight", "attn.qkv.bias"):
         return replace(slot, layout="head-interleaved", shape=source[::-1])
     return slot

@@ -21,7 +21,6 @@ from swin_quant.models.maps import mask
 from swin_quant.models.swin_v2 import LARGEST_LOGIT_SCALE, get_version
 from swin_quant.quant.quantizer import named_nodes
 
-DTYPES = {"int8": torch.int8, "float16": torch.float16, "float32": torch.float32}
 REDUCTION = "downsample.reduction"
 
 QUADS = {
@@ -104,13 +103,13 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
     if slot.part in KERNELS and slot.dtype == "int8":
         tensor = layouts.quantize_weight(tensor, source.weight_range(slot))
         return layouts.scatter(tensor, WEIGHT_LAYOUTS[slot.layout])
-    tensor = tensor.to(DTYPES[slot.dtype])
+    tensor = tensor.to(getattr(torch, slot.dtype))
     if slot.part in PACKED and slot.layout != "empty":
         tensor = layouts.pack(tensor, slot.shape[-1])
     elif slot.layout == "gelu-shifted":
         tensor = layouts.shifted(tensor)
     elif slot.layout == "head-interleaved":
-        tensor = layouts.interleave_heads(tensor, g.heads[slot.place[0]])
+        tensor = layouts.exchange_heads(tensor, 3, g.heads[slot.place[0]])
         tensor = tensor.t() if tensor.dim() == 2 else tensor
     return tensor.reshape(slot.shape).contiguous()
 
@@ -118,14 +117,13 @@ def stored_form(slot: Slot, source: WeightSource, g: Geometry) -> Tensor:
 def from_stored(slot: Slot, stored: Tensor, g: Geometry) -> Tensor:
     """Undo the layout: `slot.source`'s shape, in the stored type."""
     if slot.layout in WEIGHT_LAYOUTS:
-        rows, columns = slot.source
-        return layouts.gather(stored, rows, columns, WEIGHT_LAYOUTS[slot.layout])
+        return stored[WEIGHT_LAYOUTS[slot.layout](*slot.source)]
     if slot.layout == "trt-packed":
         return layouts.unpack(stored, slot.source[-1])
     if slot.layout == "gelu-shifted":
         return layouts.as_read(stored, *slot.source)
     if slot.layout == "head-interleaved":
-        return layouts.separate_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.place[0]])
+        return layouts.exchange_heads(stored.t() if stored.dim() == 2 else stored, g.heads[slot.place[0]], 3)
     return stored
 
 

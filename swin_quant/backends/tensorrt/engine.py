@@ -62,7 +62,8 @@ class Session:
             self._call(self.context.set_tensor_address(name, images.data_ptr()), "takes no input")
             self._call(self.context.set_tensor_address(self.output[0], logits.data_ptr()), "takes no output")
             # `images` may be freed on return: torch's allocator reuses its memory only for later work of this stream.
-            self._call(self.context.execute_async_v3(host.current_stream(self.device)), "did not run")
+            stream = torch.cuda.current_stream(self.device).cuda_stream
+            self._call(self.context.execute_async_v3(stream), "did not run")
             return logits[:count].to(home, torch.float32)
 
     def _call(self, done: bool, otherwise: str) -> None:

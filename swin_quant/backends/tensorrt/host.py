@@ -54,11 +54,6 @@ def find_gpu() -> Gpu:
     return Gpu(device, torch.cuda.get_device_name(device), f"{major}.{minor}")
 
 
-def current_stream(device: torch.device) -> int:
-    """The handle of the caller's CUDA stream in torch."""
-    return torch.cuda.current_stream(device).cuda_stream
-
-
 def logger(trt: ModuleType) -> Any:
     """A TensorRT logger that writes to ours; `errors` keeps the error messages, which no call returns."""
 

@@ -50,7 +50,13 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
         raise UsageError(f"‹float_type› {options.float_type}: a traced model is float32")
     if options.device != "cpu":
         raise UsageError(f"{NAME}: runs on a CPU here, not on {options.device}")
-    tell(artifact)
+    if artifact.record["sha256"] not in _known:  # its run card proves nothing: it may come from the same stranger
+        _known.add(artifact.record["sha256"])
+        log.warning(
+            "%s: is TorchScript, which is code and runs with your rights: run only what you or somebody you trust "
+            "exported",
+            artifact.file,
+        )
     for extension in options.extensions:
         if not Path(extension).is_file():
             raise UsageError(f"‹extension› {extension}: no such file{near(extension)}")
@@ -79,17 +85,6 @@ def load(artifact: Artifact, options: EngineOptions = EngineOptions()) -> Engine
 
     details = Details({"library": f"torch {torch.__version__}", "float_type": "float32"}, dict)
     return Engine(NAME, artifact.record["precision"], get_policy_name(artifact), run, details=details)
-
-
-def tell(artifact: Artifact) -> None:
-    """Warn once that the file runs as code. Its run card proves nothing: it may come from the same stranger."""
-    if artifact.record["sha256"] not in _known:
-        _known.add(artifact.record["sha256"])
-        log.warning(
-            "%s: is TorchScript, which is code and runs with your rights: run only what you or somebody you trust "
-            "exported",
-            artifact.file,
-        )
 
 
 def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor, axis: int, epsilon: float) -> Tensor:
@@ -212,8 +207,7 @@ def export(
     check_used(options.replace, replacing, plugging)
     file = folder / f"{file_stem(model, card, precision)}.torchscript.pt"
     atomic_write_bytes(file, content.getvalue())
-    recorded = {**asdict(options), "replace": list(options.replace), "plugin": list(options.plugin)}
-    artifact = finish_artifact(file, card, "torchscript", precision, recorded)
+    artifact = finish_artifact(file, card, "torchscript", precision, asdict(options))
     _known.add(artifact.record["sha256"])
     return artifact
 

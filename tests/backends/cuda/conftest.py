@@ -13,7 +13,10 @@ from swin_quant.backends.fastertransformer.manifest import read_export
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.cards.card import RunCard
 from swin_quant.config import find_config, load_config
+from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.policy import load_policy
+
+PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.2, 0.3))
 
 
 def spec_of_model(name, precision="int8"):
@@ -53,7 +56,7 @@ def exported(tmp_path, calibrated):
     def make(kind="swin", policy="cuda", keys=None, **options):
         model = calibrated(kind, policy, **(keys or {}))
         chosen = load_policy(policy) if isinstance(policy, str) else policy
-        made = export(model, RunCard("micro", {}, {}, policy=chosen.to_dict()), tmp_path, CudaOptions(**options))
-        return open_artifact(made.file), model
+        card = RunCard("micro", {}, PREPROCESS.to_dict(), policy=chosen.to_dict())
+        return open_artifact(export(model, card, tmp_path, CudaOptions(**options)).file), model
 
     return make

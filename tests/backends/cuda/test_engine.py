@@ -27,24 +27,20 @@ def fake_quant(model, images):
         return model(images)
 
 
-@pytest.mark.parametrize("float_type", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_the_half_form_is_the_float_model(exported, kind, float_type):
-    artifact, model = exported(kind, precision="float", float_type=float_type)
-    engine = load(artifact)
-    assert (engine.precision, engine.policy) == (float_type, None)
-    with torch.inference_mode():
-        expected = model(pictures(3))
-    assert (engine(pictures(3)) - expected).abs().mean() < {"float16": 0.002, "bfloat16": 0.03}[float_type]
-
-
-@pytest.mark.parametrize("kind", ["swin", "swinv2"])
-def test_int8_with_a_bfloat16_stream(exported, kind):
-    """The form that an export recommends for a stream with values beyond float16. It has three bits less."""
-    artifact, model = exported(kind, "cuda", float_type="bfloat16")
+@pytest.mark.parametrize(
+    ("precision", "float_type", "limit"),
+    [("float", "float16", 0.002), ("float", "bfloat16", 0.03), ("int8", "bfloat16", 0.03)],
+)
+def test_half_precision_alone_and_around_int8(exported, kind, precision, float_type, limit):
+    """Bfloat16 has three bits less; an export recommends it for a stream with values beyond float16."""
+    artifact, model = exported(kind, precision=precision, float_type=float_type)
     engine, images = load(artifact), pictures(3, seed=2)
-    assert engine.precision == "int8" and engine.details["float_type"] == "bfloat16"
-    assert (engine(images) - fake_quant(model, images)).abs().mean() < 0.03
+    assert (engine.precision, engine.policy) == (("int8", "cuda") if precision == "int8" else (float_type, None))
+    assert engine.details["float_type"] == float_type
+    quantize(model) if precision == "int8" else dequantize(model)
+    with torch.inference_mode():
+        assert (engine(images) - model(images)).abs().mean() < limit
 
 
 @pytest.mark.parametrize(("kind", "policy"), FT)
@@ -248,7 +244,6 @@ def sides(exported):
 
     def make(kind, policy, **options):
         artifact, model = exported(kind, policy, **options)
-        artifact.card.preprocess.update(size=8, crop=False, interpolation="bicubic", mean=[0.5] * 3, std=[0.5] * 3)
         return model_side(model, [load_policy(policy)], World(), "model"), artifact_side(artifact)
 
     return make

@@ -11,15 +11,14 @@ from safetensors.torch import load_file, save_file
 from swin_quant.backends.cuda.engine import load
 from swin_quant.backends.cuda.export import CudaOptions, export, read_network
 from swin_quant.backends.cuda.sessions import as_input
-from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import calibrate
 from swin_quant.quant.policy import apply_policy, load_policy, quantize
 from tests.backends.conftest import MICRO, pictures
+from tests.backends.cuda.conftest import PREPROCESS
 
-PREPROCESS = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 BLOCK = "layers.0.blocks.1."
 QKV_HALF = load_policy("cuda").off("*.attn.m*_input_quantizer")
 
@@ -91,9 +90,6 @@ def test_pixels_that_are_none_of_rgb_pictures_of_one_size(tiny_model, tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-OTHER_SIZE = {"size": 9, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
-
-
 @pytest.fixture
 def parts(exported):
     """The file, its tensors, and its header as data."""
@@ -122,16 +118,16 @@ FORGED = {
     "another version": ({"version": 3}, "version"),
     "unknown arithmetic": ({"arithmetic": "magic"}, "arithmetic"),
     "a float type that is none": ({"float_type": "float64"}, "float_type"),
-    "unknown products": (
-        {"quantized": ["layers.9.blocks.0.attn.qkv"]},
-        "quantized names products that this Swin has not",
-    ),
+    "unknown products": ({"quantized": ["layers.9.blocks.0.attn.qkv"]}, "names products that this Swin has not"),
     "values without logits": ({"quantized": ["layers.0.blocks.0.attn.a v"]}, "quantized names products"),
     "half of FasterTransformer": ({"arithmetic": "ft-mode1", "quantized": []}, "has no such products"),
     "an unknown format": ({"format": "fp4"}, "format"),
     "another format": ({"format": "fp8"}, "weight is int8 .*, must be uint8"),
     "pixels of no preprocessing": ({"preprocess": {}}, "preprocess"),
-    "pixels of another size": ({"preprocess": OTHER_SIZE}, "preprocess is of other pictures than geometry"),
+    "pixels of another size": (
+        {"preprocess": PREPROCESS.to_dict() | {"size": 9}},
+        "preprocess is of other pictures than geometry",
+    ),
     "a size that is too large": ({"geometry": {"embed_dim": 10**9}}, "embed_dim"),
     "a size that is a text": ({"geometry": {"image_size": "8"}}, "image_size"),
     "no depths": ({"geometry": {"depths": []}}, "depths"),
@@ -191,57 +187,43 @@ def test_files_that_are_none(parts, tmp_path):
             read_network(tmp_path / f"{name}.safetensors")
 
 
-UNEVEN = Preprocess(size=8, crop=False, interpolation="bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.2, 0.3))
-
-
 @pytest.fixture
 def pixels():
     return torch.randint(0, 256, (3, 8, 8, 3), generator=torch.Generator().manual_seed(5), dtype=torch.uint8)
 
 
-@pytest.fixture
-def made(calibrated, tmp_path):
-    """made(uint8_input=True, policy="cuda", ...) -> the artifact."""
-
-    def make(policy="cuda", **options):
-        card = RunCard("micro", {}, UNEVEN.to_dict(), policy=load_policy(policy).to_dict())
-        return export(calibrated("swin", policy), card, tmp_path, CudaOptions(**options))
-
-    return make
-
-
 @pytest.mark.parametrize("float_type", ["float16", "bfloat16"])
-def test_pixels_give_the_logits_of_normalised_pictures(made, pixels, float_type):
+def test_pixels_give_the_logits_of_normalised_pictures(exported, pixels, float_type):
     """In half precision: rounding activations to int8 would hide rounding errors of the folding."""
-    whole, folded = (load(made(uint8_input=uint8, precision="float", float_type=float_type)) for uint8 in (False, True))
-    images = UNEVEN.normalised(pixels)
+    options = {"precision": "float", "float_type": float_type}
+    whole, folded = (load(exported(uint8_input=uint8, **options)[0]) for uint8 in (False, True))
+    images = PREPROCESS.normalised(pixels)
     expected, got = whole(images), folded(images)
     assert (got - expected).abs().mean() < {"float16": 0.002, "bfloat16": 0.02}[float_type] * expected.std()
     assert torch.equal(folded(pixels), got)  # decoded pixels
 
 
-def test_pictures_become_pixels_where_they_are(made):
+def test_pictures_become_pixels_where_they_are(exported):
     """Pictures on a GPU stay there; from the meta device no value could come to the CPU."""
-    network = load(made(uint8_input=True)).run.network
+    network = load(exported(uint8_input=True)[0]).run.network
     given = as_input(network, torch.empty(2, 3, 8, 8, device="meta"))
     assert given.is_meta and given.dtype == torch.uint8 and given.shape == (2, 8, 8, 3)
 
 
-def test_the_file_says_that_it_takes_pixels(made, pixels):
-    artifact = made(uint8_input=True)
+def test_the_file_says_that_it_takes_pixels(exported):
+    artifact, _ = exported(uint8_input=True)
     assert artifact.file.name == "micro_int8_uint8_cuda.safetensors" and artifact.record["options"]["uint8_input"]
-    opened = open_artifact(artifact.file)
-    assert load(opened).run.network.preprocess == UNEVEN
-    opened.card.preprocess["mean"] = [0.5, 0.5, 0.5]
+    assert load(artifact).run.network.preprocess == PREPROCESS
+    artifact.card.preprocess["mean"] = [0.5, 0.5, 0.5]
     with pytest.raises(SwinQuantError, match="prepares pictures differently from its run card"):
-        load(opened)
+        load(artifact)
 
 
-def test_pixels_where_they_are_not_taken(made, pixels):
-    engine = load(made())
+def test_pixels_where_they_are_not_taken(exported, pixels):
+    engine = load(exported()[0])
     with pytest.raises(UsageError, match="takes normalised pictures, not pixels: export with uint8_input"):
         engine(pixels)
     with pytest.raises(UsageError, match="takes pictures of 8 x 8 x 3, not 3 x 8 x 8"):
         engine(pixels.permute(0, 3, 1, 2))
     with pytest.raises(UsageError, match="uint8_input: ft-mode1 rounds normalised pictures"):
-        made("ft-mode1", uint8_input=True)
+        exported(policy="ft-mode1", uint8_input=True)

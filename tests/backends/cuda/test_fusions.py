@@ -1,5 +1,6 @@
 """Launch lists, in which no two live buffers share a byte; fusions, their choice for a GPU, and networks with all."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -28,27 +29,18 @@ def all_fused(program):
     return fused(program, rows(program.launches))
 
 
-def overlapping(program):
-    """Pairs of buffers that share bytes while both hold values that are still to be read."""
+def assert_no_live_buffers_overlap(program):
+    """A buffer lives from the launch that first names it to the last."""
     lives = {}
     for number, launch in enumerate(program.launches):
         for operand in launch.operands.values():
             if not operand.packed:
                 lives.setdefault(operand.name, []).append(number)
-    for name in (program.images.name, program.logits.name):
-        lives[name] = [0, len(program.launches)]
-    spans = {
-        name: (program.places[name], program.places[name] + program.buffers[name].nbytes, min(at), max(at))
-        for name, at in lives.items()
-    }
-    return [
-        (a, b)
-        for a in spans
-        for b in spans
-        if a < b
-        and spans[a][0] < spans[b][1] and spans[b][0] < spans[a][1]
-        and spans[a][2] <= spans[b][3] and spans[b][2] <= spans[a][3]
-    ]  # fmt: skip
+    lives |= {one.name: [0, len(program.launches)] for one in (program.images, program.logits)}
+    for number in range(len(program.launches)):
+        live = [program.buffers[name] for name, at in lives.items() if min(at) <= number <= max(at)]
+        spans = sorted((program.places[one.name], program.places[one.name] + one.nbytes) for one in live)
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 @pytest.mark.parametrize(("kind", "precision"), FORMS)
@@ -59,7 +51,8 @@ def test_fused_launches_move_what_is_left_and_compute_the_same(kind, precision):
     moved = [sum(x.nbytes for launch in one.launches for x in launch.operands.values()) for one in (program, whole)]
     assert operations[0] == operations[1] and moved[1] < 0.8 * moved[0]
     for one in (program, whole):
-        assert overlapping(one) == [] and all(place % 256 == 0 for place in one.places.values())
+        assert_no_live_buffers_overlap(one)
+        assert all(place % 256 == 0 for place in one.places.values())
     assert program.nbytes < sum(buffer.nbytes for buffer in program.buffers.values()) / 3
     assert whole.packed == program.packed and sorted(whole.scalars) == sorted(program.scalars)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
 from swin_quant.backends.fastertransformer.manifest import read_export
-from swin_quant.backends.integer_arithmetic import EXACT_PRODUCTS, gelu_table, product
+from swin_quant.backends.integer_arithmetic import EXACT_PRODUCTS, product
 from swin_quant.cards.card import RunCard
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.sources import open_pictures
@@ -269,12 +269,6 @@ def test_int8_gemms_are_exact(k, seed, extreme):
     low, high = (127, 128) if extreme else (-128, 128)
     x, w = (torch.randint(low, high, (3, k), generator=generator) for _ in range(2))
     assert torch.equal(product(x.float(), w.float()), (x @ w.T).float())
-
-
-def test_the_table_of_gelu():
-    bias, x = torch.linspace(-2, 2, 5).half(), torch.tensor([-128, -1, 0, 1, 127])
-    expected = [q8(gelu(f16(v) * f16(0.03) + b) * f16(40.0)) for v, b in zip(x.numpy(), bias.numpy(), strict=True)]
-    assert gelu_table(0.03, bias, 40.0)[range(5), x + 128].tolist() == expected
 
 
 def test_a_picture_s_features_do_not_depend_on_its_batch(exported):

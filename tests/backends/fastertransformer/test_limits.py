@@ -7,8 +7,8 @@ import torch
 from cards_of_results import CALIBRATION
 
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
-from swin_quant.backends.fastertransformer.limits import Case, check_limits, list_warnings
-from swin_quant.backends.fastertransformer.slots import Form
+from swin_quant.backends.fastertransformer.limits import check_limits, list_warnings
+from swin_quant.backends.fastertransformer.slots import Case
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.cards.card import RunCard
@@ -25,7 +25,7 @@ def geometry(name="swin_tiny_patch4_window7_224", **keys):
 
 
 def case(g=None, version=1, kind="int8", sm=80, mode=1, fix=False, batch=128):
-    return Case(g or geometry(), Form(version, kind, sm, fix), mode, batch)
+    return Case(g or geometry(), version, kind, sm, fix, mode, batch)
 
 
 @pytest.mark.parametrize(

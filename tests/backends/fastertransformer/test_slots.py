@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from swin_quant.backends.fastertransformer.limits import Case
 from swin_quant.backends.fastertransformer.manifest import make_manifest
-from swin_quant.backends.fastertransformer.slots import Form, slots
+from swin_quant.backends.fastertransformer.slots import Case, slots
 from swin_quant.backends.fastertransformer.weights import amax_list
 from swin_quant.config import find_config, load_config
 from swin_quant.models.geometry import read_geometry
@@ -18,8 +17,8 @@ def geometry(name):
     return read_geometry(load_config(find_config(name)))
 
 
-def plugin(g, form, mode=1):
-    return make_manifest("x", "x.safetensors", Case(g, form, mode, 32))["plugin"]
+def plugin(g, version, kind="int8", mode=1):
+    return make_manifest("x", "x.safetensors", Case(g, version, kind, 80, False, mode, 32))["plugin"]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +37,13 @@ def plugin(g, form, mode=1):
 def test_the_op_s_counts(name, version, int8, float_):
     """docs/reference, section 3.1: the only thing that the op checks."""
     g = geometry(name)
-    assert len(slots(g, Form(version, "int8", 80))) == int8
-    assert len(slots(g, Form(version, "float16", 80))) == len(slots(g, Form(version, "float32", 80))) == float_
+    assert len(slots(Case(g, version, "int8", 80))) == int8
+    assert len(slots(Case(g, version, "float16", 80))) == len(slots(Case(g, version, "float32", 80))) == float_
 
 
 def test_the_first_block_of_the_int8_list():
     """docs/reference, section 3.2, Swin-T."""
-    block = slots(geometry(V1.format("tiny")), Form(1, "int8", 80))[:16]
+    block = slots(Case(geometry(V1.format("tiny")), 1, "int8", 80))[:16]
     c = 96
     kernel, half, host = ("int8", "cuda"), ("float16", "cuda"), ("float32", "cpu")
     expected = [
@@ -60,7 +59,7 @@ def test_the_first_block_of_the_int8_list():
 
 
 def test_the_end_of_the_list():
-    found = slots(geometry(V2.format("tiny")), Form(2, "int8", 80))
+    found = slots(Case(geometry(V2.format("tiny")), 2, "int8", 80))
     keys, names = ([getattr(slot, word) for slot in found] for word in ("key", "name"))
     assert keys == sorted(set(keys)) and names[-12:] == [
         "layers.3.blocks.1.attn.logit_scale", "layers.3.downsample.norm.weight", "layers.3.downsample.norm.bias",
@@ -75,7 +74,7 @@ def test_the_types_of_empty_tensors(kind):
     """FasterTransformer's INT8 exporter appends torch.Tensor() where the last stage lacks a tensor, else
     HalfTensor()."""
     empty = [
-        slot for slot in slots(geometry("swin_tiny_c24_patch4_window8_256"), Form(1, kind, 80)) if not slot.shape[0]
+        slot for slot in slots(Case(geometry("swin_tiny_c24_patch4_window8_256"), 1, kind, 80)) if not slot.shape[0]
     ]
     assert len(empty) == 12 + 4 + 3 + 1  # packed biases and masks of heads of 24; the last stage's missing tensors
     for slot in empty:
@@ -97,8 +96,7 @@ def test_the_types_of_empty_tensors(kind):
 def test_packed_biases_and_the_plugin_s_counts(name, version, sides):
     """docs/reference, sections 1.2 and 4.2: counts that the plugin recomputes from the geometry."""
     g = geometry(name)
-    form = Form(version, "int8", 80)
-    counts = plugin(g, form)["weights"]
+    counts = plugin(g, version)["weights"]
     for i, side in enumerate(sides):
         c, heads, tokens = g.embed_dim * 2**i, g.heads[i], min(g.window, g.image_size // 4 // 2**i) ** 2
         nw = (g.image_size // 4 // 2**i) ** 2 // tokens
@@ -123,7 +121,7 @@ def test_packed_biases_and_the_plugin_s_counts(name, version, sides):
 def test_the_plugin_s_fields():
     """docs/reference, section 4.2."""
     g = geometry(V1.format("tiny"))
-    made = plugin(g, Form(1, "int8", 80))
+    made = plugin(g, 1)
     fields = {name: (kind, value) for name, kind, value in made["fields"]}
     assert made["name"] == "CustomSwinTransformerINT8Plugin" and made["output"] == [-1, 768, 1, 1]
     assert fields == {
@@ -133,7 +131,7 @@ def test_the_plugin_s_fields():
         "qkv_bias": ("int32", 1), "qk_scale": ("float32", 1.0), "version": ("int32", 1),
         "depths": ("int32", [2, 2, 6, 2]), "num_heads": ("int32", [3, 6, 12, 24]),
     }  # fmt: skip
-    float_ = plugin(g, Form(1, "float16", 80), None)
+    float_ = plugin(g, 1, "float16", None)
     assert float_["name"] == "CustomSwinTransformerPlugin"
     assert {name for name, _, _ in float_["fields"]} == set(fields) - {"int8_mode"}
 

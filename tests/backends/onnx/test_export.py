@@ -10,7 +10,6 @@ import pytest
 import torch
 from nightly import share
 
-from swin_quant.backends import exporter
 from swin_quant.backends.onnx import export as exporting
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.open_artifact import open_artifact
@@ -146,7 +145,7 @@ def test_narrow_weights_keep_to_127(calibrated, tmp_path):
 def test_metadata_and_card(calibrated, tmp_path):
     model, card = calibrated("swin")
     labels = tuple(f"digit {i}" for i in range(10))
-    artifact = exporter("onnx")(model, card, tmp_path, OnnxOptions(labels=labels))
+    artifact = export(model, card, tmp_path, OnnxOptions(labels=labels))
     again = open_artifact(artifact.file)
     assert again.record["backend"] == "onnx" and again.record["precision"] == "int8" and again.record["others"] == []
     assert again.record["options"]["opset"] == 17 and "window-order" in again.record["options"]["rewrites"]

@@ -9,7 +9,7 @@ from torch import Tensor
 from swin_quant.backends.cuda.kernels.kernel import Kernel, PreparedLaunch, as_type
 from swin_quant.backends.cuda.kernels.tiles import Tiles, attention_tiles, least_step
 from swin_quant.backends.cuda.kernels.windows import Windows
-from swin_quant.models.maps import mask_between
+from swin_quant.models.maps import mask
 
 _VECTOR = 8  # halves that one load takes
 
@@ -43,16 +43,13 @@ class AttentionKernel(Kernel):
         length = self.windows.tokens
         head_dim = self.qkv.shape[1] // (3 * self.heads)
         q, k, v = self.qkv.float().view(-1, length, 3, self.heads, head_dim).permute(2, 0, 3, 1, 4)
-        scale, windows = self.logits_scale, self.windows
+        scale, side, window, shift = self.logits_scale, self.windows.side, self.windows.window, self.windows.shift
         # exact for int8
         logits = q @ k.transpose(-2, -1) * (scale[:, None, None] if isinstance(scale, Tensor) else scale)
-        added = self.position_bias[..., :length].float()
-        if windows.shift:
-            region = windows.find_region(torch.arange(windows.count * length, device=logits.device))
-            added = added + mask_between(region.view(windows.count, 1, length))
-            logits = (logits.unflatten(0, (-1, windows.count)) + added).flatten(0, 1)
-        else:
-            logits = logits + added
+        added = self.position_bias[None, ..., :length].float()  # [1 or windows of a picture, heads, L, L]
+        if shift:
+            added = added + mask(side, side, (window, window), (shift, shift)).to(added.device)[:, None]
+        logits = (logits.unflatten(0, (-1, len(added))) + added).flatten(0, 1)
         if self.softmax_levels is not None:
             shares = as_type(logits.softmax(-1) * self.softmax_levels, self.qkv.dtype).float()
             context = shares @ v  # exact for int8: at most 1024 products

@@ -90,18 +90,16 @@ class GemmNormKernel(Kernel):
     post: bool = False
 
     def reference(self) -> None:
-        norm = self.norm_weight, self.norm_bias, self.eps
+        given, norm = (self.a, self.w, self.scale, self.bias), (self.norm_weight, self.norm_bias, self.eps)
         if self.post:
             branch = torch.empty(len(self.a), len(self.w), dtype=self.out.dtype, device=self.a.device)
-            GemmKernel(self.a, self.w, self.scale, self.bias, Epilogue("half"), branch).reference()
+            GemmKernel(*given, Epilogue("half"), branch).reference()
             NormResidualKernel(
                 branch, *norm, self.residual, self.windows, self.out, self.levels, self.out_quantized
             ).reference()
         else:
             assert self.out_quantized is not None
-            GemmKernel(
-                self.a, self.w, self.scale, self.bias, Epilogue("residual"), self.out, self.windows, self.residual
-            ).reference()
+            GemmKernel(*given, Epilogue("residual"), self.out, self.windows, self.residual).reference()
             flat = whole_map(self.out.shape[1])
             NormQuantizeKernel(self.out, *norm, self.levels, flat, self.out_quantized).reference()
 
@@ -175,18 +173,15 @@ class MlpKernel(Kernel):
     def reference(self) -> None:
         rows, flat = len(self.a), whole_map(self.out.shape[1])
         hidden = torch.empty(rows, len(self.w1), dtype=self.a.dtype, device=self.a.device)
-        GemmKernel(
-            self.a, self.w1, self.scale1, self.bias1, Epilogue("gelu"), hidden, levels=self.hidden_levels
-        ).reference()
-        fc2 = hidden, self.w, self.scale, self.bias
+        fc1, fc2 = (self.a, self.w1, self.scale1, self.bias1), (hidden, self.w, self.scale, self.bias)
+        GemmKernel(*fc1, Epilogue("gelu"), hidden, levels=self.hidden_levels).reference()
         if self.norm_weight is None or self.norm_bias is None:
             GemmKernel(*fc2, Epilogue("residual"), self.out, flat, self.residual).reference()
         else:
             branch = torch.empty(rows, len(self.w), dtype=self.out.dtype, device=self.a.device)
             GemmKernel(*fc2, Epilogue("half"), branch).reference()
-            NormResidualKernel(
-                branch, self.norm_weight, self.norm_bias, self.eps, self.residual, flat, self.out
-            ).reference()
+            norm = self.norm_weight, self.norm_bias, self.eps
+            NormResidualKernel(branch, *norm, self.residual, flat, self.out).reference()
 
     def prepare(self, tiles: Tiles | None = None) -> PreparedLaunch:
         (m, c), hidden, post = self.a.shape, self.w1.shape[0], self.norm_weight is not None

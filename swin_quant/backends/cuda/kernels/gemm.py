@@ -80,7 +80,7 @@ class GemmKernel(Kernel):
         y = y if self.scale is None else y * self.scale
         if e.kind == "residual":
             assert residual is not None
-            rows = self.windows.all_tokens(y.shape[0], y.device)
+            rows = self.windows.find_tokens(y.shape[0], y.device)
             residual = residual.view(-1, y.shape[1])[rows]
         if e.half_steps:
             y = y.to(out.dtype)

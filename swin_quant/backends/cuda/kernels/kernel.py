@@ -17,8 +17,6 @@ from swin_quant.backends.integer_arithmetic import rounded
 LARGEST_E4M3 = 448.0
 # The most registers of a thread: without this, ptxas spills some registers where that makes room for another program.
 ALL_REGISTERS = {"maxnreg": 255}
-# The default, unless a kernel sets it: Triton 3.9 warns that its own default will change.
-FUSED_MULTIPLY_ADD = {"enable_fp_fusion": True}
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,9 @@ class PreparedLaunch:
 
     def run(self) -> None:
         settle_cache_keys()
-        self._launch(without_spills({**FUSED_MULTIPLY_ADD, **self.tiles.options(), **self.options}, self.spilled))
+        # Fused multiply-add is the default, unless a kernel sets it: Triton 3.9 warns that its own default will change.
+        options = {"enable_fp_fusion": True, "num_warps": self.tiles.warps, "num_stages": self.tiles.stages}
+        self._launch(without_spills(options | dict(self.options), self.spilled))
 
     def spilled(self, options: Mapping[str, Any]) -> int:
         """Registers of a thread that spill to memory on this GPU with these options; 0 where Triton interprets."""

@@ -51,7 +51,7 @@ class PatchEmbedKernel(Kernel):
         constants |= {"IN": self.images.shape[3 if is_last else 1], "CHANNELS_LAST": is_last}
         constants |= {"HALF_STEPS": self.half_steps, "ROWS": t.rows, "BLOCK": t.columns, "BLOCK_K": t.inner}
         arguments, grid = self.values(rows_in_all=m), (-(-m // t.rows),)
-        return PreparedLaunch("patch_embed.patch_embed", grid, arguments, constants, t)
+        return PreparedLaunch("rows.patch_embed", grid, arguments, constants, t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class NormQuantizeKernel(Kernel):
     out: Tensor  # int8, float8 or half [B * R * R, C] in window order
 
     def reference(self) -> None:
-        tokens = self.windows.all_tokens(self.out.shape[0], self.x.device)
+        tokens = self.windows.find_tokens(self.out.shape[0], self.x.device)
         y = normed(self.x.view(-1, self.x.shape[-1])[tokens], self.weight, self.bias, self.eps)
         self.out.copy_(as_type(y, self.out.dtype, self.levels))
 
@@ -116,7 +116,7 @@ class NormResidualKernel(Kernel):
 
     def reference(self) -> None:
         channels, quantized = self.y.shape[-1], self.out_quantized
-        tokens = self.windows.all_tokens(self.y.shape[0], self.y.device)
+        tokens = self.windows.find_tokens(self.y.shape[0], self.y.device)
         total = normed(self.y, self.weight, self.bias, self.eps)
         if self.residual is not None:
             total = total + self.residual.view(-1, channels)[tokens].float()

@@ -29,10 +29,6 @@ class Tiles:
     stages: int = 1
     windows: int = 1
 
-    def options(self) -> dict[str, int]:
-        """Options for Triton's compiler."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
-
     def holding(self, **least: int) -> "Tiles":
         """These tiles. SwinQuantError for a side smaller than what the kernel needs in one tile."""
         for side, need in least.items():

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from swin_quant.backends.cuda.kernels.jit.arithmetic import as_type, find_token
-from swin_quant.backends.cuda.kernels.jit.epilogue import finished, gelu
+from swin_quant.backends.cuda.kernels.jit.gemm import finished, gelu
 from swin_quant.backends.cuda.kernels.jit.parts import accumulated, finish_rows, product, read_normed, zeros
 
 
