@@ -27,11 +27,10 @@ from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import HOW_PREPARED, published, timm_architecture
 from swin_quant.checkpoint.sources import choose_name, timm_name
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
-from swin_quant.config.load import keys_set_in, shipped_configs
+from swin_quant.config.load import keys_set_in, merge, shipped_configs, value_at
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.config.sides import clipped, compute_map_size
 from swin_quant.config.timm import HEADS, named
-from swin_quant.config.values import merge, value_at
 
 
 @functools.cache
