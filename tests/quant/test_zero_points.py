@@ -89,15 +89,15 @@ def test_learning_moves_the_width_and_keeps_the_zero_point():
     node.learn_range()
     with torch.no_grad():
         node.bounds.add_(torch.tensor([-0.4, 0.9]))
-    node.hold_range(torch.tensor(1e-3))
+    node.hold_range()
     assert node.grid == grid and (node.bounds[1] - node.bounds[0]).item() == pytest.approx(3.17 + 1.3)
     node.freeze_range()
     assert node.grid == grid and not isinstance(node.bounds, torch.nn.Parameter)
     node.learn_range()
     with torch.no_grad():
         node.bounds.zero_()
-    node.hold_range(torch.tensor(1e-3))
-    assert (node.bounds[1] - node.bounds[0]).item() == pytest.approx(1e-3) and node.grid == grid
+    node.hold_range()
+    assert (node.bounds[1] - node.bounds[0]).item() == pytest.approx(1e-3 * (3.17 + 1.3)) and node.grid == grid
 
 
 @pytest.mark.slow
