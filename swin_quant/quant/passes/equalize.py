@@ -20,15 +20,7 @@ from swin_quant.base.schema import SelfChecked, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
-from swin_quant.quant.passes.trial import (
-    Trial,
-    Values,
-    copy_state,
-    describe_gains,
-    enabled_in,
-    gain_db,
-    restore,
-)
+from swin_quant.quant.passes.trial import Trial, Values, copy_state, describe_gains, enabled_in, gain_db, restore
 from swin_quant.quant.passes.units import UnitRun, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
