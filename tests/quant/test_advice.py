@@ -84,7 +84,7 @@ def test_channels_that_stand_out_come_with_their_cure(subject):
     images = torch.randn(8, 3, 32, 32)
     model, findings = subject(images, prepare=lambda model: plant(model, "norms", 100))
     context = PassContext(model, [images], exchanges=list_exchanges(model))
-    found = outlier_channels(context, 8)
+    found = outlier_channels(context)
     cures = {one.place: one.cure for one in found}
     assert cures["layers.0.blocks.0.norm1"] == ("layers.0.blocks.0.norm1", "layers.0.blocks.0.attn.qkv")
     told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", outlier_channels=found))

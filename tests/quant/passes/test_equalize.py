@@ -19,8 +19,6 @@ from tests.helpers.pass_contexts import decibels
 from tests.outliers import plant
 
 PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream")]
-
-
 SHALLOW = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 
 
@@ -62,7 +60,7 @@ def test_factors_balance_both_sides_at_half_strength():
 
 def outliers(context):
     """The size of outlier channels by the module that shows them."""
-    return {one.place: one.times for one in outlier_channels(context, 32)}
+    return {one.place: one.times for one in outlier_channels(context)}
 
 
 @pytest.mark.parametrize("kind, where", PLACES)
