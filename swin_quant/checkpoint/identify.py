@@ -271,9 +271,8 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
     cfg = from_dict({"MODEL.NAME": choose_name(file), **tree}, str(file), settings)
-    certain = (
-        ("TEST.SHAPE",) if cfg.TEST.CROP else ("TEST.SHAPE", "TEST.CROP_RATIO")
-    )  # few publishers have other shapes
+    # Few publishers have other shapes
+    certain = ("TEST.SHAPE",) if cfg.TEST.CROP else ("TEST.SHAPE", "TEST.CROP_RATIO")
     guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *certain)]
     _tell(f"{file}: {unlike}, so the configuration is its own")
     if guessed:
