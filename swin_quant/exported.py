@@ -22,10 +22,9 @@ from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find_recorded_file
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import sha256_in
-from swin_quant.config.load import from_dict
+from swin_quant.config.load import from_dict, merge
 from swin_quant.config.outputs import FEATURES, LOGITS
 from swin_quant.config.sides import shortest, sides
-from swin_quant.config.values import merge
 from swin_quant.data.inputs import Inputs
 from swin_quant.data.prepared import Prepared
 from swin_quant.loading import ModelFile, load, load_for_scoring

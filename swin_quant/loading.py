@@ -24,9 +24,8 @@ from swin_quant.checkpoint.class_names import read_class_names
 from swin_quant.checkpoint.opened import Checkpoint, OpenedCheckpoint, made_before
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.config import architecture, from_dict, to_dict
-from swin_quant.config.load import keys_and_values, portable_config
+from swin_quant.config.load import keys_and_values, leaves, portable_config
 from swin_quant.config.outputs import FEATURES, LOGITS
-from swin_quant.config.values import leaves
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.model import Model
 from swin_quant.models import build_model

@@ -27,11 +27,10 @@ from swin_quant.checkpoint.opened import Checkpoint, Weights, open_checkpoint
 from swin_quant.checkpoint.published import HOW_PREPARED, published, timm_architecture
 from swin_quant.checkpoint.sources import choose_name, timm_name
 from swin_quant.config import architecture, default_config, find_config, from_dict, load_config, to_dict
-from swin_quant.config.load import keys_set_in, shipped_configs
+from swin_quant.config.load import keys_set_in, merge, shipped_configs, value_at
 from swin_quant.config.outputs import EMBEDDING, FEATURES, LOGITS
 from swin_quant.config.sides import clipped, compute_map_size
 from swin_quant.config.timm import HEADS, named
-from swin_quant.config.values import merge, value_at
 
 
 @functools.cache
@@ -272,9 +271,8 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     whole = {"PRETRAINED_WINDOW_SIZES": [0] * len(known["DEPTHS"]), **known}
     tree = {_place(key, known): whole[key] for key in (*_ELSEWHERE, *keys) if key in whole}
     cfg = from_dict({"MODEL.NAME": choose_name(file), **tree}, str(file), settings)
-    certain = (
-        ("TEST.SHAPE",) if cfg.TEST.CROP else ("TEST.SHAPE", "TEST.CROP_RATIO")
-    )  # few publishers have other shapes
+    # Few publishers have other shapes
+    certain = ("TEST.SHAPE",) if cfg.TEST.CROP else ("TEST.SHAPE", "TEST.CROP_RATIO")
     guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *certain)]
     _tell(f"{file}: {unlike}, so the configuration is its own")
     if guessed:

@@ -27,8 +27,8 @@ from swin_quant.checkpoint.opened import Source
 from swin_quant.checkpoint.sources import WEIGHTS, timm_name
 from swin_quant.config import default_config
 from swin_quant.config.defaults import defaults
+from swin_quant.config.load import leaves, merge, value_at
 from swin_quant.config.timm import prepared
-from swin_quant.config.values import leaves, merge, value_at
 
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # PIL's numbers
 _CLASS = re.compile(r"(\w+?)(ImageProcessor|FeatureExtractor)(Fast|Pil)?")

@@ -6,12 +6,4 @@ Defaults, then the files named by BASE, then the file itself, then `--opts`, the
 from swin_quant.config.defaults import architecture, default_config
 from swin_quant.config.load import check_geometry, find_config, from_dict, load_config, to_dict
 
-__all__ = [
-    "architecture",
-    "check_geometry",
-    "default_config",
-    "find_config",
-    "from_dict",
-    "load_config",
-    "to_dict",
-]
+__all__ = ["architecture", "check_geometry", "default_config", "find_config", "from_dict", "load_config", "to_dict"]

@@ -13,10 +13,15 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import EACH, FEATURES, LAST, MMPRETRAIN, TIMM, select_stages
+from swin_quant.config.swin import SWIN, SWINV2
 from swin_quant.models import swin, swin_v2
 from swin_quant.models.geometry import Geometry, read_geometry
 from swin_quant.models.layers import BlockFactory, LayerNorm, PatchMerging, Swin, initialise
 
+_PARTS: dict[str, tuple[BlockFactory, type[PatchMerging]]] = {
+    SWIN.name: (swin.build_block, swin.SwinPatchMerging),
+    SWINV2.name: (swin_v2.build_block, swin_v2.SwinV2PatchMerging),
+}
 _MASKS = r"layers\.\d+\.blocks\.\d+\.attn_mask$"  # keys of a checkpoint: maps need others
 
 
@@ -74,22 +79,12 @@ class Backbone(MapSwin):
         return found
 
 
-def _build_map_swin(cfg: CfgNode, block: BlockFactory, merging: type[PatchMerging]) -> MapSwin:
-    """A backbone or a classifier, by MODEL.OUTPUT_KIND."""
+def build_map_swin(cfg: CfgNode) -> MapSwin:
+    """Swin of a config on maps: a backbone or a classifier, by MODEL.OUTPUT_KIND, weights as for training."""
+    block, merging = _PARTS[cfg.MODEL.TYPE]
     windows = cfg.MODEL.FEATURES.WINDOWS if cfg.MODEL.OUTPUT_KIND == FEATURES else TIMM
     geometry = replace(read_geometry(cfg), whole_windows=windows != TIMM, rests=windows == MMPRETRAIN, on_maps=True)
     if cfg.MODEL.OUTPUT_KIND != FEATURES:
-        return MapSwin(geometry, block, merging)
-    return Backbone(geometry, block, merging, select_stages(cfg, len(geometry.depths)), cfg.MODEL.FEATURES.NORM)
-
-
-def build_map_swin(cfg: CfgNode) -> MapSwin:
-    """Swin V1 of a config on maps, weights as initialised for training."""
-    return _build_map_swin(cfg, swin.build_block, swin.SwinPatchMerging).apply(initialise)
-
-
-def build_map_swin_v2(cfg: CfgNode) -> MapSwin:
-    """Swin V2 of a config on maps, weights as initialised for training."""
-    model = _build_map_swin(cfg, swin_v2.build_block, swin_v2.SwinV2PatchMerging)
-    swin_v2.start(model)
-    return model
+        return MapSwin(geometry, block, merging).apply(initialise)
+    stages = select_stages(cfg, len(geometry.depths))
+    return Backbone(geometry, block, merging, stages, cfg.MODEL.FEATURES.NORM).apply(initialise)

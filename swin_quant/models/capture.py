@@ -196,17 +196,14 @@ def _drop_checks(graph: fx.Graph) -> None:
         name, source = packet(node), node.args[0] if node.args else None
         if not isinstance(source, fx.Node):
             continue
-        if name in _UNCHANGED or (name in _SAME_TYPE and _same_type(node, source)):
+        before, after = source.meta.get("val"), node.meta.get("val")
+        is_unchanged = name in _UNCHANGED
+        if name in _SAME_TYPE and isinstance(before, Tensor) and isinstance(after, Tensor):
+            copied = node.kwargs.get("copy") or True in node.args[2:]
+            is_unchanged = before.dtype == after.dtype and before.device == after.device and not copied
+        if is_unchanged:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
-
-
-def _same_type(node: fx.Node, source: fx.Node) -> bool:
-    before, after = source.meta.get("val"), node.meta.get("val")
-    if not isinstance(before, Tensor) or not isinstance(after, Tensor):
-        return False
-    copied = node.kwargs.get("copy") or True in node.args[2:]
-    return before.dtype == after.dtype and before.device == after.device and not copied
 
 
 def _mark_dependence(graph: fx.Graph) -> None:

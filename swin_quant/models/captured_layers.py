@@ -52,7 +52,7 @@ def quantized_layers(graph: fx.Graph, root: nn.Module, stem: bool) -> dict[str, 
             how = layer.stride, layer.padding, layer.output_padding, 1, layer.bias is not None, layer.dilation
             with torch.device("meta"):
                 transposed = QuantConvTranspose2d(layer.in_channels, layer.out_channels, layer.kernel_size, *how)
-            found[name] = _with_copies(transposed, str(node.target), layer, weight=_outputs_first)
+            found[name] = _with_copies(transposed, str(node.target), layer, lambda weight: weight.transpose(0, 1))
         elif name and name not in found:
             found[name] = _owner(node, root.get_submodule(name), kind)
         elif name and kind in _BORROWING:
@@ -204,10 +204,6 @@ def _free_name(root: nn.Module, parent: str, own: str, first: int) -> str:
     place, prefix = root.get_submodule(parent), f"{parent}." if parent else ""
     names = (f"{own}{number or ''}" for number in range(first, 10**6))
     return prefix + next(name for name in names if not hasattr(place, name))
-
-
-def _outputs_first(weight: Tensor) -> Tensor:
-    return weight.transpose(0, 1)
 
 
 def _borrowing(node: fx.Node, root: nn.Module, kind: str) -> tuple[str, QuantizedLayer] | None:

@@ -180,6 +180,8 @@ class WindowBlock(nn.Module):
     whose masks are computed for each call. Block `index` of a stage.
     """
 
+    ends_in_norms = False  # whether norms come after the branches
+
     def __init__(self, attn: nn.Module, g: Geometry, stage: int, index: int, drop_path: float) -> None:
         super().__init__()
         dim = g.embed_dim * 2**stage
@@ -250,7 +252,7 @@ class Stage(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Weights for training from scratch: truncated normal."""
+    """Weights for training from scratch: truncated normal; a branch that ends in a norm starts as zero."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -258,6 +260,9 @@ def initialise(module: nn.Module) -> None:
     elif isinstance(module, LayerNorm):
         nn.init.ones_(module.weight)
         nn.init.zeros_(module.bias)
+    elif isinstance(module, WindowBlock) and module.ends_in_norms:
+        nn.init.zeros_(module.norm1.weight)
+        nn.init.zeros_(module.norm2.weight)
 
 
 BlockFactory = Callable[[Geometry, int, int, float], WindowBlock]

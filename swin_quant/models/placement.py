@@ -55,10 +55,8 @@ MASKS = frozenset({"maskedfill", "where"})
 SIZES = frozenset("getattr symsize symnumel symstride".split())
 _MATMULS = frozenset("matmul bmm mm baddbmm addmm einsum".split())
 _TRANSPOSED = "convtranspose"
-_LAYERS = frozenset(
-    "linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d lstm gru rnntanh rnnrelu".split()
-)
 _RECURRENT = frozenset("lstm gru rnntanh rnnrelu".split())
+_LAYERS = _RECURRENT | set("linear conv1d conv2d conv3d convtranspose1d convtranspose2d convtranspose3d".split())
 _MODULES = (nn.Linear, nn.modules.conv._ConvNd, nn.RNNBase)
 _INT8 = frozenset("linear conv1d conv2d conv3d matmul bmm".split())
 

@@ -8,7 +8,6 @@ mean. A squeeze leaves the batch, also of one picture. Sizes and devices come fr
 import operator
 import string
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -17,14 +16,6 @@ from torch import Tensor, fx, nn
 from swin_quant.models.capture import packet
 
 _ATEN = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class _Factor:
-    """One factor of an einsum, and its letters."""
-
-    node: fx.Node
-    word: str
 
 
 def spell_out(graph: fx.Graph) -> None:
@@ -49,33 +40,40 @@ def _baddbmm(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _einsum(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """left [batch, rows, summed] @ right [batch, summed, columns], each group of letters flattened."""
+    """left [batch, rows, summed] @ right [batch, summed, columns], each group of letters flattened; with a parameter,
+    and no batch, linear(left [*rows, summed], right [columns, summed]).
+    """
     factors = cast(Sequence[fx.Node], node.args[1])
     words, wanted = einsum_words(node)
     if len(factors) != 2 or not wanted or any(len({*word}) < len(word) for word in words):
         return None
     if any(len({*map(str, extents)}) > 1 for extents in einsum_extents(node).values()):  # a broadcast one
         return None
-    left, right = words
-    batch = [one for one in left if one in right and one in wanted]
-    summed = [one for one in left if one in right and one not in wanted]
-    rows, columns = ([one for one in word if one not in batch + summed] for word in words)
+    batch, summed = ([one for one in words[0] if one in words[1] and (one in wanted) is kept] for kept in (True, False))
+    pairs = [*zip(factors, words, strict=True)]
+    weighted = [
+        (given, weight)
+        for given, weight in (pairs, pairs[::-1])
+        if not batch and given[0].meta["depends"] and _is_weight(graph, weight[0])
+    ]
+    (x, left), (y, right) = weighted[0] if weighted else pairs
+    rows, columns = ([one for one in word if one not in batch + summed] for word in (left, right))
     if not summed or {*batch, *rows, *columns} != {*wanted}:  # a letter of one factor is summed by itself
         return None
-    parts = [_Factor(factor, word) for factor, word in zip(factors, words, strict=True)]
-    for x, weight in (parts, parts[::-1]):
-        if not batch and x.node.meta["depends"] and _is_weight(graph, weight.node):
-            return _einsum_with_weight(graph, node, summed, wanted, x, weight)
     with graph.inserting_before(node):
         sizes = {
             letter: _size(graph, node, factor, dim)
-            for factor, word in zip(factors, words, strict=True)
+            for factor, word in pairs
             for dim, letter in enumerate(word)
             if letter in wanted
         }
-        first = _matrix(graph, node, factors[0], left, batch, rows, summed)
-        second = _matrix(graph, node, factors[1], right, batch, summed, columns)
-        product = _call(graph, node, _ATEN.matmul.default, first, second)
+        if weighted:
+            function, first = _ATEN.linear.default, _matrix(graph, node, x, left, rows, summed)
+            second = _matrix(graph, node, y, right, [], columns, summed)
+        else:
+            function, first = _ATEN.matmul.default, _matrix(graph, node, x, left, batch, rows, summed)
+            second = _matrix(graph, node, y, right, batch, summed, columns)
+        product = _call(graph, node, function, first, second)
         order = [*batch, *rows, *columns]
         whole = _call(graph, node, _ATEN.reshape.default, product, [sizes[letter] for letter in order])
         return _call(graph, node, _ATEN.permute.default, whole, [order.index(letter) for letter in wanted])
@@ -103,26 +101,6 @@ def einsum_extents(node: fx.Node) -> dict[str, list[Any]]:
         for letter, extent in zip(word, factor.meta["val"].shape, strict=True):
             found.setdefault(letter, []).append(extent)
     return found
-
-
-def _einsum_with_weight(
-    graph: fx.Graph, node: fx.Node, summed: list[str], wanted: str, given: _Factor, weight: _Factor
-) -> fx.Node:
-    """linear(given [*rows, summed], weight [columns, summed]), each group but the rows flattened."""
-    rows, columns = ([one for one in factor.word if one not in summed] for factor in (given, weight))
-    with graph.inserting_before(node):
-        sizes = {
-            letter: _size(graph, node, factor.node, factor.word.index(letter))
-            for factor, letters in ((given, rows), (weight, columns))
-            for letter in letters
-        }
-        x = _call(graph, node, _ATEN.permute.default, given.node, [given.word.index(one) for one in rows + summed])
-        if len(summed) > 1:
-            x = _call(graph, node, _ATEN.flatten.using_ints, x, len(rows), -1)
-        matrix = _matrix(graph, node, weight.node, weight.word, [], columns, summed)
-        product = _call(graph, node, _ATEN.linear.default, x, matrix)
-        whole = _call(graph, node, _ATEN.reshape.default, product, [sizes[one] for one in rows + columns])
-        return _call(graph, node, _ATEN.permute.default, whole, [(rows + columns).index(one) for one in wanted])
 
 
 def _product(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
@@ -188,7 +166,7 @@ def _both(size: Any) -> tuple[int, ...]:
 
 
 def _matrix(graph: fx.Graph, at: fx.Node, factor: fx.Node, word: str, *groups: list[str]) -> fx.Node:
-    """A factor as [*batch, rows, columns]: its dimensions in the order of the groups, the last two groups flattened."""
+    """A factor as [*batch, *groups]: its dimensions in the order of the groups, each but the first one flattened."""
     batch, *last = groups
     order = [word.index(letter) for group in groups for letter in group]
     found = _call(graph, at, _ATEN.permute.default, factor, order)

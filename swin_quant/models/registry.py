@@ -53,10 +53,8 @@ def list_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 def list_stages(model: nn.Module) -> dict[str, nn.Module]:
     """The stages of a model by name, in order."""
-    own: tuple[str, ...] = getattr(model, "own_stages", ())
-    if own:
-        return {name: model.get_submodule(name) for name in own}
-    return matching(model, get_architecture(model).stages)
+    own = {name: model.get_submodule(name) for name in getattr(model, "own_stages", ())}
+    return own or matching(model, get_architecture(model).stages)
 
 
 def list_exchanges(model: nn.Module) -> list[Exchange]:
@@ -76,16 +74,13 @@ def list_exchanges(model: nn.Module) -> list[Exchange]:
 
 def list_padded_modules(model: nn.Module) -> list[str]:
     """The modules that see zeros beside tokens in maps of some sizes; none for a network with its own units."""
-    if own_units(model):
-        return []
-    return list(matching(model, *get_architecture(model).padded))
+    return [] if own_units(model) else list(matching(model, *get_architecture(model).padded))
 
 
 def list_units(model: nn.Module) -> dict[str, nn.Module]:
     """The modules that the forward pass runs one after another, by name, in order."""
-    if own := own_units(model):
-        return {name: model.get_submodule(name) for name in own}
-    return matching(model, *get_architecture(model).units)
+    own = {name: model.get_submodule(name) for name in own_units(model)}
+    return own or matching(model, *get_architecture(model).units)
 
 
 def blocks_or_units(model: nn.Module) -> dict[str, nn.Module]:

@@ -93,6 +93,8 @@ def _unit(x: Tensor, length: Tensor | float = 1.0) -> Tensor:
 class SwinV2Block(WindowBlock):
     """x + norm1(attention(x)), then x + norm2(mlp(x))."""
 
+    ends_in_norms = True
+
     def forward(self, x: Tensor) -> Tensor:
         branch = self.norm1(self.layernorm_input1_quantizer(self.window_attention(x)))
         x = self.drop_path(self.add1_local_input_quantizer(branch)) + self.add1_residual_input_quantizer(x)
@@ -114,16 +116,7 @@ def build_block(g: Geometry, stage: int, index: int, drop_path: float) -> SwinV2
 
 
 def _build(cfg: CfgNode) -> Swin:
-    return start(Swin(read_geometry(cfg), build_block, SwinV2PatchMerging))
-
-
-def start(model: Swin) -> Swin:
-    """Weights for training from scratch: every branch starts as zero (res-post-norm)."""
-    model.apply(initialise)
-    for block in (module for module in model.modules() if isinstance(module, SwinV2Block)):
-        nn.init.zeros_(block.norm1.weight)
-        nn.init.zeros_(block.norm2.weight)
-    return model
+    return Swin(read_geometry(cfg), build_block, SwinV2PatchMerging).apply(initialise)
 
 
 def get_version(model: Swin) -> int:
@@ -182,6 +175,6 @@ ARCHITECTURE = Architecture(
     units=("layers.*.blocks.*", "layers.*.downsample"),
     no_decay=("absolute_pos_embed", "cpb_mlp", "logit_scale"),
     rewrites="swin",
-    backbone="swin_quant.models.backbone:build_map_swin_v2",
+    backbone="swin_quant.models.backbone:build_map_swin",
     pads=True,
 )

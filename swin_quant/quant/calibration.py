@@ -22,7 +22,7 @@ from swin_quant.quant.fold import fold
 from swin_quant.quant.layer import weighted_layers
 from swin_quant.quant.observers import ActivationObserver, NonFiniteError, PictureCount
 from swin_quant.quant.outputs import rows
-from swin_quant.quant.policy import dequantize
+from swin_quant.quant.policy import dequantize, enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role, State, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.ranges import Range, search
@@ -229,13 +229,10 @@ def observing(model: nn.Module, method: Method = Method()) -> Iterator[Observati
 
 def _check_method(model: nn.Module, method: Method) -> None:
     """UsageError for a method that does not take float8."""
-    if method.name and RANGE_METHODS[method.name].even_steps:
-        nodes = named_nodes(model).items()
-        if float8 := [name for name, node in nodes if node.setting.enabled and node.setting.format == FP8]:
-            raise UsageError(
-                f"‹calibrator› {method.name}: is for grids of equal steps, and {listed(float8, 2)} are in float8: "
-                "choose max or mse"
-            )
+    float8 = [name for name, node in enabled_nodes(model).items() if node.setting.format == FP8]
+    if float8 and method.name and RANGE_METHODS[method.name].even_steps:
+        steps = f"is for grids of equal steps, and {listed(float8, 2)} are in float8"
+        raise UsageError(f"‹calibrator› {method.name}: {steps}: choose max or mse")
 
 
 def set_ranges(model: nn.Module, calibration: Calibration, method: Method) -> None:

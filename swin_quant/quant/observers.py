@@ -109,9 +109,8 @@ class ActivationObserver:
             raise NonFiniteError(f"node {self.name} saw NaN or infinity during calibration")
         low, high, n = min(least), max(most), by_picture.shape[1]
         spacing = -(-n // (self.values_per_picture or n))
-        while (
-            math.gcd(spacing, n) != 1
-        ):  # coprime to n, and so to all its factors: no channel, head or token is left out
+        # Coprime to n, and so to all its factors: no channel, head or token is left out
+        while math.gcd(spacing, n) != 1:
             spacing += 1
         with self._lock:
             self.lowest, self.highest = min(self.lowest, low), max(self.highest, high)
@@ -125,8 +124,6 @@ class ActivationObserver:
         return max(-self.lowest, self.highest)
 
     def statistics(self) -> Statistics:
-        """The statistics so far, for a range search."""
-        if not self.histograms:
-            raise ValueError("this observer kept no histogram")
+        """The statistics so far, for a range search; only with histograms."""
         sides = zip(self.histograms, (abs(self.lowest), self.highest), strict=True)
         return join_sides(*(Statistics(side.counts.cpu().numpy(), side.width, end) for side, end in sides))

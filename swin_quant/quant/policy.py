@@ -338,7 +338,7 @@ def is_builtin(policy: Policy) -> bool:
 def described(policy: Policy) -> str:
     """A policy's name, with a part of its hash if a different built-in policy has the same name."""
     is_other = policy.name in builtin_policies() and not is_builtin(policy)
-    return _other(policy.name, policy.sha256) if is_other else policy.name
+    return f"{policy.name} (mine {policy.sha256[:6]})" if is_other else policy.name
 
 
 def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
@@ -351,10 +351,8 @@ def told_apart(policies: Iterable[tuple[str, str | None]]) -> dict[tuple[str, st
         hashes[name].add(sha256)
     ours = {name: load_policy(name).sha256 for name in builtin_policies() if len(hashes[name]) > 1}
     return {
-        (name, sha256): name if len(hashes[name]) == 1 or sha256 in (None, ours.get(name)) else _other(name, sha256)
+        (name, sha256): f"{name} (mine {sha256[:6]})"
+        if len(hashes[name]) > 1 and sha256 and sha256 != ours.get(name)
+        else name
         for name, sha256 in policies
     }
-
-
-def _other(name: str, sha256: str) -> str:
-    return f"{name} (mine {sha256[:6]})"

@@ -19,6 +19,7 @@ from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.fake_quant import FORMATS, FP8, TINY_AMAX, grid, grid_between
 from swin_quant.quant.straight_through import simulate
 
+_LEAST = 1e-3  # width of a learned range, relative to its start
 Observer = Callable[[Tensor], None]
 NO_RANGE = "node {} has no range (amax): calibrate the model before quantizing it"
 NO_BOUNDS = "node {} has no lower end (bounds): calibrate the model again for zero points"
@@ -98,6 +99,7 @@ class Quantizer(nn.Module):
         self.state = State.OFF
         self.setting = Setting()
         self.observer: Observer | None = None
+        self._least: Tensor  # width of a learned range
         self._amax: Tensor | None
         self._bounds: Tensor | None
         self.register_buffer("_amax", None)
@@ -182,21 +184,23 @@ class Quantizer(nn.Module):
     def learn_range(self) -> None:
         """Make the range a parameter for an optimizer, with the same key and value in a state_dict.
 
-        With a zero point only the width is learned: call `hold_range` after each step.
+        Call `hold_range` after each step: with a zero point only the width is learned, and a range of zero could not
+        grow again. The width is amax, or the largest of several; with a zero point, the distance between both ends.
         """
-        key, value = ("_amax" if self.setting.symmetric else "_bounds"), self.range
+        key, value = ("_amax" if self.setting.symmetric else "_bounds"), self.range.detach().clone()
+        self._least = _LEAST * (value.abs().max() if self.setting.symmetric else value.abs().sum())
         delattr(self, key)
-        setattr(self, key, nn.Parameter(value.detach().clone()))
+        setattr(self, key, nn.Parameter(value))
 
     @torch.no_grad()
-    def hold_range(self, least: Tensor) -> None:
-        """Correct a range after an optimizer's step: at least `least` (0-dim) wide, with the same zero point."""
+    def hold_range(self) -> None:
+        """Correct a range after an optimizer's step: at least a thousandth of its start wide, the same zero point."""
         if self.setting.symmetric:
-            self.range.clamp_(min=least)
+            self.range.clamp_(min=self._least)
             return
         (low, high), (qmin, qmax) = self.range.unbind(), self.grid
         levels = torch.arange(qmin, qmax + 1, qmax - qmin, device=low.device)
-        self.range.copy_(torch.maximum(high - low, least) / (qmax - qmin) * levels)
+        self.range.copy_(torch.maximum(high - low, self._least) / (qmax - qmin) * levels)
 
     def freeze_range(self) -> None:
         """Make the range a buffer again."""

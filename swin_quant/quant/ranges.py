@@ -14,8 +14,6 @@ from swin_quant.quant.quantizer import NO_RANGE, Quantizer
 from swin_quant.quant.range_methods import RANGE_METHODS
 from swin_quant.quant.statistics import Statistics, sqnr_db
 
-_LEAST = 1e-3  # relative to a range's start
-
 
 @dataclass(frozen=True)
 class Range:
@@ -78,15 +76,6 @@ def keeping_ranges(nodes: Iterable[Quantizer]) -> Iterator[None]:
     finally:
         for node, amax, bounds in before:
             node.amax, node.bounds = amax, bounds
-
-
-def least_learned(node: Quantizer) -> Tensor:
-    """The least width of a learned range, 0-dim: a thousandth of its start, for a range of zero could not grow again.
-
-    The width is amax, or the largest of several; with a zero point, the distance between both ends.
-    """
-    held = node.range.detach().abs()
-    return _LEAST * (held.max() if node.setting.symmetric else held.sum())
 
 
 def search(method: str, statistics: Statistics, node: Quantizer, percentile: float) -> Range:

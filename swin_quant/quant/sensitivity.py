@@ -137,10 +137,7 @@ def sensitivity(
     return Sensitivity(
         int(summed(overall)[-1]),
         make_loss(overall),
-        tuple(
-            GroupLoss(kind, name, names, alone, without)
-            for (kind, name, names), alone, without in zip(groups, losses[::2], losses[1::2], strict=True)
-        ),
+        tuple(GroupLoss(*group, *both) for group, *both in zip(groups, losses[::2], losses[1::2], strict=True)),
         {block: decibels(*summed(one)) for block, one in zip(blocks, depth, strict=True)},
         computed / ((len(blocks) + 1) * len(rows)),  # the rest after the last block counts as one more
     )
@@ -178,7 +175,9 @@ class _Batch:
         self.computed = 0
         self.begins: dict[str, int] = {}
         dequantize(model)
-        with recorded(parts) as self.floats, watching(nodes, self._note):
+        # How many blocks have run at a node's first call
+        noted = watching(nodes, lambda name, *_: self.begins.setdefault(name, len(self.floats)))
+        with recorded(parts) as self.floats, noted:
             self.expected = self._forward(0)
         quantize(model)
         with recorded(parts) as self.quantized:
@@ -202,7 +201,3 @@ class _Batch:
     def _forward(self, begin: int) -> Tensor:
         self.computed += len(self.parts) + 1 - begin
         return self.model(self.images)
-
-    def _note(self, name: str, *_: object) -> None:
-        """Note how many blocks have run at a node's first call."""
-        self.begins.setdefault(name, len(self.floats))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-Visit = Callable[[str, nn.Module, tuple[Any, ...], Any], None]
+Visit = Callable[[str, nn.Module, tuple[Any, ...], Any], object]
 
 
 @contextmanager

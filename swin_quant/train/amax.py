@@ -16,7 +16,7 @@ from swin_quant.quant.layer import QuantizedLayer, weighted_layers
 from swin_quant.quant.policy import enabled_nodes, refuse_blocks
 from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.range_methods import RANGE_METHODS
-from swin_quant.quant.ranges import least_learned, weight_range
+from swin_quant.quant.ranges import weight_range
 from swin_quant.quant.watch import eval_mode, watching
 from swin_quant.train.recipe import Ranges
 
@@ -44,7 +44,6 @@ class RangeKeeper:
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
         if recipe.initial == "reestimated":
             self.reestimate()
-        self.least = {node: least_learned(node) for node in self.nodes.values()}
         if recipe.mode == "learned":
             for node in self.nodes.values():
                 node.learn_range()
@@ -52,8 +51,8 @@ class RangeKeeper:
     def after_step(self) -> None:
         """Keep learned ranges positive, and their zero points unchanged."""
         if self.recipe.mode == "learned":
-            for node, least in self.least.items():
-                node.hold_range(least)
+            for node in self.nodes.values():
+                node.hold_range()
 
     def after_epoch(self, epoch: int) -> dict[str, float]:
         """Re-estimate if it is due after `epoch` epochs. Returns the drift of the ranges and the share of clipped

@@ -22,7 +22,7 @@ from swin_quant.quant.calibration import Calibration, Method, calibrate
 from swin_quant.quant.check import RUIN_DB, check_ranges
 from swin_quant.quant.fold import list_foldable_norms
 from swin_quant.quant.passes import PassContext
-from swin_quant.quant.passes.equalize import LOOKED_AT, NO_GAIN, OutlierChannels, outlier_channels
+from swin_quant.quant.passes.equalize import NO_GAIN, OutlierChannels, outlier_channels
 from swin_quant.quant.passes.run import CORRECTED, EVENED, PassPlan, run_passes
 from swin_quant.quant.policy import Policy, enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, named_nodes
@@ -49,7 +49,7 @@ def improve(
             f"{names}: {type(model).__name__} names no units, which passes go through: sq.wrap finds those of a network"
         )
     if not steps and context.units:  # the passes that run where none is asked for
-        if found := outlier_channels(context, LOOKED_AT):
+        if found := outlier_channels(context):
             worst = max(found, key=lambda one: one.times)
             told = "outlier channels in %d place%s (%s: %.0f times the median): equalize runs; ‹passes› none skips it"
             log.info(told, len(found), "s" if len(found) > 1 else "", worst.place, worst.times)
@@ -77,7 +77,7 @@ def outliers_left(context: PassContext, passes: Sequence[PassRecord]) -> list[Ou
     if not _is_known(context.model) or not enabled or exchanged:
         return []
     on = {name for node in enabled for name in (node, node.rpartition(".")[0])}
-    return [one for one in outlier_channels(context, LOOKED_AT) if not ran or on & {one.place, *one.cure}]
+    return [one for one in outlier_channels(context) if not ran or on & {one.place, *one.cure}]
 
 
 def _is_known(model: nn.Module) -> bool:

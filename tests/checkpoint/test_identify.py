@@ -124,17 +124,10 @@ def test_a_file_without_a_head_asks_for_the_classes(weights):
     assert config_for(weights(state), {"MODEL.NUM_CLASSES": 5}).MODEL.NUM_CLASSES == 5
 
 
-@pytest.mark.parametrize(
-    ("lost", "says"),
-    [
-        ("patch_embed.proj.weight", "damaged checkpoint of a Swin: no tensor tells"),
-        ("layers.0.blocks.0.mlp.fc1.weight", "damaged checkpoint of a Swin: no tensor tells"),
-    ],
-)
-def test_a_file_that_lost_a_tensor_is_damaged(lost, says, weights):
+@pytest.mark.parametrize("lost", ["patch_embed.proj.weight", "layers.0.blocks.0.mlp.fc1.weight"])
+def test_a_file_that_lost_a_tensor_is_damaged(lost, weights):
     state = {key: value for key, value in on_meta(config()).items() if not key.startswith(lost)}
-    with pytest.raises(SwinQuantError, match=says):
-        config_for(weights(state))
+    refused(lambda: config_for(weights(state)), "damaged checkpoint of a Swin: no tensor tells")
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-22, 1e30, float("nan"), float("inf"), -1.0])
@@ -231,3 +224,22 @@ def test_the_card_beside_it_comes_first(tmp_path):
     assert config_for(file, {"DATA.BATCH_SIZE": 3}).DATA.BATCH_SIZE == 3
     file.with_suffix(".json").unlink()
     assert config_for(file).TEST.CROP is True
+
+
+WAYS = "a Swin inside it gives its maps by output_kind features; else give cfg timm:NAME, or its module to `sq.wrap`"
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["conv_first.weight", "layers.0.residual_group.blocks.0.attn.qkv.weight"],
+        ["backbone.stages.0.blocks.0.attn.w_msa.qkv.weight", "head.fc.weight"],
+        ["backbone.anything.weight", "module.bbox_head.fc.weight"],
+        ["base.lora_A.weight", "base.lora_B.weight"],
+    ],
+)
+def test_other_models_are_shown_by_their_keys(keys, tmp_path):
+    torch.save({key: torch.zeros(1) for key in keys}, tmp_path / "x.pth")
+    with pytest.raises(SwinQuantError) as refusal:
+        config_for(tmp_path / "x.pth")
+    assert str(refusal.value).endswith(f"is no Swin classifier (its keys are {', '.join(keys)}): {WAYS}")

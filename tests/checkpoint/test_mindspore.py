@@ -17,8 +17,6 @@ SWIN = {
         "layers.0.blocks.0.attn.relative_position_bias_table"
     ),
     "layers.0.blocks.0.attn.proj.weight": "layers.0.blocks.0.attn.proj.weight",
-    "layers.0.blocks.0.mlp.fc1.weight": "layers.0.blocks.0.mlp.fc1.weight",
-    "layers.0.downsample.reduction.weight": "layers.0.downsample.reduction.weight",
     "layers.0.downsample.norm.gamma": "layers.0.downsample.norm.weight",
     "norm.gamma": "norm.weight",
     "classifier.weight": "head.weight",
@@ -29,7 +27,6 @@ RESNET = {
     "bn1.beta": "bn1.bias",
     "bn1.moving_mean": "bn1.running_mean",
     "bn1.moving_variance": "bn1.running_var",
-    "layer1.0.conv1.weight": "layer1.0.conv1.weight",
     "layer1.0.bn3.moving_variance": "layer1.0.bn3.running_var",
     "layer1.0.down_sample.0.weight": "layer1.0.downsample.0.weight",
     "layer1.0.down_sample.1.gamma": "layer1.0.downsample.1.weight",

@@ -16,7 +16,7 @@ from swin_quant.base.errors import UsageError
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.checkpoint.published import SETS
 from swin_quant.config import to_dict
-from swin_quant.config.values import value_at
+from swin_quant.config.load import value_at
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.models import build_model
 from tests.checkpoint.published import transformers

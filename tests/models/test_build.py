@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import configs_dir
 from swin_quant.config import find_config, load_config
-from swin_quant.models import build_model
+from swin_quant.config.family import Family
+from swin_quant.models import build_model, registry
+from swin_quant.models.classifier import Architecture
 from swin_quant.quant.quantizer import State, named_nodes
 
 CONFIGS = sorted(path for folder in ("swin", "swinv2") for path in (configs_dir() / folder).glob("[!_]*.yaml"))
@@ -74,3 +77,11 @@ def test_drop_path_works_in_training_only(kind, tiny_model):
         assert torch.equal(model(x), model(x))
         model.train()
         assert not torch.allclose(model(x), model(x), atol=1e-3)
+
+
+def test_a_name_is_taken_once_and_a_strange_model_is_of_no_architecture(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+    with pytest.raises(UsageError, match="architecture 'swin': there is one of that name already"):
+        registry.register(Architecture(Family("swin", {}), lambda cfg: None))
+    with pytest.raises(SwinQuantError, match="Linear: is of no registered architecture"):
+        registry.list_blocks(torch.nn.Linear(1, 1))

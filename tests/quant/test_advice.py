@@ -8,7 +8,6 @@ import torch
 from swin_quant.models.registry import list_exchanges
 from swin_quant.quant.advice import Findings, advise
 from swin_quant.quant.calibration import Method, calibrate
-from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.equalize import outlier_channels
 from swin_quant.quant.policy import Rule, apply_policy, load_policy
@@ -16,6 +15,7 @@ from swin_quant.quant.quantizer import Role, named_nodes
 from swin_quant.quant.statistics import clipped_share
 from tests.helpers.settings import change
 from tests.outliers import plant
+from tests.quant.test_ranges import statistics_of
 
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 
@@ -48,10 +48,8 @@ def test_a_good_calibration_is_left_in_peace(policy, subject):
 @pytest.mark.parametrize("bits", [0, 7, 11.99, 12.0])
 def test_the_clipped_share_is_counted(bits):
     """Exact at the edges of bins, whatever is inside them."""
-    observer = ActivationObserver("x", torch.device("cpu"), True, None)
     values = torch.randn(1, 5000, generator=torch.Generator().manual_seed(0)) * 3
-    observer(values)
-    statistics = observer.statistics()
+    statistics = statistics_of(values)
     amax = round(bits * 300) * statistics.width
     share = (values.abs() >= amax).double().mean().item()
     assert clipped_share(statistics, amax) == pytest.approx(share if amax < statistics.largest else 0.0, abs=1e-12)
@@ -84,7 +82,7 @@ def test_channels_that_stand_out_come_with_their_cure(subject):
     images = torch.randn(8, 3, 32, 32)
     model, findings = subject(images, prepare=lambda model: plant(model, "norms", 100))
     context = PassContext(model, [images], exchanges=list_exchanges(model))
-    found = outlier_channels(context, 8)
+    found = outlier_channels(context)
     cures = {one.place: one.cure for one in found}
     assert cures["layers.0.blocks.0.norm1"] == ("layers.0.blocks.0.norm1", "layers.0.blocks.0.attn.qkv")
     told = advise(Findings(findings.nodes, findings.calibration, findings.method, "x", outlier_channels=found))

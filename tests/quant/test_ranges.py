@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from swin_quant.quant.fake_quant import E4M3, fake_quant, grid
-from swin_quant.quant.observers import ActivationObserver, Histogram, add_sides
+from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.ranges import Range, search_bounds, search_range, weight_range
 from swin_quant.quant.statistics import Statistics
@@ -20,11 +20,10 @@ METHODS = ("max", "percentile", "mse", "entropy")
 
 
 def statistics_of(values):
-    """Statistics from the product's histogram, as in a calibration."""
-    values = torch.as_tensor(np.abs(values), dtype=torch.float32)
-    histogram = Histogram.empty()
-    add_sides(Histogram.empty(), histogram, values, 0.0, values.max().item())
-    return Statistics(histogram.counts.numpy(), histogram.width, values.max().item())
+    """Statistics as in a calibration."""
+    observer = ActivationObserver("node", torch.device("cpu"), True, None)
+    observer(torch.as_tensor(values, dtype=torch.float32))
+    return observer.statistics()
 
 
 def coarse(values, bins, width):
@@ -44,15 +43,12 @@ def sample(name, n=500_000):
         "constant": lambda: np.full(n, 0.37),
         "negative": lambda: -rng.exponential(size=n),
         "skewed": lambda: np.where((x := rng.normal(size=n)) < 0, 5 * x, x),
+        "gelu": lambda: torch.nn.functional.gelu(torch.tensor(rng.normal(size=n))).numpy(),
+        "outlier": lambda: np.append(rng.normal(size=n), 300.0),
     }[name]().astype(np.float32)
 
 
 SAMPLES = ("normal", "student-t", "one-sided", "relu", "uniform", "constant")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_zeros_have_the_range_zero(method):
-    assert search_range(method, statistics_of(np.zeros(100))) == 0.0
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -64,11 +60,6 @@ def test_ranges_are_positive_and_never_above_the_largest(method, bits, values):
     statistics = statistics_of(values)
     amax = search_range(method, statistics, bits)
     assert 0 < amax <= statistics.largest
-
-
-@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=50))
-def test_max_is_the_largest(values):
-    assert search_range("max", statistics_of(values)) == max(abs(np.float32(value)) for value in values)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -209,9 +200,7 @@ def test_the_sqnr_of_a_node_is_that_of_its_values(name, kind, share):
     narrow = np.maximum(values, -found.amax) if node.setting.symmetric else values  # -128 counts as -127
     noise = ((node(torch.tensor(narrow)).numpy() - values) ** 2).sum()
     expected = 10 * np.log10((values**2).sum() / noise)
-    observer = ActivationObserver("node", torch.device("cpu"), True, None)
-    observer(torch.tensor(values, dtype=torch.float32))
-    assert found.sqnr_db(observer.statistics(), node) == pytest.approx(expected, abs=0.1)
+    assert found.sqnr_db(statistics_of(values), node) == pytest.approx(expected, abs=0.1)
 
 
 def test_mse_in_float8_loses_no_more_than_the_best_of_many_ranges():

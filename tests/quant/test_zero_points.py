@@ -14,6 +14,7 @@ from swin_quant.quant.observers import ActivationObserver
 from swin_quant.quant.quantizer import Quantizer, Role, State
 from swin_quant.quant.ranges import search, search_bounds
 from tests.helpers.settings import change
+from tests.quant.test_ranges import sample, statistics_of
 
 ENDS = st.tuples(st.floats(-1e4, 0, width=32), st.floats(0, 1e4, width=32)).filter(
     lambda ends: ends[1] - ends[0] > 1e-3
@@ -89,15 +90,15 @@ def test_learning_moves_the_width_and_keeps_the_zero_point():
     node.learn_range()
     with torch.no_grad():
         node.bounds.add_(torch.tensor([-0.4, 0.9]))
-    node.hold_range(torch.tensor(1e-3))
+    node.hold_range()
     assert node.grid == grid and (node.bounds[1] - node.bounds[0]).item() == pytest.approx(3.17 + 1.3)
     node.freeze_range()
     assert node.grid == grid and not isinstance(node.bounds, torch.nn.Parameter)
     node.learn_range()
     with torch.no_grad():
         node.bounds.zero_()
-    node.hold_range(torch.tensor(1e-3))
-    assert (node.bounds[1] - node.bounds[0]).item() == pytest.approx(1e-3) and node.grid == grid
+    node.hold_range()
+    assert (node.bounds[1] - node.bounds[0]).item() == pytest.approx(1e-3 * (3.17 + 1.3)) and node.grid == grid
 
 
 @pytest.mark.slow
@@ -121,28 +122,7 @@ def test_a_policy_changes_no_range():
     assert node.bounds.tolist() == pytest.approx([-0.17, 3.0]) and node.grid == (-14, 241)
 
 
-def statistics_of(values):
-    observer = ActivationObserver("node", torch.device("cpu"), True, None)
-    observer(torch.as_tensor(values, dtype=torch.float32))
-    return observer.statistics()
-
-
-def sample(name):
-    rng = np.random.default_rng(3)
-    normal = rng.normal(size=200_000)
-    erf = torch.erf(torch.tensor(normal / 2**0.5)).numpy()
-    return {
-        "normal": normal,
-        "gelu": 0.5 * normal * (1 + erf),
-        "positive": rng.exponential(size=200_000),
-        "negative": -rng.exponential(size=200_000),
-        "skewed": np.where(normal < 0, 5 * normal, normal),
-        "outlier": np.append(normal, 300.0),
-        "constant": np.full(100, 0.37),
-    }[name].astype(np.float32)
-
-
-SAMPLES = ("normal", "gelu", "positive", "negative", "skewed", "outlier", "constant")
+SAMPLES = ("normal", "gelu", "one-sided", "negative", "skewed", "outlier", "constant")
 
 
 @pytest.mark.parametrize("name", SAMPLES)

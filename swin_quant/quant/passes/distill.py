@@ -26,7 +26,6 @@ from swin_quant.quant.passes.trial import copy_state, enabled_in, give_state
 from swin_quant.quant.passes.units import given_by
 from swin_quant.quant.policy import quantizing
 from swin_quant.quant.quantizer import Role
-from swin_quant.quant.ranges import least_learned
 
 _VALUES = 1_300_000  # values of pictures at a time, to bound the activations: 8 pictures of 3 x 224 x 224
 _HELD_OUT = 0.25  # share of the pictures
@@ -153,7 +152,6 @@ class _Learner:
             node for node in enabled_in(model) if node.setting.amax is None and node.role is not Role.GEMM_WEIGHT
         ]
         floats = [each for each in model.parameters() if each.requires_grad]
-        self.least = [least_learned(node) for node in self.nodes]
         for node in self.nodes:
             node.learn_range()
         ranges = [node.range for node in self.nodes]
@@ -183,8 +181,8 @@ class _Learner:
             square.lerp_(gradient.square(), 1 - _BETAS[1])
             parameter.sub_(rate * left / once * mean / ((square / twice).sqrt() + _EPSILON))
             gradient.zero_()
-        for node, least in zip(self.nodes, self.least, strict=True):
-            node.hold_range(least)
+        for node in self.nodes:
+            node.hold_range()
 
 
 def _parts(images: Tensor) -> Sequence[Tensor]:

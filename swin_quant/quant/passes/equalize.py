@@ -20,15 +20,7 @@ from swin_quant.base.schema import SelfChecked, counted, within
 from swin_quant.quant.layer import channels_last
 from swin_quant.quant.passes import Pass, PassContext
 from swin_quant.quant.passes.places import Exchange, Part, recentre, rescale
-from swin_quant.quant.passes.trial import (
-    Trial,
-    Values,
-    copy_state,
-    describe_gains,
-    enabled_in,
-    gain_db,
-    restore,
-)
+from swin_quant.quant.passes.trial import Trial, Values, copy_state, describe_gains, enabled_in, gain_db, restore
 from swin_quant.quant.passes.units import UnitRun, inside, through
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.quant.watch import watching
@@ -218,10 +210,10 @@ class OutlierChannels:
     cure: tuple[str, ...]
 
 
-def outlier_channels(context: PassContext, pictures: int) -> list[OutlierChannels]:
+def outlier_channels(context: PassContext) -> list[OutlierChannels]:
     """Outlier channels that an exchange could cure, each module that shows some once."""
     found: dict[str, float] = {}
-    for spread in measure(context, pictures):
+    for spread in measure(context, LOOKED_AT):
         name = spread.place.scaled.name
         if spread.stands_out:
             found[name] = max(spread.times, found.get(name, 0.0))
@@ -263,14 +255,13 @@ def _equalize(context: PassContext, step: UnitRun, spreads: Sequence[Spread], op
             if found[other] < found[best] * _BETTER:
                 best = other
     before, after = found[plain], found[best]
-    places = [spread.place for spread in spreads]
-    better = after < before * _BETTER and _holds_elsewhere(context, step, places, original, best)
+    better = after < before * _BETTER and _holds_elsewhere(context, step, spreads, original, best)
     _apply(context.model, step.unit, original, spreads, best if better else plain)
     return gain_db(before, after) if better or after == math.inf else 0.0
 
 
 def _holds_elsewhere(
-    context: PassContext, step: UnitRun, places: Sequence[Exchange], original: Values, choices: Sequence[Choice]
+    context: PassContext, step: UnitRun, spreads: Sequence[Spread], original: Values, choices: Sequence[Choice]
 ) -> bool:
     """Whether `choices` do no harm on pictures that gave neither factors nor ranges: each half judges the other's. A
     channel that these pictures hardly show gets a factor by which it leaves its range on all others."""
@@ -285,7 +276,7 @@ def _holds_elsewhere(
     for given, judged in (halves, halves[::-1]):
         trial = Trial(given, context.method.name, judged)
         restore(step.unit, original)
-        spreads = _spreads(context.model, step.unit, places, given.inputs)
+        spreads = _spreads(context.model, step.unit, [spread.place for spread in spreads], given.inputs)
         before += trial.error()
         _apply(context.model, step.unit, original, spreads, choices)
         after += trial.error()

@@ -27,7 +27,6 @@ from swin_quant.quant.passes.targets import Targets, channel_weights, improve_un
 from swin_quant.quant.passes.trial import describe_gains, enabled_in, quantized_layers
 from swin_quant.quant.quantizer import Role, State
 from swin_quant.quant.range_methods import mse
-from swin_quant.quant.ranges import least_learned
 
 _PRIME = 7919  # each unit has its own random numbers
 _LOW, _HIGH = -0.1, 1.1  # the ends of the stretched sigmoid
@@ -187,7 +186,6 @@ class _Trained:
         self.quantized = activations + [layer._weight_quantizer for layer in layers if layer not in self.roundings]
         for node in self.quantized:
             node.state = State.QUANTIZE
-        self.least = [least_learned(node) for node in self.nodes]
         for node in self.nodes:
             node.learn_range()
         self.variables = [rounding.variable.requires_grad_() for rounding in self.roundings.values()]
@@ -213,8 +211,8 @@ class _Trained:
         for group, rate in zip(groups, self.rates, strict=True):
             group["lr"] = rate * left
         self.optimizer.step()
-        for node, least in zip(self.nodes, self.least, strict=True):
-            node.hold_range(least)
+        for node in self.nodes:
+            node.hold_range()
 
     @torch.no_grad()
     def round(self) -> None:

@@ -19,7 +19,6 @@ from swin_quant.quant.layer import channels_last
 from swin_quant.quant.outputs import has_classes, rows
 from swin_quant.quant.passes import PassContext
 from swin_quant.quant.passes.trial import copy_state, enabled_in, gain_db, give_state, quantized
-from swin_quant.quant.passes.units import UnitRun
 from swin_quant.quant.watch import watching
 
 _HELD_OUT = 0.25  # share of the pictures
@@ -63,20 +62,6 @@ class Targets:
         return total / len(rows) if total < math.inf else math.inf
 
 
-def compute_targets(
-    step: UnitRun, quantized_inputs: Sequence[Tensor], weights: Tensor | None, rows: int = 1
-) -> Targets:
-    """The targets of a unit. `quantized_inputs`: batches from the quantized units before; `weights`: one for each
-    channel. Each picture has `rows` consecutive rows, which are held out together."""
-    outputs = torch.cat(step.outputs)
-    root = outputs.new_ones(())
-    if weights is not None:
-        dim = getattr(step.unit, "channel_dim", -1) % outputs.dim()
-        root = weights.to(outputs.device).sqrt().view(-1, *[1] * (outputs.dim() - 1 - dim))
-    held_out = rows * max(1, round(_HELD_OUT * len(outputs) / rows))
-    return Targets(torch.cat(step.inputs), torch.cat(list(quantized_inputs)), outputs, root, held_out)
-
-
 def improve_units(
     context: PassContext,
     work: str,
@@ -88,14 +73,21 @@ def improve_units(
     """Change each unit that has enabled nodes; returns the gains in dB by unit.
 
     Inputs are the outputs of the quantized units before it. `change(unit, targets, number)` says whether it was done; a
-    unit whose output is no better on held-out pictures is restored. `weights` and `rows`: as in `compute_targets`.
+    unit whose output is no better on held-out pictures is restored. `weights`: of each channel, by unit. Each picture
+    has `rows` consecutive rows, which are held out together.
     """
     gains: dict[str, float] = {}
     inputs: list[Tensor] = []
     for number, step in enumerate(context.walk(images, work)):
         unit, inputs = step.unit, inputs or step.inputs
         if enabled_in(unit):
-            targets = compute_targets(step, inputs, weights.get(step.name), rows)
+            outputs = torch.cat(step.outputs)
+            root = outputs.new_ones(())
+            if step.name in weights:
+                dim = getattr(unit, "channel_dim", -1) % outputs.dim()
+                root = weights[step.name].to(outputs.device).sqrt().view(-1, *[1] * (outputs.dim() - 1 - dim))
+            held_out = rows * max(1, round(_HELD_OUT * len(outputs) / rows))
+            targets = Targets(torch.cat(step.inputs), torch.cat(inputs), outputs, root, held_out)
             before, error, after = copy_state(unit), targets.cost(unit, targets.judging), math.inf
             if 0 < error < math.inf and change(unit, targets, number):
                 after = targets.cost(unit, targets.judging)

@@ -73,9 +73,8 @@ class _Sample:
     def set_range(self, node: Quantizer, method: str | None) -> None:
         """Give `node` the range with the least squared error; with a zero point, both ends are limited to it."""
         largest = torch.maximum(-self.low, self.high)
-        candidates = (
-            largest[None] if method == "max" or largest <= TINY_AMAX else largest * _CANDIDATES.to(largest.device)
-        )
+        is_alone = method == "max" or largest <= TINY_AMAX
+        candidates = largest[None] if is_alone else largest * _CANDIDATES.to(largest.device)
         values = torch.cat(self.values) if self.values else largest[None]
 
         def error(ranges: Tensor) -> Tensor:

@@ -19,8 +19,6 @@ from tests.helpers.pass_contexts import decibels
 from tests.outliers import plant
 
 PLACES = [("swin", "norms"), ("swin", "v"), ("swin", "qk"), ("swinv2", "v"), ("swinv2", "heads"), ("swinv2", "stream")]
-
-
 SHALLOW = {"DEPTHS": [1, 1], "NUM_HEADS": [1, 2]}
 
 
@@ -35,12 +33,8 @@ def images():
     return torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
-@pytest.fixture
-def make_context():
-    def make(model, images):
-        return PassContext(model, images.split(8), units=list_units(model), exchanges=list_exchanges(model))
-
-    return make
+def context_of(model, images):
+    return PassContext(model, images.split(8), units=list_units(model), exchanges=list_exchanges(model))
 
 
 @torch.inference_mode()
@@ -62,17 +56,17 @@ def test_factors_balance_both_sides_at_half_strength():
 
 def outliers(context):
     """The size of outlier channels by the module that shows them."""
-    return {one.place: one.times for one in outlier_channels(context, 32)}
+    return {one.place: one.times for one in outlier_channels(context)}
 
 
 @pytest.mark.parametrize("kind, where", PLACES)
-def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, make_context, use_policy):
+def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, images, use_policy):
     model = shallow(kind)
-    clean = outliers(make_context(model, images))
+    clean = outliers(context_of(model, images))
     before = logits(model, images)
     plant(model, where, 100)
     assert torch.allclose(logits(model, images), before, atol=1e-3)
-    found = outliers(make_context(model, images))
+    found = outliers(context_of(model, images))
     assert max(found.values(), default=0) > 10 * max([*clean.values(), 1])
 
 
@@ -87,37 +81,35 @@ def test_planted_outliers_keep_the_function_and_are_found(kind, where, shallow, 
         ("swinv2", "heads", 1.0),
     ],
 )
-def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(
-    kind, where, share, shallow, images, make_context
-):
+def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(kind, where, share, shallow, images):
     model = shallow(kind)
     plant(model, where, 1 / 100, share)
-    found = outliers(make_context(model, images))
+    found = outliers(context_of(model, images))
     in_first_block = [times for name, times in found.items() if name.startswith("layers.0.blocks.0.")]  # only one head
     assert max(in_first_block, default=0) > 10
 
 
 @pytest.mark.slow
-def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, make_context, use_policy):
+def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, use_policy):
     model = use_policy(shallow("swin"), "ft-mode1")
     expected = logits(model, images)
     unplanted = worth(model, images, expected)
     plant(model, "v", 64, share=1.0)
     planted = worth(model, images, expected)
-    run(make_context(model, images), EqualizeOptions(only_outliers=True))
+    run(context_of(model, images), EqualizeOptions(only_outliers=True))
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     assert planted < unplanted - 3 and worth(model, images, expected) > unplanted - 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, where", share(PLACES, 3))
-def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, make_context, use_policy):
+def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")
     expected = logits(model, images)
     unplanted = worth(model, images, expected)
     plant(model, where, 100)
     planted = worth(model, images, expected)
-    run(make_context(model, images), EqualizeOptions(only_outliers=True))
+    run(context_of(model, images), EqualizeOptions(only_outliers=True))
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     cured = worth(model, images, expected)
     assert planted < unplanted - 5 and cured > unplanted - 1.5
@@ -125,7 +117,7 @@ def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, i
 
 @pytest.mark.parametrize("row", range(3))
 def test_rows_that_are_too_large_do_not_pass_for_channels_of_the_stream_that_they_read(
-    row, shallow, images, make_context, use_policy
+    row, shallow, images, use_policy
 ):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     blocks = [block for layer in model.layers for block in layer.blocks]
@@ -138,20 +130,20 @@ def test_rows_that_are_too_large_do_not_pass_for_channels_of_the_stream_that_the
             attn.proj.weight[:, row] /= 100
     adding = {name: value.clone() for name, value in model.named_parameters() if "norm" in name}
     before = [block.attn.qkv.weight.detach().abs().max() for block in blocks]
-    note = run(make_context(model, images), EqualizeOptions(only_outliers=True))
+    note = run(context_of(model, images), EqualizeOptions(only_outliers=True))
     assert "streams" not in note
     assert all(block.attn.qkv.weight.abs().max() < most / 4 for block, most in zip(blocks, before, strict=True))
     assert all(torch.equal(value, adding[name]) for name, value in model.named_parameters() if name in adding)
 
 
-def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, images, make_context, use_policy):
+def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, images, use_policy):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     plant(model, "stream", 100)
     expected, maps = logits(model, images), {}
     for stage, layer in enumerate(model.layers):
         layer.blocks[-1].register_forward_hook(lambda m, i, y, at=stage: maps.setdefault(at, []).append(y))
     logits(model, images)
-    note = run(make_context(model, images), EqualizeOptions(only_outliers=True))
+    note = run(context_of(model, images), EqualizeOptions(only_outliers=True))
     assert note.startswith("residual streams gain")
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     before, after = ((each := y.abs().amax((0, 1))).max() / each.median() for y in (maps[0][0], maps[0][-1]))
@@ -159,16 +151,14 @@ def test_a_residual_stream_is_evened_out_and_its_last_stage_is_left(shallow, ima
     assert torch.allclose(maps[1][0], maps[1][-1], atol=1e-3) and not made_factors(model)
 
 
-def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(
-    shallow, images, make_context, use_policy
-):
+def test_the_last_stage_is_evened_out_where_a_multiplication_more_is_no_matter(shallow, images, use_policy):
     model = use_policy(shallow("swinv2"), "qdq")
     with torch.no_grad():
         model.layers[-1].blocks[0].norm1.weight[3] *= 30
         model.head.weight[:, 3] = 0  # its own content must not count, only its size's cost to others
     expected = logits(model, images)
     before = worth(model, images, expected)
-    run(make_context(model, images), EqualizeOptions(only_outliers=True))
+    run(context_of(model, images), EqualizeOptions(only_outliers=True))
     assert made_factors(model) == ["norm.factors"] and model.norm.factors.weight[3] > 2
     assert torch.allclose(logits(model, images), expected, atol=1e-3)
     assert worth(model, images, expected) > before + 0.5
@@ -184,20 +174,20 @@ def test_a_stream_begins_with_whatever_the_config_has(keys, tiny_model, images, 
     assert stage == 1
 
 
-def test_without_outliers_nothing_changes(shallow, images, make_context, use_policy):
+def test_without_outliers_nothing_changes(shallow, images, use_policy):
     model = use_policy(shallow("swinv2"), "ft-mode1")
     calibrate(model, images.split(8))
     before = copy.deepcopy(model.state_dict())
-    assert run(make_context(model, images), EqualizeOptions(only_outliers=True)) == "no unit gains"
+    assert run(context_of(model, images), EqualizeOptions(only_outliers=True)) == "no unit gains"
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.parametrize("pictures", [torch.zeros(3, 3, 32, 32), torch.ones(1, 3, 32, 32)])
-def test_constant_pictures_and_one_picture_do_no_harm(pictures, shallow, make_context, use_policy):
+def test_constant_pictures_and_one_picture_do_no_harm(pictures, shallow, use_policy):
     model = use_policy(shallow("swin"), "ft-mode1")
     expected = logits(model, pictures)
     calibrate(model, [pictures])
-    run(make_context(model, pictures), EqualizeOptions())
+    run(context_of(model, pictures), EqualizeOptions())
     assert torch.allclose(logits(model, pictures), expected, atol=1e-3)
 
 
