@@ -62,6 +62,11 @@ def test_ranges_are_positive_and_never_above_the_largest(method, bits, values):
     assert 0 < amax <= statistics.largest
 
 
+@given(st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=1, max_size=50))
+def test_max_is_the_largest(values):
+    assert search_range("max", statistics_of(values)) == max(abs(np.float32(value)) for value in values)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_zeros_alone_have_no_range(method):
     statistics = statistics_of([0.0, 0.0])
