@@ -12,13 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_artifact
-from swin_quant.backends.onnx.functions import add_functions
-from swin_quant.backends.onnx.graph import finish
-from swin_quant.backends.onnx.layers import takes_offset
 from swin_quant.backends.onnx.network import check_ends, example, get_rewriter, network, set_forward
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
-from swin_quant.backends.onnx.pairs import constant
 from swin_quant.backends.onnx_reader.file import write_metadata
 from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.releases import RUNS_ON, requirements
@@ -36,12 +32,12 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, parse_plugins
 from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.score.engine import get_precision
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from onnx import ModelProto
 
 __all__ = ["OnnxOptions", "export"]
@@ -67,40 +63,17 @@ def store(model: "ModelProto", file: Path) -> list[Path]:
     return others
 
 
-def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
-    """Store the levels, -8 to 7, of these weight nodes as INT4, in place.
-
-    Their zero points are dropped: they are 0, which is the default, and would have to be INT4, too.
-    """
-    import ml_dtypes
-    import onnx_ir as ir
-
-    for name in nodes:
-        value = model.graph.initializers[f"{name}.values"]
-        levels = constant(value).numpy()
-        value.const_value = ir.Tensor(levels.astype(ml_dtypes.int4), name=value.name)
-        value.type = ir.TensorType(ir.DataType.INT4)
-        for reader, _ in list(value.uses()):
-            zero_point = reader.inputs[2] if len(reader.inputs) > 2 else None
-            scale = constant(reader.inputs[1]).numpy()
-            if scale.ndim > 1:  # [in / block, out]
-                reader.attributes["block_size"] = ir.AttrInt64("block_size", len(levels) // len(scale))
-            reader.resize_inputs(2)
-            if zero_point is not None and not zero_point.uses():
-                del model.graph.initializers[str(zero_point.name)]
-
-
-def _get_range(node: Quantizer) -> Tensor:
-    return node.range if node.setting.symmetric else node.range_for()
-
-
 FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have no range (amax), run `swin-quant calibrate`": lambda node: node.amax is None,
     "have no lower end (bounds) for their zero point, calibrate again": (
         lambda node: not node.setting.symmetric and node.bounds is None
     ),
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
-        lambda node: not (torch.isfinite(used := _get_range(node)) & (used > TINY_AMAX)).all()
+        lambda node: (
+            not (
+                torch.isfinite(used := node.range if node.setting.symmetric else node.range_for()) & (used > TINY_AMAX)
+            ).all()
+        )
     ),
     "have fewer than 8 bits, or 9 to 15, which ONNX has for weights alone": (
         lambda node: node.setting.bits not in (8, 16) and node.role is not Role.GEMM_WEIGHT
@@ -199,7 +172,8 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
     lacking: dict[str, list[str]] = {}  # what the target does not take -> the nodes that have it
     if options.wants.symmetric:
-        centred = {f"{name}._input_quantizer" for name, layer in model.named_modules() if takes_offset(layer)}
+        linears = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantLinear)]
+        centred = {f"{name}._input_quantizer" for name, one in linears if not one._aftergemm_quantizer.setting.enabled}
         lacking[f"zero points but those that a linear's bias can hold, and policy {policy} has them"] = [
             name for name, node in nodes.items() if not node.setting.symmetric and name not in centred
         ]
@@ -245,6 +219,9 @@ def to_onnx(
     `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators.
     `any_size`: the graph takes any height and width.
     """
+    from swin_quant.backends.onnx.functions import add_functions
+    from swin_quant.backends.onnx.graph import finish, store_int4
+
     replacing, plugging = Replacing(chosen(options.replace)), Plugging(parse_plugins(options.plugin, options.replace))
     if options.replace or options.plugin:
         kind = type(model)

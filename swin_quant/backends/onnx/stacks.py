@@ -1,23 +1,18 @@
 """Sums of stacked tensors without the stack, as networks with selective kernels weigh their branches."""
 
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx_ir as ir
 
 from swin_quant.backends.onnx.pairs import constant
 
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
-
-def sum_unstacked(graph: "ir.Graph") -> None:
+def sum_unstacked(graph: ir.Graph) -> None:
     """Add tensors one by one where their stack, or its product with weights, is only summed over the new dimension.
 
     OpenVINO keeps channels last between convolutions: it would copy the branches of an SKNet into the stack's order.
     """
-    import onnx_ir as ir
-
     for stack in list(graph):
         parts, axis = _get_stacked(stack)
         if not parts or stack.outputs[0].is_graph_output():
@@ -28,7 +23,7 @@ def sum_unstacked(graph: "ir.Graph") -> None:
         for total, weights in filter(None, sums):
             made: list[ir.Node] = []
 
-            def add(kind: str, *inputs: "ir.Value", to: "list[ir.Node]" = made, at: "ir.Node" = total) -> "ir.Value":
+            def add(kind: str, *inputs: ir.Value, to: list[ir.Node] = made, at: ir.Node = total) -> ir.Value:
                 to.append(ir.Node("", kind, inputs, metadata_props=dict(at.metadata_props)))
                 return to[-1].outputs[0]
 
@@ -46,7 +41,7 @@ def sum_unstacked(graph: "ir.Graph") -> None:
             graph.insert_before(total, made)
 
 
-def _get_stacked(node: "ir.Node") -> "tuple[list[ir.Value], int]":
+def _get_stacked(node: ir.Node) -> tuple[list[ir.Value], int]:
     """The tensors that a node stacks, at least two, and the new dimension; none for any other node."""
     axis, makers = node.attributes.get_int("axis", 0), [one.producer() for one in node.inputs if one is not None]
     parts = [one.inputs[0] for one in makers if one is not None and _reads_axis(one, "Unsqueeze", axis)]
@@ -54,7 +49,7 @@ def _get_stacked(node: "ir.Node") -> "tuple[list[ir.Value], int]":
     return [one for one in parts if one is not None] if is_stack else [], axis
 
 
-def _get_sum(node: "ir.Node", stack: "ir.Value", axis: int, count: int) -> "tuple[ir.Node, ir.Value | None] | None":
+def _get_sum(node: ir.Node, stack: ir.Value, axis: int, count: int) -> tuple[ir.Node, ir.Value | None] | None:
     """The sum that a reader of a stack is, or its product's only reader, with the product's weights; else None."""
     if _reads_axis(node, "ReduceSum", axis) and not node.attributes.get_int("keepdims", 1):
         return node, None
@@ -68,7 +63,7 @@ def _get_sum(node: "ir.Node", stack: "ir.Value", axis: int, count: int) -> "tupl
     return (found[0], weights[0]) if fits and found and found[1] is None else None
 
 
-def _reads_axis(node: "ir.Node", kind: str, axis: int) -> bool:
+def _reads_axis(node: ir.Node, kind: str, axis: int) -> bool:
     """Whether a node is of a kind, and its second input is this axis alone."""
     axes = node.inputs[1] if node.op_type == kind and len(node.inputs) > 1 else None
     return axes is not None and axes.const_value is not None and constant(axes).numpy().flatten().tolist() == [axis]

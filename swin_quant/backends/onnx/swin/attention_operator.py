@@ -42,8 +42,7 @@ class OperatorAttention(nn.Module):
             self.register_buffer(name, getattr(attn, name))
         q_scale = attn.head_scale[: self.heads].view(-1, 1) if isinstance(attn, CosineAttention) else None
         ones = torch.ones(self.heads, 1)
-        self.gain: Tensor | None
-        self.register_buffer("gain", None if q_scale is None else torch.cat([q_scale, ones, ones]))
+        self.gain: Tensor | None = None if q_scale is None else nn.Buffer(torch.cat([q_scale, ones, ones]))
         self.of_values: Tensor = nn.Buffer(torch.arange(3 * self.heads)[:, None] >= 2 * self.heads)
         channels = attn.proj._weight_quantizer.values.shape[0]
         self.scale: Tensor = nn.Buffer(torch.cat([scale.expand(channels) for scale in scales[:3]]))
@@ -106,8 +105,7 @@ class WindowConstants(NormAndLinears):
         self.table: Tensor = nn.Buffer(attn.table)
         self.index: Tensor = nn.Buffer(attn.index)
         q_scale = attn.head_scale[: self.heads].flatten() if isinstance(attn, CosineAttention) else None
-        self.lengths: Tensor | None
-        self.register_buffer("lengths", q_scale)
+        self.lengths: Tensor | None = None if q_scale is None else nn.Buffer(q_scale)
 
     def constants(self, *own: Tensor | None) -> list[Tensor]:
         """All of them, with the operator's `own` before the lengths of V2's q."""

@@ -84,8 +84,7 @@ class OperatorMerging(NormAndLinears):
 
     def __init__(self, merging: OrderedMerging) -> None:
         super().__init__(merging.norm, not merging.norm_first, reduction=merging.reduction)
-        self.places: Tensor | None
-        self.register_buffer("places", merging.places)
+        self.places: Tensor | None = None if merging.places is None else nn.Buffer(merging.places)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: the residual stream in the order of the last block."""
@@ -107,8 +106,7 @@ class OperatorEmbedding(nn.Module):
         self.norm: Any = embed.norm
         weight = embed.proj._weight_quantizer().detach()  # [C p p, E]
         bias = torch.zeros(weight.shape[1]) if embed.proj.bias is None else embed.proj.bias
-        self.places: Tensor | None
-        self.register_buffer("places", None if embed.order is None else embed.order.int())
+        self.places: Tensor | None = None if embed.order is None else nn.Buffer(embed.order.int())
         self.weight: Tensor = nn.Buffer(weight.t().reshape(weight.shape[1], -1, embed.patch, embed.patch).contiguous())
         self.bias: Tensor = nn.Buffer(bias)
 
@@ -159,7 +157,7 @@ def _is_fast_embedding(model: Any) -> bool:
     return has_others and len(model.patch_embed.norm.weight) % _EMBEDDING_WIDTH == 0
 
 
-MLP = OperatorRewrite(
+_MLP = OperatorRewrite(
     "mlp",
     _find_mlp_fault,
     lambda block: is_fast_mlp(*block.mlp.fc1._weight_quantizer.values.shape),
@@ -167,13 +165,14 @@ MLP = OperatorRewrite(
     holder=OrderedBlock,
     calls=("forward", lambda self, x: self.mlp(self.attended(x))),
 )
-PATCH_MERGING = OperatorRewrite(
+_PATCH_MERGING = OperatorRewrite(
     "downsample",
     lambda stage: find_fault(stage.downsample.reduction),
     lambda stage: stage.downsample.reduction._weight_quantizer.values.shape[0] % (4 * _MERGING_WIDTH) == 0,
     lambda stage: OperatorMerging(stage.downsample),
     kind=OrderedMerging,
 )
-PATCH_EMBEDDING = OperatorRewrite(
+_PATCH_EMBEDDING = OperatorRewrite(
     "patch_embed", _find_embedding_fault, _is_fast_embedding, lambda model: OperatorEmbedding(model.patch_embed)
 )
+PLUGINS = {"mlp": _MLP, "patch_merging": _PATCH_MERGING, "patch_embedding": _PATCH_EMBEDDING}
