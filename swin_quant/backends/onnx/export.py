@@ -82,8 +82,6 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
         lambda node: node.setting.narrow_range and node.role is not Role.GEMM_WEIGHT
     ),
 }
-# Opset -> the oldest file format that allows it (onnx/docs/Versioning.md): old runtimes refuse newer formats.
-_IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
 _PARTS = {"mlp": "MLPs", "token_branch": "attentions"}  # what operators may compute with all that is around it
 
 
@@ -219,6 +217,8 @@ def to_onnx(
     `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators.
     `any_size`: the graph takes any height and width.
     """
+    from onnx.helper import find_min_ir_version_for
+
     from swin_quant.backends.onnx.functions import add_functions
     from swin_quant.backends.onnx.graph import finish, store_int4
 
@@ -265,6 +265,6 @@ def to_onnx(
     if not options.batch and any(one.type.tensor_type.shape.dim[0].HasField("dim_value") for one in proto.graph.input):
         raise SwinQuantError("torch's exporter can write this model for one batch size alone: give it by ‹batch› N")
     add_functions(proto, plugging.nodes, opset)
-    proto.ir_version = _IR_VERSIONS[opset]
+    proto.ir_version = find_min_ir_version_for(proto.opset_import, True)  # old runtimes refuse newer file formats
     proto.producer_name, proto.producer_version = "swin_quant", __version__
     return proto

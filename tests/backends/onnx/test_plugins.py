@@ -12,12 +12,11 @@ import torch
 from nightly import share
 from operator_nodes import attended, core_with
 
-from swin_quant.backends.onnx.export import OnnxOptions
 from swin_quant.backends.onnx_reader.checks import check_scales, infer_shapes
 from swin_quant.backends.onnx_reader.file import open_onnx
 from swin_quant.backends.onnx_reader.inside import find_module_outputs
 from swin_quant.backends.openvino import engine as openvino_engine
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.score.options import EngineOptions
 
 SPECS = (
@@ -25,7 +24,6 @@ SPECS = (
     "relu=swin_quant::Relu",
     "layer_norm=my.domain::Norm",
 )
-ATTENTION = "attention=my::Attention"
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
@@ -85,29 +83,6 @@ def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run
     kinds = {node.op_type for node in model.graph.node}
     assert {"Slice", "Concat"} <= kinds and not {"GatherND", "Squeeze", "Unsqueeze"} & kinds and not model.functions
     np.testing.assert_allclose(run(replaced.file, IMAGES)["logits"], run(plain.file, IMAGES)["logits"], atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "options, said",
-    [
-        ({"plugin": ("roll:my.Roll",)}, "must be OPERATOR=DOMAIN::NAME"),
-        ({"plugin": ("gelu=my::Gelu",)}, "'gelu'; did you mean relu"),
-        ({"plugin": ("roll=my::Op", "relu=my::Op")}, "roll is my::Op already"),
-        ({"plugin": ("roll=my::A", "roll=my::B")}, "is named twice"),
-        ({"plugin": ("roll=ai.onnx::Roll",)}, "the domain ai.onnx is not yours"),
-        ({"plugin": ("roll=my::Roll",), "replace": ("roll",)}, "is replaced as well"),
-        ({"replace": ("rol",)}, "'rol'; did you mean roll"),
-        ({"replace": ("dft",)}, "'dft': there are pool1d"),
-        (
-            {"plugin": (ATTENTION, "roll=my::Roll")},
-            "attention: its graph has no operators for replace or other plugins",
-        ),
-        ({"plugin": (ATTENTION,), "float_type": "float16"}, "not in float16"),
-    ],
-)
-def test_names_that_are_malformed_or_clash(options, said):
-    with pytest.raises(UsageError, match=said):
-        OnnxOptions(**options)
 
 
 @pytest.mark.parametrize("library", ["openvino", "torch"])

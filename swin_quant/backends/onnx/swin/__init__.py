@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight, fits_half
 from swin_quant.backends.onnx.network import Restore, Rewriter
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention
-from swin_quant.backends.onnx.swin.attention_operator import ATTENTION, ATTENTION_BRANCH
 from swin_quant.backends.onnx.swin.blocks import (
     FlatPatchEmbed,
     OrderedBlock,
@@ -32,7 +31,7 @@ from swin_quant.backends.onnx.swin.blocks import (
     get_token_order,
     windows,
 )
-from swin_quant.backends.onnx.swin.int8_operators import PLUGINS
+from swin_quant.backends.onnx.swin.int8_operators import ATTENTION, ATTENTION_BRANCH, PLUGINS
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.models.layers import Swin, WindowBlock

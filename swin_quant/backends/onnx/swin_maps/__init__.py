@@ -18,9 +18,8 @@ from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.operators import constant, operator
 from swin_quant.backends.onnx.swin import REWRITES
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
-from swin_quant.backends.onnx.swin.attention_operator import MAP_BRANCH
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, as_linear
-from swin_quant.backends.onnx.swin.int8_operators import PLUGINS, OperatorEmbedding
+from swin_quant.backends.onnx.swin.int8_operators import MAP_BRANCH, PLUGINS, OperatorEmbedding
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.maps import Cut, neighbours, patches
