@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,12 +115,12 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     taken = Counter[str](getattr(module, "operator", "") for module in exported.modules())
     if options.compiled:  # from here on they are as if they had been asked for
         options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
-    own = rewriter.translations() if rewriter.translations else {}
     outputs = [model.output_kind]
     if model.output_kind == FEATURES:
         outputs = list(model.output_names) or [f"{FEATURES}{stage}" for stage in model.output_stages]
     outputs += ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)
-    proto = to_onnx(exported, inputs, options, int4_nodes(model, card, options), outputs, own, model.takes_any_size)
+    int4, own = int4_nodes(model, card, options), rewriter.translations()
+    proto = to_onnx(exported, inputs, options, int4, outputs, own, model.takes_any_size)
     (opset,) = [one.version for one in proto.opset_import if not one.domain]
     recorded = {key: value for key, value in asdict(options).items() if key not in ("labels", "wide")}
     recorded |= {"replace": list(options.replace), "plugin": list(options.plugin), "float_type": options.floats}
@@ -206,13 +205,12 @@ def to_onnx(
     model: nn.Module,
     images: Mapping[str, Tensor],
     options: OnnxOptions,
-    int4: Collection[str] = (),
-    outputs: Sequence[str] = (LOGITS,),
-    own: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
-    any_size: bool = False,
+    int4: Collection[str],
+    outputs: Sequence[str],
+    own: Mapping[Any, Callable[..., Any]],
+    any_size: bool,
 ) -> "ModelProto":
-    """The graph of `model` as traced with inputs by name; by default `images` [batch, in, H, W] -> `logits` [batch,
-    classes].
+    """The graph of `model` as traced with inputs by name, such as `images` [batch, in, H, W], to the named `outputs`.
 
     `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators.
     `any_size`: the graph takes any height and width.

@@ -19,11 +19,7 @@ from swin_quant.backends.openvino import engine as openvino_engine
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.score.options import EngineOptions
 
-SPECS = (
-    "roll=swin_quant::Roll",
-    "relu=swin_quant::Relu",
-    "layer_norm=my.domain::Norm",
-)
+SPECS = ("roll=swin_quant::Roll", "relu=swin_quant::Relu", "layer_norm=my.domain::Norm")
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(5))
 
 
@@ -33,20 +29,13 @@ def plain(exported):
     return exported("swinv2", precision="float")
 
 
-@pytest.fixture(scope="session")
-def plugged(exported):
-    return exported("swinv2", precision="float", plugin=SPECS)
-
-
-def operators(artifact):
-    return {(node.domain, node.op_type) for node in onnx.load(artifact.file).graph.node}
-
-
 @pytest.mark.slow
-def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, plugged, run):
+def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, exported, run):
+    plugged = exported("swinv2", precision="float", plugin=SPECS)
     model = onnx.load(plugged.file)
-    assert {("swin_quant", "Roll"), ("my.domain", "Norm")} <= operators(plugged)
-    assert not {("", "LayerNormalization")} & operators(plugged)
+    operators = {(node.domain, node.op_type) for node in model.graph.node}
+    assert {("swin_quant", "Roll"), ("my.domain", "Norm")} <= operators
+    assert ("", "LayerNormalization") not in operators
     (roll, *_) = [node for node in model.graph.node if node.op_type == "Roll"]
     attributes = {one.name: onnx.helper.get_attribute_value(one) for one in roll.attribute}
     assert attributes["dims"] == [1, 2] and attributes["shifts"] == [-2, -2]
@@ -143,7 +132,11 @@ def test_compiled_attention(width, length, rounds, of_softmax, library):
     constant = torch.randn(rounds * heads, length, length, generator=seeded)
     constant[-1, :, -5:] -= 100
     core = core_with(str(library))
-    model = core.compile_model(core.read_model(attention_alone(levels, constant, heads, scales)), "CPU")
+    shapes = [", ".join(map(str, one.shape)) for one in (levels, constant)]
+    text = f"""<ir_version: 10, opset_import: ["": 20, "swin_quant": 1]>
+        one (int8[{shapes[0]}] x, float[{shapes[1]}] c) => (int8[a, b, d] y)
+        {{ y = swin_quant.Attention<heads = {heads}, scales = {[float(scale) for scale in scales]}>(x, c) }}"""
+    model = core.compile_model(core.read_model(onnx.parser.parse_model(text).SerializeToString()), "CPU")
     found = model([levels.numpy(), constant.numpy()])[0]
     x = levels.numpy().reshape(2, rounds, length, 3, heads, width).transpose(3, 0, 1, 4, 2, 5)
     parts, added = (one * scale for one, scale in zip(x, scales, strict=False)), constant.unflatten(0, (rounds, heads))
@@ -153,15 +146,6 @@ def test_compiled_attention(width, length, rounds, of_softmax, library):
     rounds_all = any(of_softmax) or width != 32
     most, some = (1, 0.01) if rounds_all else (4, 0.1)  # half a level of an exponential is 1.3 levels of v here
     assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= most and (difference > 0).mean() < some
-
-
-def attention_alone(levels, constant, heads, scales):
-    """An ONNX file of one node."""
-    shapes = [", ".join(map(str, one.shape)) for one in (levels, constant)]
-    ends = f"(int8[{shapes[0]}] x, float[{shapes[1]}] c) => (int8[a, b, d] y)"
-    node = f"swin_quant.Attention<heads = {heads}, scales = {[float(scale) for scale in scales]}>(x, c)"
-    opsets = '<ir_version: 10, opset_import: ["": 20, "swin_quant": 1]>'
-    return onnx.parser.parse_model(f"{opsets} one {ends} {{ y = {node} }}").SerializeToString()
 
 
 @pytest.mark.slow

@@ -53,7 +53,8 @@ def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
     for name, node in enabled_nodes(model).items():
         if not node.setting.symmetric:
             pair = [found for found in proto.graph.node if found.name.rpartition(".")[0] == name]
-            nodes = [onnx.helper.make_node(*step) for step in _alone(pair)]
+            ends = zip(pair, ("images", "q"), ("q", "y"), strict=True)
+            nodes = [onnx.helper.make_node(one.op_type, [a, *pair[0].input[1:]], [b]) for one, a, b in ends]
             graph = onnx.helper.make_graph(
                 nodes, "pair",
                 [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["n"])],
@@ -63,11 +64,6 @@ def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
             alone = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
             node.state = type(node.state).QUANTIZE
             assert np.array_equal(run(alone, x)["y"], node(x).numpy()), name
-
-
-def _alone(pair):
-    first, second = pair
-    return (first.op_type, ["images", *first.input[1:]], ["q"]), (second.op_type, ["q", *first.input[1:]], ["y"])
 
 
 @pytest.mark.kernels
