@@ -92,10 +92,7 @@ CALLS: dict[str, Callable[..., Node | None]] = {
     "relu": lambda x, inplace=False: Node((x,), {}, tuple(x.shape)),
     "layer_norm": _layer_norm,
     "attention": _attention,
-    "attention_branch": _keep_shape,
-    "map_branch": _keep_shape,
-    "token_branch": _keep_shape,
-    "mlp": _keep_shape,
+    **dict.fromkeys(("attention_branch", "map_branch", "token_branch", "mlp"), _keep_shape),
     "patch_merging": _patch_merging,
     "patch_embedding": _patch_embedding,
 }
@@ -148,9 +145,6 @@ def parse_plugins(specs: Sequence[str], replaced: Sequence[str] = ()) -> dict[st
     return found
 
 
-Made = Callable[[Plugin, Node], Tensor]
-
-
 def symbolic(plugin: Plugin, node: Node) -> Tensor:
     """A tensor with a shape and no values, which torch's ONNX exporter writes as a node of the plugin's domain."""
     plain = {name: list(one) if isinstance(one, tuple) else one for name, one in node.attributes.items()}
@@ -167,7 +161,7 @@ def symbolic(plugin: Plugin, node: Node) -> Tensor:
 class Plugging(TorchFunctionMode):
     """Inside the context, `make` replaces the calls that plugins take; `done` counts them, `nodes` holds them."""
 
-    def __init__(self, plugins: Mapping[str, Plugin], make: Made = symbolic) -> None:
+    def __init__(self, plugins: Mapping[str, Plugin], make: Callable[[Plugin, Node], Tensor] = symbolic) -> None:
         super().__init__()
         self.plugins, self.make = plugins, make
         self.done: Counter[str] = Counter()

@@ -41,11 +41,11 @@ def _hash_of(things):
 def kept(to_onnx, folder):
     """`to_onnx` with a folder of graphs: an equal model with equal options is read from there."""
 
-    def export(model, images, options, int4=(), outputs=("logits",), own=None, any_size=False):
+    def export(model, images, options, int4, outputs, own, any_size):
         def made():
-            return to_onnx(model, images, options, int4, outputs, own or {}, any_size)
+            return to_onnx(model, images, options, int4, outputs, own, any_size)
 
-        how = replace(options, labels=None), tuple(int4), tuple(outputs), tuple(map(str, own or ())), any_size
+        how = replace(options, labels=None), tuple(int4), tuple(outputs), tuple(map(str, own)), any_size
         name = _hash_of((model, {key: (one.shape, one.dtype) for key, one in images.items()}, how))
         if options.replace or options.plugin or not name:
             return made()

@@ -5,20 +5,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from swin_quant.backends.artifact import Artifact, apply_card_policy, finish_artifact
-from swin_quant.backends.onnx.functions import add_functions
-from swin_quant.backends.onnx.graph import finish
-from swin_quant.backends.onnx.layers import takes_offset
 from swin_quant.backends.onnx.network import check_ends, example, get_rewriter, network, set_forward
 from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.options import FP8_OPSET, INT4_BITS, OPSETS, OnnxOptions
-from swin_quant.backends.onnx.pairs import constant
 from swin_quant.backends.onnx.tracing import short_traces
 from swin_quant.backends.onnx_reader.file import write_metadata
 from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
@@ -37,12 +32,12 @@ from swin_quant.models.classifier import Classifier
 from swin_quant.operators.plugins import Plugging, parse_plugins
 from swin_quant.operators.replacements import Replacing, check_used, chosen
 from swin_quant.quant.fake_quant import FP8, TINY_AMAX
+from swin_quant.quant.layer import QuantLinear
 from swin_quant.quant.policy import enabled_nodes
 from swin_quant.quant.quantizer import Quantizer, Role
 from swin_quant.score.engine import get_precision
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
     from onnx import ModelProto
 
 __all__ = ["OnnxOptions", "export"]
@@ -68,40 +63,17 @@ def store(model: "ModelProto", file: Path) -> list[Path]:
     return others
 
 
-def store_int4(model: "ir.Model", nodes: Collection[str]) -> None:
-    """Store the levels, -8 to 7, of these weight nodes as INT4, in place.
-
-    Their zero points are dropped: they are 0, which is the default, and would have to be INT4, too.
-    """
-    import ml_dtypes
-    import onnx_ir as ir
-
-    for name in nodes:
-        value = model.graph.initializers[f"{name}.values"]
-        levels = constant(value).numpy()
-        value.const_value = ir.Tensor(levels.astype(ml_dtypes.int4), name=value.name)
-        value.type = ir.TensorType(ir.DataType.INT4)
-        for reader, _ in list(value.uses()):
-            zero_point = reader.inputs[2] if len(reader.inputs) > 2 else None
-            scale = constant(reader.inputs[1]).numpy()
-            if scale.ndim > 1:  # [in / block, out]
-                reader.attributes["block_size"] = ir.AttrInt64("block_size", len(levels) // len(scale))
-            reader.resize_inputs(2)
-            if zero_point is not None and not zero_point.uses():
-                del model.graph.initializers[str(zero_point.name)]
-
-
-def _get_range(node: Quantizer) -> Tensor:
-    return node.range if node.setting.symmetric else node.range_for()
-
-
 FAULTS: dict[str, Callable[[Quantizer], bool]] = {
     "have no range (amax), run `swin-quant calibrate`": lambda node: node.amax is None,
     "have no lower end (bounds) for their zero point, calibrate again": (
         lambda node: not node.setting.symmetric and node.bounds is None
     ),
     "have a range (amax) of 0, NaN or infinity, calibrate again on pictures that reach them": (
-        lambda node: not (torch.isfinite(used := _get_range(node)) & (used > TINY_AMAX)).all()
+        lambda node: (
+            not (
+                torch.isfinite(used := node.range if node.setting.symmetric else node.range_for()) & (used > TINY_AMAX)
+            ).all()
+        )
     ),
     "have fewer than 8 bits, or 9 to 15, which ONNX has for weights alone": (
         lambda node: node.setting.bits not in (8, 16) and node.role is not Role.GEMM_WEIGHT
@@ -110,8 +82,6 @@ FAULTS: dict[str, Callable[[Quantizer], bool]] = {
         lambda node: node.setting.narrow_range and node.role is not Role.GEMM_WEIGHT
     ),
 }
-# Opset -> the oldest file format that allows it (onnx/docs/Versioning.md): old runtimes refuse newer formats.
-_IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10}
 _PARTS = {"mlp": "MLPs", "token_branch": "attentions"}  # what operators may compute with all that is around it
 
 
@@ -146,12 +116,12 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     taken = Counter[str](getattr(module, "operator", "") for module in exported.modules())
     if options.compiled:  # from here on they are as if they had been asked for
         options = replace(options, plugin=tuple(one for one in options.compiled if one.partition("=")[0] in taken))
-    own = rewriter.translations() if rewriter.translations else {}
     outputs = [model.output_kind]
     if model.output_kind == FEATURES:
         outputs = list(model.output_names) or [f"{FEATURES}{stage}" for stage in model.output_stages]
     outputs += ["probabilities"] * options.softmax + ["top_classes", "top_probabilities"] * bool(options.top_k)
-    proto = to_onnx(exported, inputs, options, int4_nodes(model, card, options), outputs, own, model.takes_any_size)
+    int4, own = int4_nodes(model, card, options), rewriter.translations()
+    proto = to_onnx(exported, inputs, options, int4, outputs, own, model.takes_any_size)
     (opset,) = [one.version for one in proto.opset_import if not one.domain]
     recorded = {key: value for key, value in asdict(options).items() if key not in ("labels", "wide")}
     recorded |= {"replace": list(options.replace), "plugin": list(options.plugin), "float_type": options.floats}
@@ -200,7 +170,8 @@ def choose_nodes(model: Classifier, card: RunCard, options: OnnxOptions) -> None
             raise SwinQuantError(f"{card.name}: {len(names)} of {len(nodes)} nodes {fault}: {listed(names, 3)}")
     lacking: dict[str, list[str]] = {}  # what the target does not take -> the nodes that have it
     if options.wants.symmetric:
-        centred = {f"{name}._input_quantizer" for name, layer in model.named_modules() if takes_offset(layer)}
+        linears = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantLinear)]
+        centred = {f"{name}._input_quantizer" for name, one in linears if not one._aftergemm_quantizer.setting.enabled}
         lacking[f"zero points but those that a linear's bias can hold, and policy {policy} has them"] = [
             name for name, node in nodes.items() if not node.setting.symmetric and name not in centred
         ]
@@ -235,17 +206,21 @@ def to_onnx(
     model: nn.Module,
     images: Mapping[str, Tensor],
     options: OnnxOptions,
-    int4: Collection[str] = (),
-    outputs: Sequence[str] = (LOGITS,),
-    own: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
-    any_size: bool = False,
+    int4: Collection[str],
+    outputs: Sequence[str],
+    own: Mapping[Any, Callable[..., Any]],
+    any_size: bool,
 ) -> "ModelProto":
-    """The graph of `model` as traced with inputs by name; by default `images` [batch, in, H, W] -> `logits` [batch,
-    classes].
+    """The graph of `model` as traced with inputs by name, such as `images` [batch, in, H, W], to the named `outputs`.
 
     `int4`: weight nodes whose values are stored in 4 bits. `own`: translations of the architecture's own operators.
     `any_size`: the graph takes any height and width.
     """
+    from onnx.helper import find_min_ir_version_for
+
+    from swin_quant.backends.onnx.functions import add_functions
+    from swin_quant.backends.onnx.graph import finish, store_int4
+
     replacing, plugging = Replacing(chosen(options.replace)), Plugging(parse_plugins(options.plugin, options.replace))
     if options.replace or options.plugin:
         kind = type(model)
@@ -289,6 +264,6 @@ def to_onnx(
     if not options.batch and any(one.type.tensor_type.shape.dim[0].HasField("dim_value") for one in proto.graph.input):
         raise SwinQuantError("torch's exporter can write this model for one batch size alone: give it by ‹batch› N")
     add_functions(proto, plugging.nodes, opset)
-    proto.ir_version = _IR_VERSIONS[opset]
+    proto.ir_version = find_min_ir_version_for(proto.opset_import, True)  # old runtimes refuse newer file formats
     proto.producer_name, proto.producer_version = "swin_quant", __version__
     return proto

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from math import pi
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from swin_quant.operators.plugins import Node
-
-if TYPE_CHECKING:
-    from onnx import NodeProto
 
 _HAS_GELU = 20  # the first opset that does
 
@@ -17,14 +16,12 @@ class FunctionBody:
 
     def __init__(self, opset: int, calls: Sequence[Node]) -> None:
         self.opset, self.calls, self.attributes = opset, calls, calls[0].attributes
-        self.nodes: list[NodeProto] = []
+        self.nodes: list[onnx.NodeProto] = []
 
     def __call__(
         self, op: str, *inputs: str, refer: dict[str, tuple[str, str]] | None = None, **attributes: Any
     ) -> str:
         """Add a node; returns its output's name. `refer`: attribute -> the function's attribute, and its type."""
-        import onnx
-
         out = f"v{len(self.nodes)}"
         node = onnx.helper.make_node(op, inputs, [out], **attributes)
         for name, (own, kind) in (refer or {}).items():

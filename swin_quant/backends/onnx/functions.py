@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+
+import onnx
 
 from swin_quant.backends.onnx.function_body import FunctionBody
 from swin_quant.base.errors import UsageError
 from swin_quant.operators.plugins import Node, Plugin
-
-if TYPE_CHECKING:
-    from onnx import FunctionProto, ModelProto
 
 _END = 2**62
 _FLOAT, _INT8 = 1, 3  # onnx.TensorProto's numbers
@@ -312,10 +310,8 @@ _BODIES: dict[str, Callable[..., str]] = {
 }
 
 
-def build_function(plugin: Plugin, calls: Sequence[Node], opset: int) -> "FunctionProto":
+def build_function(plugin: Plugin, calls: Sequence[Node], opset: int) -> onnx.FunctionProto:
     """The function that all nodes of a plugin call. UsageError if one function cannot stand for all of them."""
-    import onnx
-
     body = FunctionBody(opset, calls)
     inputs = [f"x{place}" for place in range(len(calls[0].inputs))]
     output = _BODIES[plugin.operator](body, *inputs)
@@ -326,7 +322,7 @@ def build_function(plugin: Plugin, calls: Sequence[Node], opset: int) -> "Functi
     )
 
 
-def add_functions(proto: "ModelProto", nodes: Sequence[tuple[Plugin, Node]], opset: int) -> None:
+def add_functions(proto: onnx.ModelProto, nodes: Sequence[tuple[Plugin, Node]], opset: int) -> None:
     """Add a function for each plugin whose nodes are still in the graph of `proto`, in place."""
     used = {(node.domain, node.op_type) for node in proto.graph.node}
     for plugin in dict.fromkeys(plugin for plugin, _ in nodes):

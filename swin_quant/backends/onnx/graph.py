@@ -2,23 +2,25 @@
 
 import ast
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
+import ml_dtypes
 import numpy as np
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as common
+from onnxscript import optimizer, rewriter
+from onnxscript.rewriter.rules.common import materialize_reshape_shape_rule
 
 from swin_quant.backends.backend import OnnxTarget
-from swin_quant.backends.onnx.pairs import REDUCTIONS, constant, finish_pairs
-from swin_quant.backends.onnx.stacks import sum_unstacked
+from swin_quant.backends.onnx.pairs import REDUCTIONS, constant, finish_pairs, sum_unstacked
 from swin_quant.base.errors import UsageError
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _ROLES = {("QuantizeLinear", 2): "zero_point", ("DequantizeLinear", 2): "zero_point", ("Reshape", 1): "shape"}
 _SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter's note of an operator's modules, outermost first
 
 
-def finish(model: "ir.Model", opset: int, wants: OnnxTarget = OnnxTarget("portable"), asked: bool = True) -> int:
+def finish(model: ir.Model, opset: int, wants: OnnxTarget = OnnxTarget("portable"), asked: bool = True) -> int:
     """Fold, name and bring to `opset`, in place. Every parameter keeps the name that it has in the trained model.
 
     Returns the opset: 18 for a graph that 17 cannot hold; UsageError for such a graph if 17 was `asked` for.
@@ -37,15 +39,11 @@ def finish(model: "ir.Model", opset: int, wants: OnnxTarget = OnnxTarget("portab
     return opset
 
 
-def simplify(model: "ir.Model") -> None:
+def simplify(model: ir.Model) -> None:
     """Inline, fold small constants, merge reshapes: onnxscript's optimizer without its sharing of equal parameters.
 
     Two nodes of equal range keep a scale each, under its own name; only unnamed constants are shared.
     """
-    import onnx_ir.passes.common as common
-    from onnxscript import optimizer, rewriter
-    from onnxscript.rewriter.rules.common import materialize_reshape_shape_rule
-
     common.InlinePass()(model)
     for _ in range(2):
         # A Gather's biases are many times as large as their table; a Split is not folded anyway, but gets a line of log
@@ -63,14 +61,32 @@ def simplify(model: "ir.Model") -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def _keep_batches(graph: "ir.Graph") -> None:
+def store_int4(model: ir.Model, nodes: Collection[str]) -> None:
+    """Store the levels, -8 to 7, of these weight nodes as INT4, in place.
+
+    Their zero points are dropped: they are 0, which is the default, and would have to be INT4, too.
+    """
+    for name in nodes:
+        value = model.graph.initializers[f"{name}.values"]
+        levels = constant(value).numpy()
+        value.const_value = ir.Tensor(levels.astype(ml_dtypes.int4), name=value.name)
+        value.type = ir.TensorType(ir.DataType.INT4)
+        for reader, _ in list(value.uses()):
+            zero_point = reader.inputs[2] if len(reader.inputs) > 2 else None
+            scale = constant(reader.inputs[1]).numpy()
+            if scale.ndim > 1:  # [in / block, out]
+                reader.attributes["block_size"] = ir.AttrInt64("block_size", len(levels) // len(scale))
+            reader.resize_inputs(2)
+            if zero_point is not None and not zero_point.uses():
+                del model.graph.initializers[str(zero_point.name)]
+
+
+def _keep_batches(graph: ir.Graph) -> None:
     """Let each Reshape that keeps the batch copy it from its input.
 
     The exporter writes -1, which takes what is left: a file reshaped to larger pictures would take one for several. It
     goes to the end, where the next product has another number of channels: OpenVINO counts no values of other shapes.
     """
-    import onnx_ir as ir
-
     for number, node in enumerate(graph):
         x, shape = node.inputs[:2] if node.op_type == "Reshape" else (None, None)
         y = node.outputs[0]
@@ -86,9 +102,7 @@ def _keep_batches(graph: "ir.Graph") -> None:
                 del graph.initializers[shape.name]
 
 
-def _fits_17(node: "ir.Node") -> bool:
-    import onnx
-
+def _fits_17(node: ir.Node) -> bool:
     if node.op_type in REDUCTIONS:
         return all(value is None or value.const_value is not None for value in node.inputs[1:])
     if node.op_type == "Split" and "num_outputs" in node.attributes:  # opset 17 splits into equal parts alone
@@ -103,14 +117,11 @@ def _fits_17(node: "ir.Node") -> bool:
     return new.since_version < 18 or (is_alike and not node.op_type.startswith("Scatter"))
 
 
-def _lower_to_17(model: "ir.Model") -> None:
+def _lower_to_17(model: ir.Model) -> None:
     """Lower a graph from opset 18 to 17, in place: axes of reductions become attributes, splits lose `num_outputs`.
 
     torch's exporter starts at 18, and onnx's converter cannot read axes that are initializers.
     """
-    import onnx_ir as ir
-    import onnx_ir.passes.common as common
-
     for node in model.graph:
         if node.op_type in REDUCTIONS:
             if len(node.inputs) > 1 and node.inputs[1] is not None:
@@ -124,7 +135,7 @@ def _lower_to_17(model: "ir.Model") -> None:
     common.RemoveUnusedNodesPass()(model)
 
 
-def _name_everything(graph: "ir.Graph") -> None:
+def _name_everything(graph: ir.Graph) -> None:
     """Name operators and their outputs `<module>.<operator>`, and unnamed constants after their reader, in place."""
     taken: dict[str, int] = defaultdict(int)
     fixed = {value.name for value in (*graph.inputs, *graph.outputs)}
@@ -147,7 +158,7 @@ def _name_everything(graph: "ir.Graph") -> None:
     graph.metadata_props.clear()
 
 
-def _module(node: "ir.Node") -> str:
+def _module(node: ir.Node) -> str:
     """The innermost module of an operator; for an operator that an optimizer made, the module of the one before it."""
     if _SCOPES in node.metadata_props:
         return ast.literal_eval(node.metadata_props[_SCOPES])[-2]
@@ -160,7 +171,7 @@ def _unique(name: str, taken: dict[str, int]) -> str:
     return name if taken[name] == 1 else f"{name}_{taken[name]}"
 
 
-def _share_constants(graph: "ir.Graph") -> None:
+def _share_constants(graph: ir.Graph) -> None:
     """Keep one initializer for all equal constants that are no parameters.
 
     Each weight keeps its own zero point: where int8 products would saturate, ONNX Runtime turns a weight and its zero

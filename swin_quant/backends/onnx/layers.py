@@ -51,8 +51,6 @@ class StoredWeight(nn.Module):
     The scale is 0-dim or [out]; for blocks of values [in, out] it is [in / block, out]; None for float.
     """
 
-    scale: Tensor | None
-
     def __init__(self, weight: Tensor, node: Quantizer | None = None, dim: int = 1) -> None:
         super().__init__()
         values, block = weight, 0
@@ -64,7 +62,7 @@ class StoredWeight(nn.Module):
             values = values.to(torch.float8_e4m3fn if node.setting.format == FP8 else torch.int8)
             scale = scale[:, ::block].T.contiguous() if block else scale.flatten() if scale.dim() else scale
         self.values: Tensor = nn.Buffer(values.movedim(0, dim).contiguous())
-        self.register_buffer("scale", scale)
+        self.scale: Tensor | None = None if scale is None else nn.Buffer(scale)
         self.dim = 0 if block else dim
 
     def forward(self) -> Tensor:
@@ -158,13 +156,6 @@ class Linear(nn.Module):
 def lowered(node: Quantizer, centred: bool = False) -> nn.Module:
     """The module for a node: a pair if the policy enables it, else an identity."""
     return Pair(node, centred) if node.setting.enabled else nn.Identity()
-
-
-def takes_offset(layer: nn.Module) -> bool:
-    """Whether a layer's bias can add the offset subtracted from its input: it is a linear with a float result."""
-    if not isinstance(layer, nn.Linear) or not isinstance(layer, QuantizedLayer):
-        return False
-    return not layer._aftergemm_quantizer.setting.enabled
 
 
 def lower(model: nn.Module, centred: bool = False, read: Collection[str] = ()) -> None:

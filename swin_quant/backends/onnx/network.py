@@ -204,7 +204,7 @@ class Rewriter:
     halve: Callable[[Any, Iterable[str]], None] | None = None
     stem: str | None = None
     restore: Callable[[Any, Collection[str]], Mapping[str, Restore | None]] | None = None
-    translations: Callable[[], Mapping[Any, Callable[..., Any]]] | None = None
+    translations: Callable[[], Mapping[Any, Callable[..., Any]]] = dict
     find_left: Callable[[nn.Module], Mapping[str, Mapping[str, int]]] | None = None
     measured_as: str | None = None
 

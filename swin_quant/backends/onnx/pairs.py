@@ -1,14 +1,13 @@
 """Writes Q/DQ pairs, and the operators around them, so that every engine computes what fake-quant does."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import reduce
+from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from swin_quant.backends.backend import OnnxTarget
-
-if TYPE_CHECKING:
-    import onnx_ir as ir
 
 _AVERAGES = ("ReduceMean", "GlobalAveragePool", "AveragePool")
 _KEEPING = frozenset({"MaxPool", "Relu", "Reshape", "Flatten", "Transpose"})
@@ -19,7 +18,7 @@ REDUCTIONS = frozenset(
 )
 
 
-def finish_pairs(graph: "ir.Graph", wants: OnnxTarget) -> None:
+def finish_pairs(graph: ir.Graph, wants: OnnxTarget) -> None:
     """Apply every rewrite of this file, for a target."""
     share_pairs(graph)
     raise_pairs(graph)
@@ -36,7 +35,7 @@ def finish_pairs(graph: "ir.Graph", wants: OnnxTarget) -> None:
             del graph.initializers[name]
 
 
-def share_pairs(graph: "ir.Graph") -> None:
+def share_pairs(graph: ir.Graph) -> None:
     """Keep one pair where several nodes of equal scale and zero point see one tensor, as behind an addition."""
     first: dict[tuple[object, ...], ir.Node] = {}
     for node in list(graph):
@@ -51,15 +50,13 @@ def share_pairs(graph: "ir.Graph") -> None:
             graph.remove([pair[0], node], safe=True)
 
 
-def fit_biases(graph: "ir.Graph") -> None:
+def fit_biases(graph: ir.Graph) -> None:
     """Raise the scale of a channel whose weights are so near zero that its bias would not fit int32.
 
     ONNX Runtime rounds biases to int32, by the product of both scales, and saturates them without a word: a SHViT
     had 27 dB beside the same file without its optimizer, and has 44. By the larger scale a rounded weight shifts an
     output by at most 255 / 2**31 of the bias. Weights that several nodes read stay as they are.
     """
-    import onnx_ir as ir
-
     for node in graph:
         if node.op_type not in ("Conv", "Gemm") or len(node.inputs) < 3:
             continue
@@ -79,14 +76,12 @@ def fit_biases(graph: "ir.Graph") -> None:
             levels.const_value, scale.const_value = ir.tensor(values), ir.tensor(now)
 
 
-def give_shared_biases(graph: "ir.Graph") -> None:
+def give_shared_biases(graph: ir.Graph) -> None:
     """Give an int8 convolution without a bias one of 1e-30, which changes no value, where several nodes read it.
 
     OpenVINO 2026.4 multiplies such an output by its scale twice where an addition reads it and the shapes are open: a
     PoolFormer then gave zeros, with fixed shapes it had 31 dB.
     """
-    import onnx_ir as ir
-
     for node in graph:
         weight = _dequantizer(node.inputs[1]) if node.op_type == "Conv" else None
         if weight is None or len(node.outputs[0].uses()) < 2 or constant(weight.inputs[1]).dtype != ir.DataType.FLOAT:
@@ -101,7 +96,7 @@ def give_shared_biases(graph: "ir.Graph") -> None:
         node.replace_input_with(2, given)
 
 
-def raise_pairs(graph: "ir.Graph") -> None:
+def raise_pairs(graph: ir.Graph) -> None:
     """Move a pair from behind a max pooling, or behind the reshape of an average, to before it.
 
     The values stay: rounding keeps their order, and a reshape keeps them. OpenVINO does not move pairs: it would pool
@@ -121,13 +116,11 @@ def raise_pairs(graph: "ir.Graph") -> None:
         graph.insert_before(pool, [quantize, back])
 
 
-def pad_in_convolutions(graph: "ir.Graph") -> None:
+def pad_in_convolutions(graph: ir.Graph) -> None:
     """Let convolutions pad by themselves where they alone read a tensor with zeros around it, also through a pair.
 
     A pair keeps zeros. ONNX Runtime would run the convolution before the padding in float, since no pair follows it.
     """
-    import onnx_ir as ir
-
     for pad in list(graph):
         added, source = _zeros_around(pad), pad.inputs[0] if pad.inputs else None
         if added is None or source is None:
@@ -145,7 +138,7 @@ def pad_in_convolutions(graph: "ir.Graph") -> None:
         graph.remove(pad, safe=True)
 
 
-def _zeros_around(node: "ir.Node") -> list[int] | None:
+def _zeros_around(node: ir.Node) -> list[int] | None:
     """The zeros that a padding adds at the start of each spatial dimension, then at the end of each."""
     if node.op_type != "Pad" or len(node.inputs) > 3 or node.outputs[0].is_graph_output():
         return None
@@ -160,7 +153,7 @@ def _zeros_around(node: "ir.Node") -> list[int] | None:
     return pads[2:half] + pads[half + 2 :] if is_zero and is_around else None
 
 
-def _get_pads(convolution: "ir.Node") -> list[int] | None:
+def _get_pads(convolution: ir.Node) -> list[int] | None:
     """The zeros that a convolution adds by itself; None if it finds them by its size."""
     if convolution.attributes.get_string("auto_pad", "NOTSET") != "NOTSET":
         return None
@@ -170,15 +163,13 @@ def _get_pads(convolution: "ir.Node") -> list[int] | None:
     return [0] * 2 * (len(weight.shape) - 2) if weight is not None and weight.shape is not None else None
 
 
-def keep_reduced(graph: "ir.Graph") -> None:
+def keep_reduced(graph: ir.Graph) -> None:
     """Reduce with the dimension kept, then drop it, where channels are scaled or shifted before or behind a reduction.
 
     OpenVINO 2026.4 moves a scale of each channel behind the reduction, computes it and the pair behind it within the
     reduction, and takes both by the position that the channels had before a dimension went: in front of the classifier
     that costs 30 dB of a LeViT, and 36 dB of a SwiftFormer.
     """
-    import onnx_ir as ir
-
     for node in list(graph):
         keeps = node.attributes.get_int("keepdims", 1)
         if node.op_type not in REDUCTIONS or keeps or len(node.inputs) < 2 or node.inputs[1] is None:
@@ -198,14 +189,12 @@ def keep_reduced(graph: "ir.Graph") -> None:
         graph.insert_after(node, drop)
 
 
-def gather_in_a_row(graph: "ir.Graph") -> None:
+def gather_in_a_row(graph: ir.Graph) -> None:
     """Gather by a list of indices, then reshape, in place of a table of indices, as overlapping windows have it.
 
     OpenVINO 2026.4 moves the scales of a convolution's channels across a gather, and across one by a table with a wrong
     rank: it then cannot compile the network, a HaloNet.
     """
-    import onnx_ir as ir
-
     for node in list(graph):
         data, table = (*node.inputs, None, None)[:2]
         if node.op_type != "Gather" or data is None or data.shape is None or not _variable(node):
@@ -233,7 +222,68 @@ def gather_in_a_row(graph: "ir.Graph") -> None:
         graph.insert_after(node, spread)
 
 
-def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
+def sum_unstacked(graph: ir.Graph) -> None:
+    """Add tensors one by one where their stack, or its product with weights, is only summed over the new dimension.
+
+    OpenVINO keeps channels last between convolutions: it would copy the branches of an SKNet into the stack's order.
+    """
+    for stack in list(graph):
+        parts, axis = _get_stacked(stack)
+        if not parts or stack.outputs[0].is_graph_output():
+            continue
+        sums = [_get_sum(reader, stack.outputs[0], axis, len(parts)) for reader, _ in stack.outputs[0].uses()]
+        if None in sums:
+            continue
+        for total, weights in filter(None, sums):
+            made: list[ir.Node] = []
+
+            def add(kind: str, *inputs: ir.Value, to: list[ir.Node] = made, at: ir.Node = total) -> ir.Value:
+                to.append(ir.Node("", kind, inputs, metadata_props=dict(at.metadata_props)))
+                return to[-1].outputs[0]
+
+            terms = parts
+            if weights is not None:
+                terms = []
+                for place, part in enumerate(parts):
+                    index = ir.Value(name=f"val_{total.name}_{place}", const_value=ir.tensor(np.asarray(place)))
+                    graph.register_initializer(index)
+                    terms.append(add("Mul", part, add("Gather", weights, index)))
+                    made[-2].attributes["axis"] = ir.AttrInt64("axis", axis)
+            found, was = reduce(lambda left, right: add("Add", left, right), terms), total.outputs[0]
+            found.type, found.shape = was.type, was.shape
+            was.replace_all_uses_with(found, replace_graph_outputs=True)
+            graph.insert_before(total, made)
+
+
+def _get_stacked(node: ir.Node) -> tuple[list[ir.Value], int]:
+    """The tensors that a node stacks, at least two, and the new dimension; none for any other node."""
+    axis, makers = node.attributes.get_int("axis", 0), [one.producer() for one in node.inputs if one is not None]
+    parts = [one.inputs[0] for one in makers if one is not None and _reads_axis(one, "Unsqueeze", axis)]
+    is_stack = node.op_type == "Concat" and axis > 0 and 1 < len(parts) == len(makers)
+    return [one for one in parts if one is not None] if is_stack else [], axis
+
+
+def _get_sum(node: ir.Node, stack: ir.Value, axis: int, count: int) -> tuple[ir.Node, ir.Value | None] | None:
+    """The sum that a reader of a stack is, or its product's only reader, with the product's weights; else None."""
+    if _reads_axis(node, "ReduceSum", axis) and not node.attributes.get_int("keepdims", 1):
+        return node, None
+    readers = [one for one, _ in node.outputs[0].uses()]
+    weights = [one for one in node.inputs if one is not None and one is not stack]
+    if node.op_type != "Mul" or len(weights) != 1 or len(readers) != 1 or node.outputs[0].is_graph_output():
+        return None
+    sizes, rank = weights[0].shape, len(stack.shape or ())
+    found = _get_sum(readers[0], node.outputs[0], axis, count)
+    fits = sizes is not None and len(sizes) == rank > axis and sizes[axis] == count
+    return (found[0], weights[0]) if fits and found and found[1] is None else None
+
+
+def _reads_axis(node: ir.Node, kind: str, axis: int) -> bool:
+    """Whether a node is of a kind, and its second input is this axis alone."""
+    axes = node.inputs[1] if node.op_type == kind and len(node.inputs) > 1 else None
+    return axes is not None and axes.const_value is not None and constant(axes).numpy().flatten().tolist() == [axis]
+
+
+def make_unsigned(graph: ir.Graph, shared: bool) -> None:
     """Turn int8 pairs before convolutions into uint8 pairs around 128, where an engine needs that: the values stay.
 
     Behind a concatenation OpenVINO 2026.4 gives int8 another scale on the branches, and loses 20 to 30 dB; before a
@@ -242,8 +292,6 @@ def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
     only for a pair with one reader; a convolution or addition that reads both types then runs in float, as in every
     linear bottleneck of a MobileNet.
     """
-    import onnx_ir as ir
-
     middle = ir.Value(name="val_middle", const_value=ir.tensor(np.asarray(np.uint8(128)), name="val_middle"))
     for node in graph:
         back = _only_reader(node.outputs[0]) if node.op_type == "QuantizeLinear" else None
@@ -262,16 +310,16 @@ def make_unsigned(graph: "ir.Graph", shared: bool) -> None:
         graph.register_initializer(middle)
 
 
-def _scales(node: "ir.Node") -> bool:
+def _scales(node: ir.Node) -> bool:
     """Whether an operator multiplies its only variable by constants, or adds them."""
     return node.op_type in _BY_CHANNEL and len(_variable(node)) == 1
 
 
-def _variable(node: "ir.Node") -> "list[ir.Value]":
+def _variable(node: ir.Node) -> list[ir.Value]:
     return [one for one in node.inputs if one is not None and one.const_value is None]
 
 
-def _origin(value: "ir.Value | None", through: "Callable[[ir.Node], bool]") -> "ir.Node | None":
+def _origin(value: ir.Value | None, through: Callable[[ir.Node], bool]) -> ir.Node | None:
     """The operator that made a value, behind the ones that are looked `through`."""
     node = value.producer() if value else None
     while node is not None and through(node):
@@ -279,14 +327,12 @@ def _origin(value: "ir.Value | None", through: "Callable[[ir.Node], bool]") -> "
     return node
 
 
-def keep_integer(graph: "ir.Graph") -> None:
+def keep_integer(graph: ir.Graph) -> None:
     """Give the bias behind a product of two pairs two dimensions, [1, out]: broadcasting gives the same sum.
 
     ONNX Runtime merges a product of known shape and a one-dimensional bias into a float Gemm before it looks for
     integer products. A batch that is fixed on loading makes the shape known.
     """
-    import onnx_ir as ir
-
     for node in graph:
         makers = [value.producer() for value in node.inputs if value is not None] if node.op_type == "Add" else []
         product = next((maker for maker in makers if maker is not None and maker.op_type == "MatMul"), None)
@@ -300,20 +346,20 @@ def keep_integer(graph: "ir.Graph") -> None:
                 bias.shape = ir.Shape(constant(bias).shape)
 
 
-def _dequantizer(value: "ir.Value | None") -> "ir.Node | None":
+def _dequantizer(value: ir.Value | None) -> ir.Node | None:
     """The operator that dequantizes a value; None if none does."""
     maker = value.producer() if value is not None else None
     return maker if maker is not None and maker.op_type == "DequantizeLinear" else None
 
 
-def constant(value: "ir.Value | None") -> Any:
+def constant(value: ir.Value | None) -> Any:
     """The tensor of a value that is an initializer."""
     if value is None or value.const_value is None:
         raise ValueError(f"{value} is no constant")
     return value.const_value
 
 
-def _only_reader(value: "ir.Value") -> "ir.Node | None":
+def _only_reader(value: ir.Value) -> ir.Node | None:
     """The only operator that reads a value; None if several do, or if the value is an output of the graph."""
     readers = [reader for reader, _ in value.uses()]
     return readers[0] if len(readers) == 1 and not value.is_graph_output() else None

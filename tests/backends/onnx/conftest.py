@@ -12,7 +12,6 @@ from decibels import sqnr
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.openvino import operators
 from swin_quant.backends.saturation import saturates
-from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
@@ -73,19 +72,6 @@ def exported(calibrated, tmp_path_factory):
     return make
 
 
-@pytest.fixture
-def assert_refused(calibrated, tmp_path):
-    """assert_refused(says, kind="swin", policy="qdq", option=value ...): the export is refused, and writes nothing."""
-
-    def check(says, kind="swin", policy="qdq", **options):
-        model, card = calibrated(kind, policy)
-        with pytest.raises(UsageError, match=says) as caught:
-            export(model, card, tmp_path, OnnxOptions(**options))
-        assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
-
-    return check
-
-
 @pytest.fixture(scope="session")
 def graph(exported):
     """make(kind, policy="qdq", option=value ...) -> the onnx.GraphProto."""
@@ -112,14 +98,11 @@ def run():
 
 @pytest.fixture
 def optimized(tmp_path):
-    """optimized(file, level="ENABLE_ALL", batch=None) -> the graph that ONNX Runtime makes of a file on loading."""
+    """optimized(file) -> the graph that ONNX Runtime makes of a file on loading."""
 
-    def load(file, level="ENABLE_ALL", batch=None):
+    def load(file):
         settings = onnxruntime.SessionOptions()
-        settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
         settings.optimized_model_filepath, settings.log_severity_level = str(tmp_path / "optimized.onnx"), 3
-        if batch:
-            settings.add_free_dimension_override_by_name("batch", batch)
         onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
         return onnx.load(tmp_path / "optimized.onnx").graph
 

@@ -278,13 +278,6 @@ def test_a_block_that_runs_twice_and_one_of_float_attention():
         assert sqnr(network(images), found) > 40
 
 
-def exported_to(folder, network, **options):
-    """The artifact of a network under policy cpu-operators."""
-    preprocess = Preprocess(network.input_shape[1], False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-    card = RunCard("net", {}, preprocess.to_dict(), policy=exact_policy("cpu-operators").to_dict())
-    return export(deepcopy(network), card, folder, OnnxOptions(target="openvino", **options))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("side, any_size, attentions", share([(16, False, 2), (16, True, 0), (100, False, 0)], 3))
 def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
@@ -295,7 +288,9 @@ def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
     blocks = {"first": {}, "second": {"around": "scaled"}}
     blocks |= {} if any_size else {"third": {"attention": "normal q", "mlp": "relu"}}
     network, images = calibrated(blocks, side, any_size)
-    artifact = exported_to(tmp_path, network)
+    preprocess = Preprocess(side, False, "bicubic", (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+    card = RunCard("net", {}, preprocess.to_dict(), policy=exact_policy("cpu-operators").to_dict())
+    artifact = export(deepcopy(network), card, tmp_path, OnnxOptions(target="openvino"))
     nodes = [node.op_type for node in onnx.load(artifact.file).graph.node]
     assert (nodes.count("TokenBranch"), nodes.count("Mlp")) == (attentions, 2)
     found = f"{attentions} of {len(blocks)}", f"2 of {len(blocks)}"

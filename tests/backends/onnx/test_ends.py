@@ -104,19 +104,6 @@ def test_probabilities_and_the_best_classes_beside_logits(exported, run, images)
     np.testing.assert_allclose(given, plain, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"top_k": 0}, "must be a whole number from 1"),
-        ({"top_k": 99999}, "99999: the model has"),
-        ({"target": "tensorrt", "uint8_input": True}, "not with target tensorrt"),
-        ({"target": "tensorrt", "softmax": True}, "not with target tensorrt"),
-    ],
-)
-def test_ends_that_cannot_be(assert_refused, options, says):
-    assert_refused(says, **options)
-
-
 def forget(model, card):
     del model.metadata_props[:]
     return card

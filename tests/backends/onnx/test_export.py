@@ -70,7 +70,7 @@ def test_older_opsets_compute_the_same(kind, opset, exported, run, assert_quanti
     file = exported(kind, opset=opset).file
     model = onnx.load(file)
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", opset)]
-    assert model.ir_version == onnx.helper.find_min_ir_version_for(model.opset_import, ignore_unknown=False)
+    assert model.ir_version == {17: 8, 18: 8, 19: 9}[opset]  # https://onnx.ai/onnx/repo-docs/Versioning.html
     onnx.shape_inference.infer_shapes(model, strict_mode=True, check_type=True, data_prop=True)
     assert_quantized_alike(run(file, images)["logits"], kind)
 
@@ -202,8 +202,20 @@ def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_pat
         ({"int4_weights": True, "opset": 20}, "opset 20: int4_weights needs 21"),
         ({"int4_weights": True, "precision": "float"}, "not with precision float"),
         ({"int4_weights": True, "target": "tensorrt"}, "not with target tensorrt"),
+        *(({"npu": True, **options}, "npu: the file takes one picture at a time, in float32")
+          for options in ({"batch": 2}, {"float_type": "float16"})),
+        ({"plugin": ("roll:my.Roll",)}, "must be OPERATOR=DOMAIN::NAME"),
+        ({"plugin": ("gelu=my::Gelu",)}, "'gelu'; did you mean relu"),
+        ({"plugin": ("roll=my::Op", "relu=my::Op")}, "roll is my::Op already"),
+        ({"plugin": ("roll=my::A", "roll=my::B")}, "is named twice"),
+        ({"plugin": ("roll=ai.onnx::Roll",)}, "the domain ai.onnx is not yours"),
+        ({"plugin": ("roll=my::Roll",), "replace": ("roll",)}, "is replaced as well"),
+        ({"replace": ("rol",)}, "'rol'; did you mean roll"),
+        ({"replace": ("dft",)}, "'dft': there are pool1d"),
+        ({"plugin": ("attention=my::A", "roll=my::R")}, "attention: its graph has no operators for replace or other"),
+        ({"plugin": ("attention=my::A",), "float_type": "float16"}, "not in float16"),
     ],
-)
+)  # fmt: skip
 def test_options_that_cannot_be(options, says):
     with pytest.raises(UsageError, match=says):
         OnnxOptions(**options)
@@ -215,10 +227,20 @@ def test_options_that_cannot_be(options, says):
         ({"rewrites": frozenset({"magic"})}, "no rewrite 'magic': there are fusible-attention, scale-in-weights"),
         ({"rewrites": frozenset({"window-order"})}, "window-order builds on fusible-attention"),
         ({"float_type": "float16", "rewrites": frozenset()}, "needs the rewrites fusible-attention and window-order"),
+        ({"top_k": 0}, "must be a whole number from 1"),
+        ({"top_k": 99999}, "99999: the model has"),
+        ({"target": "tensorrt", "uint8_input": True}, "not with target tensorrt"),
+        ({"target": "tensorrt", "softmax": True}, "not with target tensorrt"),
+        ({"policy": "tensorrt-fp8", "target": "openvino"}, "no float8, and policy .* has it at layers.0.*_quantizer"),
+        ({"policy": "tensorrt-fp8", "opset": 18}, "float8 of policy tensorrt-fp8 needs 19"),
+        ({"policy": "zero points", "target": "tensorrt"}, r"tensorrt takes no zero points.*layers.0.blocks.0.*without"),
     ],
-)
-def test_rewrites_that_cannot_be(assert_refused, options, says):
-    assert_refused(says, **options)
+)  # fmt: skip
+def test_exports_that_are_refused_before_a_file_is_written(calibrated, tmp_path, options, says):
+    policy, options = options.get("policy", "qdq"), {key: value for key, value in options.items() if key != "policy"}
+    with pytest.raises(UsageError, match=says) as caught:
+        export(*calibrated("swin", policy), tmp_path, OnnxOptions(**options))
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
 
 
 def test_models_that_cannot_be_exported(calibrated, tmp_path):

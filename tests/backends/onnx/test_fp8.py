@@ -87,17 +87,6 @@ def test_a_small_row_of_q_leaves_its_layer_float16(largest, calibrated, caplog):
     torch.testing.assert_close(values[:, 3], expected[:, 3], rtol=2.0**-11, atol=2.0**-23)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"target": "openvino"}, r"openvino takes no float8, and policy tensorrt-fp8 has it at layers\.0.*_quantizer"),
-        ({"opset": 18}, "float8 of policy tensorrt-fp8 needs 19"),
-    ],
-)
-def test_what_cannot_be_is_refused(options, said, assert_refused):
-    assert_refused(said, policy="tensorrt-fp8", **options)
-
-
 @pytest.mark.slow
 def test_openvino_is_not_given_such_a_file(exported):
     pytest.importorskip("openvino")

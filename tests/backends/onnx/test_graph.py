@@ -1,12 +1,17 @@
-"""Changes of a finished graph keep what it computes, by ONNX Runtime on small graphs."""
+"""Changes of a finished graph keep what it computes, and translations are what torch computes, by ONNX Runtime on small
+graphs."""
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import helper, numpy_helper
+from torch import nn
 
+import swin_quant as sq
 from swin_quant.backends.onnx.graph import finish
+from swin_quant.backends.onnx.operators import translations
 from swin_quant.backends.onnx.pairs import fit_biases, pad_in_convolutions, share_pairs
 from swin_quant.base.errors import UsageError
 
@@ -114,3 +119,36 @@ def test_a_bias_fits_int32_where_its_weights_are_nearly_zero():
     data = np.clip(np.rint(X / np.float32(0.02)), -128, 127) * 0.02
     wanted = np.einsum("bihw,oi->bohw", data, weight[..., 0, 0]) + bias[:, None, None]
     np.testing.assert_allclose(session.run(None, {"x": X})[0], wanted, atol=0.06)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_convolutions_of_volumes_need_no_bias(bias):
+    torch.manual_seed(0)
+    module, x = nn.Conv3d(4, 6, (3, 1, 2), (2, 1, 1), (1, 0, 1), groups=2, bias=bias), torch.randn(2, 4, 5, 4, 6)
+    program = torch.onnx.export(
+        module.eval(), (x,), dynamo=True, opset_version=18, custom_translation_table=translations(18), verbose=False
+    )
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    found = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Parts(nn.Module):
+    """Splits a table that does not depend on the input."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.table = nn.Conv2d(3, 4, 3), nn.Parameter(torch.randn(8, 1, 1))
+
+    def forward(self, x):
+        factors, offsets = (self.table * 2).split(4)
+        return (self.layer(x) * factors + offsets).mean((2, 3))
+
+
+def test_the_optimizer_says_nothing_of_a_split_that_it_does_not_fold(tmp_path, caplog):
+    model, x = sq.wrap(Parts(), 8), torch.randn(2, 3, 8, 8)
+    sq.calibrate(model, [x], "qdq", passes=[])
+    run = sq.export(model, "onnx", tmp_path).load("onnxruntime")
+    assert not [one.getMessage() for one in caplog.records if one.name.startswith("onnxscript")]
+    with torch.inference_mode():
+        torch.testing.assert_close(torch.as_tensor(run(x)), model(x), rtol=1e-3, atol=1e-3)

@@ -15,7 +15,6 @@ from swin_quant.backends.onnx.network import network
 
 pytestmark = pytest.mark.slow  # an export for each case
 KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
-IN_CI = pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 # The last four normalise V2's q and k
 IN_FLOAT32 = {"LayerNormalization", "ReduceMean", "ReduceL2", "Clip", "Div", "Mul"}
@@ -49,7 +48,7 @@ def test_every_tensor_has_the_type_it_should(kind, precision, exported):
     assert weights == ({onnx.TensorProto.INT8, HALF} if precision == "int8" else {HALF})
 
 
-@IN_CI
+@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_it_is_near_the_float32_graph(kind, exported, run, fake_quant, images):
     half, full = (
         run(exported(kind, "tensorrt", target=target, precision="float").file, images)["logits"]

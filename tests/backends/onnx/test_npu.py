@@ -11,11 +11,11 @@ from decibels import sqnr
 from nightly import share
 from onnx.reference import ReferenceEvaluator
 
-from swin_quant.backends.onnx.export import OnnxOptions, export
+from swin_quant.backends.onnx.export import export
 from swin_quant.backends.onnx_reader.npu_rules import NPUS, misfits
 from swin_quant.backends.onnxruntime import engine as onnxruntime_engine
 from swin_quant.backends.openvino import engine as openvino_engine
-from swin_quant.base.errors import SwinQuantError, UsageError
+from swin_quant.base.errors import SwinQuantError
 from swin_quant.quant.policy import Rule, load_policy, quantizing
 
 FORMS = [(policy, kind) for policy in ("qdq", "a16", "a16-qnn") for kind in ("swin", "swinv2")]
@@ -116,12 +116,6 @@ def test_other_bits_are_refused(calibrated, tmp_path, rule, said):
     model, card = calibrated("swin")
     with pytest.raises(SwinQuantError, match=said):
         export(model, replace(card, policy=load_policy("qdq").and_then(rule).to_dict()), tmp_path)
-
-
-@pytest.mark.parametrize("options", [{"batch": 2}, {"float_type": "float16"}])
-def test_the_form_for_npus_is_of_one_picture_in_float32(options):
-    with pytest.raises(UsageError, match="npu: the file takes one picture at a time, in float32"):
-        OnnxOptions(npu=True, **options)
 
 
 def test_misfits_are_listed_with_their_reasons():

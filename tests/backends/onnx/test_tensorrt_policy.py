@@ -33,9 +33,6 @@ def trt(graph):
     return lambda kind, policy="tensorrt", **options: Graph(graph(kind, policy, target="tensorrt", **options))
 
 
-FORMATS = pytest.mark.parametrize("policy", share(["tensorrt", "tensorrt-fp8"], 2))
-
-
 @pytest.mark.slow
 @KINDS
 def test_all_inputs_of_products_are_quantized_no_output_and_no_residual_addition(kind, trt):
@@ -58,7 +55,7 @@ def test_all_inputs_of_products_are_quantized_no_output_and_no_residual_addition
 
 @pytest.mark.slow
 @KINDS
-@FORMATS
+@pytest.mark.parametrize("policy", share(["tensorrt", "tensorrt-fp8"], 2))
 def test_attention_has_the_shape_that_fuses(kind, policy, trt):
     """MatMul(DQ q, DQ k^T) + constant -> Softmax -> Q/DQ -> MatMul(., DQ v), nothing between; rank 4, scale in q."""
     found = trt(kind, policy)

@@ -53,7 +53,8 @@ def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
     for name, node in enabled_nodes(model).items():
         if not node.setting.symmetric:
             pair = [found for found in proto.graph.node if found.name.rpartition(".")[0] == name]
-            nodes = [onnx.helper.make_node(*step) for step in _alone(pair)]
+            ends = zip(pair, ("images", "q"), ("q", "y"), strict=True)
+            nodes = [onnx.helper.make_node(one.op_type, [a, *pair[0].input[1:]], [b]) for one, a, b in ends]
             graph = onnx.helper.make_graph(
                 nodes, "pair",
                 [onnx.helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, ["n"])],
@@ -65,11 +66,6 @@ def test_every_level_is_fake_quants(kind, exported, calibrated, run, images):
             assert np.array_equal(run(alone, x)["y"], node(x).numpy()), name
 
 
-def _alone(pair):
-    first, second = pair
-    return (first.op_type, ["images", *first.input[1:]], ["q"]), (second.op_type, ["q", *first.input[1:]], ["y"])
-
-
 @pytest.mark.kernels
 @pytest.mark.parametrize(("kind", "engine"), [("swin", "onnxruntime"), ("swinv2", "openvino")])
 def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alike, exact_on):
@@ -78,10 +74,6 @@ def test_our_engines_agree(kind, engine, exported, images, assert_quantized_alik
         exact_on(engine)
     loaded = engines()[engine].loader(exported(kind, POLICY, target=engine), EngineOptions(threads=1))
     assert_quantized_alike(loaded(images).numpy(), kind, POLICY)
-
-
-def test_tensorrt_refuses_them_by_name(assert_refused):
-    assert_refused(r"tensorrt takes no zero points.*layers.0.blocks.0.*without", policy=POLICY, target="tensorrt")
 
 
 def test_a_range_without_lower_end_is_refused(calibrated, tmp_path):

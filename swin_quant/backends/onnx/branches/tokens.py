@@ -108,14 +108,14 @@ class TokenBranch:
     owner: str
     norm: nn.LayerNorm
     norm_last: bool
+    proj: Linear
+    scale: Tensor | None
     operands: tuple[Operand, Operand, Operand]
     softmax: nn.Module | None
-    proj: Linear
     rows: Tensor
     logit_factor: float
     bias: Tensor | None
     tokens: Any
-    scale: Tensor | None
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -209,27 +209,18 @@ def token_branch_at(root: nn.Module, addition: fx.Node) -> TokenBranch | None:
             if made is None or found is None:
                 continue
             scale, *own, proj = made[0]
-            rows, logit_factor, bias, softmax, operands, source, tokens = found
+            parts, source = found
             ahead = ([], source) if norm_last else walk.along((norm,), source)
             if ahead is None or not walk.is_same(ahead[1], stream):
                 continue
             (normed,) = own or ahead[0]
-            return TokenBranch(
-                addition, ahead[1], find_owner(proj, root), normed, norm_last, operands, softmax, proj, rows,
-                logit_factor, bias, tokens, scale,
-            )  # fmt: skip
+            return TokenBranch(addition, ahead[1], find_owner(proj, root), normed, norm_last, proj, scale, **parts)
     return None
 
 
-_Found = tuple[Tensor, float, Tensor | None, nn.Module | None, tuple[Operand, Operand, Operand], fx.Node, Any]
-
-
-def _attention(walk: BranchWalk, node: fx.Node) -> _Found | None:
-    """What the input of proj is made of.
-
-    The channels of heads in it, the factor of logits and what they have added, the node of the softmax, q, k and v, the
-    value that their linears read, and the number of tokens.
-    """
+def _attention(walk: BranchWalk, node: fx.Node) -> tuple[dict[str, Any], fx.Node] | None:
+    """The parts of a `TokenBranch` that the input of proj is made of, and the value that the linears of q, k and v
+    read."""
     result = Views(walk, node, _is_product)
     if result.source is None or result.factor != 1 or result.turns or result.norm or isinstance(result.pair, Pair):
         return None
@@ -267,7 +258,8 @@ def _attention(walk: BranchWalk, node: fx.Node) -> _Found | None:
         return None
     value = cast(fx.Node, found[0].source).meta["val"]
     tokens = value.shape[1] if value.dim() == 3 else None
-    return rows, logits.factor, bias, rounded, (q, k, v), steps[0].before, tokens
+    parts = {"operands": (q, k, v), "softmax": rounded, "rows": rows, "tokens": tokens}
+    return parts | {"logit_factor": logits.factor, "bias": bias}, steps[0].before
 
 
 def _operand(views: Views, step: BranchStep, is_key: bool) -> Operand | None:

@@ -243,7 +243,7 @@ def make_bias(added: Tensor, shape: tuple[int, ...]) -> Tensor | None:
 
 def find_columns(numbers: Tensor, layer: Any) -> Tensor | None:
     """Which outputs of a linear, of tokens [B, T, F], are the channels [heads, depth] of an operand [..., T, depth]."""
-    outputs = layer.found._weight_quantizer.values.shape[1] if hasattr(layer.found._weight_quantizer, "values") else 0
+    outputs = layer.found._weight_quantizer.values.shape[1]
     return _order(numbers.flatten(0, -3), outputs) if numbers.dim() > 2 else None
 
 

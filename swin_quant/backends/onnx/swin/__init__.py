@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from swin_quant.backends.onnx.layers import Linear, Pair, StoredWeight, fits_half
 from swin_quant.backends.onnx.network import Restore, Rewriter
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention
-from swin_quant.backends.onnx.swin.attention_operator import ATTENTION, ATTENTION_BRANCH
 from swin_quant.backends.onnx.swin.blocks import (
     FlatPatchEmbed,
     OrderedBlock,
@@ -32,7 +31,7 @@ from swin_quant.backends.onnx.swin.blocks import (
     get_token_order,
     windows,
 )
-from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_EMBEDDING, PATCH_MERGING
+from swin_quant.backends.onnx.swin.int8_operators import ATTENTION, ATTENTION_BRANCH, PLUGINS
 from swin_quant.base.errors import listed
 from swin_quant.base.progress import log
 from swin_quant.models.layers import Swin, WindowBlock
@@ -229,13 +228,7 @@ REWRITER = Rewriter(
     unfused=frozenset({"windows-apart"}),
     for_npu=frozenset(FOR_NPU),
     for_half=frozenset({"fusible-attention", "window-order"}),
-    plugins={
-        "attention_branch": ATTENTION_BRANCH,
-        "attention": ATTENTION,
-        "mlp": MLP,
-        "patch_merging": PATCH_MERGING,
-        "patch_embedding": PATCH_EMBEDDING,
-    },
+    plugins={"attention_branch": ATTENTION_BRANCH, "attention": ATTENTION} | PLUGINS,
     halve=halve,
     stem="patch_embed.proj",
     restore=restored,

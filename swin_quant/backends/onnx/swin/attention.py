@@ -46,11 +46,9 @@ class QuantizedAttention(nn.Module):
         bias, index = attn.relative_position_bias().detach().flatten(1), attn.relative_position_index.flatten()
         table = torch.zeros(self.heads, int(index.max()) + 1)
         table[:, index] = bias  # as small in the file as in a checkpoint, and equal for either version
-        self.index: Tensor | None
-        self.mask: Tensor | None
         self.table: Tensor = nn.Buffer(table)
-        self.register_buffer("index", index.view(self.length, self.length).int())
-        self.register_buffer("mask", None if mask is None else mask[:, None].to(torch.int8))
+        self.index: Tensor | None = nn.Buffer(index.view(self.length, self.length).int())
+        self.mask: Tensor | None = None if mask is None else nn.Buffer(mask[:, None].to(torch.int8))
         self.dtype = torch.float32
         self.prepare(attn)
 

@@ -131,9 +131,8 @@ class SwinNetwork(nn.Module):
     def __init__(self, model: Swin, io_type: torch.dtype) -> None:
         super().__init__()
         self.patch_embed, self.layers, self.norm, self.head = model.patch_embed, model.layers, model.norm, model.head
-        self.position: Tensor | None
         position = model.absolute_pos_embed
-        self.register_buffer("position", None if position is None else position.detach())
+        self.position: Tensor | None = None if position is None else nn.Buffer(position.detach())
         self.io_type = io_type
 
     def forward(self, images: Tensor) -> Tensor:

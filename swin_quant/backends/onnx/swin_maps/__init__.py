@@ -18,9 +18,8 @@ from swin_quant.backends.onnx.network import Rewriter
 from swin_quant.backends.onnx.operators import constant, operator
 from swin_quant.backends.onnx.swin import REWRITES
 from swin_quant.backends.onnx.swin.attention import CosineAttention, QuantizedAttention, norm
-from swin_quant.backends.onnx.swin.attention_operator import MAP_BRANCH
 from swin_quant.backends.onnx.swin.blocks import OrderedBlock, OrderedMerging, OrderedPatchEmbed, as_linear
-from swin_quant.backends.onnx.swin.int8_operators import MLP, PATCH_EMBEDDING, PATCH_MERGING, OperatorEmbedding
+from swin_quant.backends.onnx.swin.int8_operators import MAP_BRANCH, PLUGINS, OperatorEmbedding
 from swin_quant.base.errors import UsageError
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.maps import Cut, neighbours, patches
@@ -324,11 +323,6 @@ REWRITER = Rewriter(
     {"any-size": any_size, "scale-in-weights": REWRITES["scale-in-weights"]},
     MapNetwork,
     builds_on="any-size",
-    plugins={
-        "map_branch": MAP_BRANCH,
-        "mlp": MLP,
-        "patch_merging": PATCH_MERGING,
-        "patch_embedding": PATCH_EMBEDDING,
-    },
+    plugins={"map_branch": MAP_BRANCH} | PLUGINS,
     translations=translations,
 )
