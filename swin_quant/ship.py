@@ -235,21 +235,9 @@ def readme(facts: PackageFacts, version: str) -> str:
     )
 
 
-def settings(facts: PackageFacts) -> str:
-    """cpp/settings.h."""
-    entries = ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in facts.session.items())
-    return _SETTINGS.format(entries=entries)
-
-
 def _shown(served: ModelDescription, end: GraphEnd) -> str:
     sizes = ", ".join([str(served.batch or "batch"), *("any" if size == ANY else str(size) for size in end.shape)])
     return f"`{end.name}`, {end.type} [{sizes}]"
-
-
-def requirements(facts: PackageFacts) -> str:
-    """requirements.txt of infer.py, with its engine."""
-    torch = "" if facts.file else "torch\n"  # ExecuTorch's runtime for Python takes its tensors
-    return f"numpy\npillow\n{torch}{facts.engine}{facts.releases[facts.engine]}\n"
 
 
 MOST = 4096  # pictures in a batch, and copies of a model
@@ -377,15 +365,17 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
         model.write_bytes(without_functions(model))
     left = shutil.ignore_patterns(*_NOT_COPIED, *(() if facts.file else _FOR_ONNX))
     shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=left)
+    needs_torch = "" if facts.file else "torch\n"  # ExecuTorch's runtime for Python takes its tensors
     texts = {
         "preprocess.json": json_text(facts.preprocessing()),
         "card.json": json_text(without_paths(facts.artifact.card)),
         "README.md": readme(facts, __version__),
-        "requirements.txt": requirements(facts),
+        "requirements.txt": f"numpy\npillow\n{needs_torch}{facts.engine}{facts.releases[facts.engine]}\n",
     }
     if facts.file:
+        entries = (f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in facts.session.items())
         texts |= {
-            "cpp/settings.h": settings(facts),
+            "cpp/settings.h": _SETTINGS.format(entries=", ".join(entries)),
             f"{facts.folder}/config.pbtxt": triton(facts, serving),
             "ovms.json": openvino_model_server(facts, serving),
             "kserve.yaml": kserve(facts, serving),

@@ -246,14 +246,10 @@ def use_policy():
     return use
 
 
-def _config(folder, kind, **keys):
-    model = {
-        "TYPE": kind,
-        "NAME": f"{kind}_micro",
-        "NUM_CLASSES": len(CLASSES),
-        kind.upper(): MICRO | MORE[kind] | keys,
-    }
-    path = folder / f"{kind}.yaml"
+def _config(folder, kind, name=None, **keys):
+    model = {"TYPE": kind, "NAME": name or f"{kind}_micro", "NUM_CLASSES": len(CLASSES)}
+    model[kind.upper()] = MICRO | MORE[kind] | keys
+    path = folder / f"{name or kind}.yaml"
     path.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
     return path
 
@@ -271,7 +267,7 @@ def micro(tmp_path_factory, randomise) -> Path:
 
 @pytest.fixture(scope="session")
 def write_config():
-    """write_config(folder, "swin", KEY=value) -> a YAML of the micro model with architecture keys replaced."""
+    """write_config(folder, "swin", name, KEY=value) -> a YAML of the micro model with architecture keys replaced."""
     return _config
 
 

@@ -30,8 +30,7 @@ from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.trial import all_or_nothing, copy_state, give_state
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.verbs.calibration import draw, observe_batches, take
-from swin_quant.verbs.calibration_passes import improved
+from swin_quant.verbs.calibration import draw, improved, observe_batches, take
 
 EXAMPLES = """swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
 swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out

@@ -18,8 +18,7 @@ def refused(run, snapshot, tmp_path):
     before = snapshot(out)
 
     def go(code, command, *flags):
-        where = {"calibrate": "--output", "evaluate": "--output"}[command]
-        line = run(command, *flags, where, out).error(code)
+        line = run(command, *flags, "--output", out).error(code)
         assert snapshot(out) == before
         return line
 
@@ -68,6 +67,10 @@ def emptied(folder):
         file.unlink()
 
 
+def owl(folder):
+    shutil.copytree(folder / "val" / "cat", folder / "val" / "owl")
+
+
 BAD_DATA = {
     "no such folder": (lambda own: shutil.rmtree(own), "own", "--data-path"),
     "no folder of the split": (lambda own: shutil.rmtree(own / "train"), "own", "it holds val: give --split val"),
@@ -75,11 +78,7 @@ BAD_DATA = {
 }
 BAD_VAL = {
     "an empty val": (lambda own: emptied(own / "val"), "val", "no pictures"),
-    "too many classes": (
-        lambda own: shutil.copytree(own / "val" / "cat", own / "val" / "owl"),
-        "val has other classes than train",
-        "owl there alone",
-    ),
+    "too many classes": (owl, "val has other classes than train", "owl there alone"),
 }
 
 

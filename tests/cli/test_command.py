@@ -159,6 +159,5 @@ def test_help_fits_80_columns_and_has_examples(name, run, monkeypatch):
     assert "--verbose" in shown and "--quiet" in shown
     assert f"swin-quant {name} --help" in run(*name.split(), "--verbos").error(2)  # no abbreviations
     _, _, examples = shown.replace("\\\n", "").rpartition("╯\n")
-    assert [line.split() for line in examples.splitlines()] == [
-        line.split() for line in PARSERS[name].examples.splitlines()
-    ]
+    due = PARSERS[name].examples.splitlines()
+    assert [line.split() for line in examples.splitlines()] == [line.split() for line in due]

@@ -104,9 +104,8 @@ def test_a_path_that_is_no_text_is_printed_with_escapes():
 
 def test_messages_that_cannot_be_written_do_not_end_the_work():
     work = "(progress.set_up(), progress.log.info('message'), print('result'))[3:]"
-    done = shell(
-        guarded(work).replace("import sys", "import sys; from swin_quant.base import progress") + " 2>/dev/full"
-    )
+    line = guarded(work).replace("import sys", "import sys; from swin_quant.base import progress")
+    done = shell(f"{line} 2>/dev/full")
     assert (done.returncode, done.stdout) == (0, "result\n")
 
 

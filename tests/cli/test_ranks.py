@@ -31,16 +31,7 @@ def both(run, forked, scoring_flags, card_of, tmp_path):
         one, two = map(card_of, files)
         assert one["calibration"] == two["calibration"] and one["checkpoint"] == two["checkpoint"]
         for a, b in zip(one["results"], two["results"], strict=True):
-            for key in (
-                "pictures",
-                "acc1",
-                "acc5",
-                "agreement",
-                "delta_acc1",
-                "delta_acc1_se",
-                "unreadable",
-                "dataset",
-            ):
+            for key in "pictures acc1 acc5 agreement delta_acc1 delta_acc1_se unreadable dataset".split():
                 assert a[key] == b[key], (key, a, b)
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
         return ends, one, two
@@ -84,7 +75,7 @@ def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, fork
 
     def before(rank):
         from swin_quant.quant.passes import run as running
-        from swin_quant.verbs import calibration_passes as passes
+        from swin_quant.verbs import calibration as passes
 
         passes.outliers = lambda piece: {} if rank else {"layers.0.blocks.0.norm1": 6.0}
         if rank:

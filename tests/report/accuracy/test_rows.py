@@ -93,9 +93,8 @@ def test_float8_is_a_quantized_row_beside_int8_of_the_same_checkpoint():
         result("fp8", 79.75, policy="tensorrt-fp8", engine="onnxruntime", delta_acc1=-0.25, delta_acc1_se=0.1),
     )
     own, int8, fp8 = cells(card(*results))
-    assert [own[key] for key in ("precision", "acc1", "quantized_acc1", "delta_acc1")] == [
-        "float32", 80, 79.9, 79.9 - 80
-    ]  # fmt: skip
+    found = [own[key] for key in ("precision", "acc1", "quantized_acc1", "delta_acc1")]
+    assert found == ["float32", 80, 79.9, 79.9 - 80]
     assert fp8["precision"] == "fp8" and fp8["policy"] == "tensorrt-fp8"
     assert (fp8["acc1"], fp8["quantized_acc1"], fp8["delta_acc1"]) == (80, 79.75, -0.25)
     for key in ("calibrator", "own_precision", "own_acc1", "own_ms", "engine"):
@@ -104,10 +103,8 @@ def test_float8_is_a_quantized_row_beside_int8_of_the_same_checkpoint():
 
 def test_a_float32_result_on_other_pictures_is_no_baseline():
     rows = cells(card(result("float32", 70, dataset=CIFAR), result("int8", 79.5, policy="p")))
-    assert [(row["dataset"], row["acc1"], row["quantized_acc1"], row["delta_acc1"]) for row in rows] == [
-        ("cifar10/val", 70, None, None),
-        ("imagenet/val", None, 79.5, None),
-    ]
+    found = [[row[key] for key in ("dataset", "acc1", "quantized_acc1", "delta_acc1")] for row in rows]
+    assert found == [["cifar10/val", 70, None, None], ["imagenet/val", None, 79.5, None]]
 
 
 def test_the_engine_s_fastest_float_form_of_the_same_weights_is_shown_beside_int8_from_whichever_card():
@@ -124,7 +121,4 @@ def test_the_engine_s_fastest_float_form_of_the_same_weights_is_shown_beside_int
     ]
     rows = {row["engine"]: row for row in cells(quantized, slow, fast, *others) if row["precision"] == "int8"}
     shown = [[rows[engine][key] for key in ("own_precision", "own_acc1", "own_ms")] for engine in rows]
-    assert dict(zip(rows, shown, strict=True)) == {
-        "openvino": ["bfloat16", 79.9, 6.0],
-        "onnxruntime": [None, None, None],
-    }
+    assert list(rows) == ["openvino", "onnxruntime"] and shown == [["bfloat16", 79.9, 6.0], [None] * 3]

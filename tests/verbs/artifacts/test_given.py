@@ -11,9 +11,8 @@ from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, UNPREPARED
 from tests.verbs.test_wrap import Net
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
-PREPARED = (torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255 - torch.tensor(IMAGENET_MEAN)[:, None, None]) / (
-    torch.tensor(IMAGENET_STD)[:, None, None]
-)
+MEAN, STD = (torch.tensor(one)[:, None, None] for one in (IMAGENET_MEAN, IMAGENET_STD))
+PREPARED = (torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255 - MEAN) / STD
 
 
 @pytest.fixture
@@ -148,10 +147,9 @@ def test_predictions_are_of_pictures_of_any_kind(exports, pictures):
     one = Image.open(next((pictures / "val").rglob("*.png")))
     (found,) = sq.predict(model, one).values()
     both = sq.predict(exports.checkpoint, [one, np.asarray(one.convert("RGB"))])
+    due = {guess.name: guess.probability for guess in found}
     for other in both.values():
-        assert {guess.name: guess.probability for guess in other} == pytest.approx(
-            {guess.name: guess.probability for guess in found}
-        )
+        assert {guess.name: guess.probability for guess in other} == pytest.approx(due)
     assert "picture 1" in both and "cat" in str(both) and "<table>" in both._repr_html_()
     assert len(sq.predict(model, sq.pictures(pictures, "val", 3))) == 3
 

@@ -33,11 +33,8 @@ def test_probabilities_against_arithmetic(predict, hand_made, pictures, arithmet
     labels.write_text("cat\ndog\nfox\n")
     files = sorted((pictures / "val").rglob("*.png"))
     answer = predict(hand_made, *files, "--labels", labels)
-    assert (
-        answer["schema"] == "swin-quant/predictions/1"
-        and answer["engine"] == "onnxruntime"
-        and answer["model"] == "means.onnx"
-    )
+    about = [answer[key] for key in ("schema", "engine", "model")]
+    assert about == ["swin-quant/predictions/1", "onnxruntime", "means.onnx"]
     assert [one["picture"] for one in answer["pictures"]] == [str(file) for file in files]
     expected = [np.exp(logits) / np.exp(logits).sum() for logits in map(arithmetic, files)]
     np.testing.assert_allclose(probabilities(answer), expected, atol=1e-5)

@@ -21,8 +21,7 @@ from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.trial import copy_state
 from swin_quant.quant.policy import Rule, apply_policy, dequantize, load_policy
-from swin_quant.verbs.calibration import Observed
-from swin_quant.verbs.calibration_passes import improve, improved, make_context, outliers_left
+from swin_quant.verbs.calibration import Observed, improve, improved, make_context, outliers_left
 from tests.outliers import plant
 
 
@@ -68,10 +67,8 @@ def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeyp
     monkeypatch.setattr(equalize, "_BETTER", least)
     plant(model, "norms", 100)
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    first = calibrate(model, [images], Method())
-    _, records = improve(
-        make_context(model, [(0, images)], Method()), first, [(0, images)], PassPlan(parse_steps(["equalize"]))
-    )
+    first, plan = calibrate(model, [images], Method()), PassPlan(parse_steps(["equalize"]))
+    _, records = improve(make_context(model, [(0, images)], Method()), first, [(0, images)], plan)
 
     def places():
         return [one.place for one in outliers_left(make_context(model, [(0, images)], Method()), records) if one.cure]
