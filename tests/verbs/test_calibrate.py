@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from commands import command
 from pass_contexts import same
 from PIL import Image
 
@@ -244,11 +245,8 @@ def recipe(tmp_path):
 @pytest.fixture(scope="module")
 def of_8_bits(float_flags, tmp_path_factory):
     """The folder of a calibration by least error at 8 bits."""
-    from swin_quant.cli import main
-
     folder = tmp_path_factory.mktemp("mse8")
-    words = [*float_flags, "--calibrator", "mse", "--policy", "ft-mode1", "--output", folder]
-    assert main(["calibrate", *map(str, words)]) == 0
+    command("calibrate", *float_flags, "--calibrator", "mse", "--policy", "ft-mode1", "--output", folder)
     return folder
 
 

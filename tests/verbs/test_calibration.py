@@ -132,12 +132,10 @@ def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flag
     assert all(torch.equal(kept[key], before[key]) for key in kept if key in before)
 
 
-@pytest.mark.parametrize(
-    "flags, message", [(["--passes", "slow"], "fast"), (["--passes", "fast", "--policy", "float"], "quantizes nothing")]
-)
-def test_invalid_passes_are_refused_in_one_line(flags, message, run, float_flags, tmp_path):
-    done = run("calibrate", *float_flags, "--output", tmp_path, *flags)
-    assert message in done.error(2)
+def test_invalid_passes_are_refused_in_one_line(run, float_flags, tmp_path):
+    words = ["calibrate", *float_flags, "--output", tmp_path, "--passes"]
+    assert "fast" in run(*words, "slow").error(2)
+    assert "quantizes nothing" in run(*words, "fast", "--policy", "float").error(2)
 
 
 def test_the_pass_that_a_policy_forbids_is_named(run, float_flags, write_config, tmp_path):

@@ -149,12 +149,12 @@ def test_rules_of_npus_are_printed_with_their_sources_and_go_to_a_file(run, mode
     assert "MatMul" in found["takes"] and found["lacks"] == ["Loop", "If", "Scan"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(("--for", "coreml"), "there are qnn, openvino-npu"), (("--engine", "qnn"), "runs no ONNX file")],
-)
-def test_unknown_targets_are_a_line(run, model, words, said):
-    assert said in run("show", model, *words).error(2)
+def test_unknown_targets_are_a_line(run, model):
+    for words, said in (
+        (("--for", "coreml"), "there are qnn, openvino-npu"),
+        (("--engine", "qnn"), "runs no ONNX file"),
+    ):
+        assert said in run("show", model, *words).error(2)
 
 
 def test_files_that_are_no_onnx(run, tmp_path):

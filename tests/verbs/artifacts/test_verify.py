@@ -73,17 +73,14 @@ def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run,
     assert row["verified"] in (True, "yes")
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
+def test_flags_that_do_not_fit(verify, exports):
+    for flags, code, message in (
         (["--images", "x.png"], 2, "--data-path and --images both name the pictures"),
         (["--pictures", "0"], 2, "--pictures 0: must be at least 1"),
         (["--split", "test"], 1, "has no folder test"),
         (["--checkpoint", "gone.pth"], 1, "gone.pth"),
-    ],
-)
-def test_flags_that_do_not_fit(verify, exports, flags, code, message):
-    assert message in verify(exports.ft, *flags).error(code)
+    ):
+        assert message in verify(exports.ft, *flags).error(code)
 
 
 def test_without_pictures_or_without_a_checkpoint(run, verify, exports, hand_made):
