@@ -258,13 +258,6 @@ class Serving:
         check_limits(self, {"max_batch": (1, MOST), "instances": (1, MOST), "delay_us": (0, 10**7)})
 
 
-def triton(facts: PackageFacts, serving: Serving) -> str:
-    """config.pbtxt."""
-    numbers = serving.max_batch, serving.delay_us, serving.instances
-    config = facts.served.triton("onnxruntime", *numbers, facts.on_gpu)
-    return as_text(config | (_TENSORRT if facts.on_gpu else {}))
-
-
 def as_text(message: Mapping[str, Any], indent: str = "") -> str:
     """A message in protobuf's text format."""
     text = ""
@@ -278,16 +271,7 @@ def as_text(message: Mapping[str, Any], indent: str = "") -> str:
     return text
 
 
-def openvino_model_server(facts: PackageFacts, serving: Serving) -> str:
-    """ovms.json. The server merges no requests; it runs several at a time, each of any number of pictures.
-
-    By default OpenVINO runs float layers in bfloat16 on many CPUs, and in int8 if their weights are: the file says no.
-    """
-    about = {"name": facts.served.name, "folder": facts.folder, "instances": serving.instances}
-    return template("ovms.template.json").substitute(about, requests=2 * serving.instances)
-
-
-def kserve(facts: PackageFacts, serving: Serving) -> str:
+def kserve(facts: PackageFacts) -> str:
     """kserve.yaml: an InferenceService on KServe's Triton runtime, for a volume claim that holds `models/`."""
     name = re.sub(r"[^a-z0-9]+", "-", facts.served.name.lower()).strip("-")[:50].strip("-") or "model"
     resources = "limits: {nvidia.com/gpu: 1}" if facts.on_gpu else "requests: {cpu: '2', memory: 2Gi}"
@@ -374,11 +358,16 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
     }
     if facts.file:
         entries = (f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in facts.session.items())
+        numbers = serving.max_batch, serving.delay_us, serving.instances
+        config = facts.served.triton("onnxruntime", *numbers, facts.on_gpu) | (_TENSORRT if facts.on_gpu else {})
+        # The server merges no requests; it runs several at a time, each of any number of pictures. By default OpenVINO
+        # runs float layers in bfloat16 on many CPUs, and in int8 if their weights are: the file says no.
+        about = {"name": facts.served.name, "folder": facts.folder, "instances": serving.instances}
         texts |= {
             "cpp/settings.h": _SETTINGS.format(entries=", ".join(entries)),
-            f"{facts.folder}/config.pbtxt": triton(facts, serving),
-            "ovms.json": openvino_model_server(facts, serving),
-            "kserve.yaml": kserve(facts, serving),
+            f"{facts.folder}/config.pbtxt": as_text(config),
+            "ovms.json": template("ovms.template.json").substitute(about, requests=2 * serving.instances),
+            "kserve.yaml": kserve(facts),
         }
     if labels := facts.served.labels:
         texts[facts.labels] = "".join(f"{label}\n" for label in labels)

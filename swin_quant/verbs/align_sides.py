@@ -75,14 +75,13 @@ def model_side(
 ) -> Side:
     """A model that torch runs: quantized under the policy if that enables a node, else in float."""
     engine = engine_under(model, world.device, policies)
-    run = alignment.torch_trace(model, engine, name)
-    return Side(
-        f"{name} ({engine.label})",
-        lambda images: run(images.to(world.device)),
-        preprocess=preprocess,
-        quantized=engine.policy is not None,
-        model=model,
-    )
+    trace = alignment.torch_trace(model, engine, name)
+
+    def run(images: Tensor) -> Trace:
+        return trace(images.to(world.device))
+
+    shown, quantized = f"{name} ({engine.label})", engine.policy is not None
+    return Side(shown, run, preprocess=preprocess, quantized=quantized, model=model)
 
 
 def artifact_side(artifact: Artifact, engine: str | None = None, options: EngineOptions = EngineOptions()) -> Side:

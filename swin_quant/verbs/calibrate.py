@@ -121,14 +121,9 @@ def calibrate(
         if batches.class_names and not names:
             with contextlib.suppress(UsageError):  # it need not say how many classes it has
                 names = stated(batches.class_names, subject.classes)
-        subject.card = subject.card.with_new_weights(
-            source=origin,
-            policy=chosen.to_dict(),
-            calibration=record,
-            training=calibrated_again(had),
-            checkpoint=None,
-            class_names=names,
-        )
+        parts: dict[str, Any] = {"source": origin, "policy": chosen.to_dict(), "calibration": record}
+        parts |= {"training": calibrated_again(had), "checkpoint": None, "class_names": names}
+        subject.card = subject.card.with_new_weights(**parts)
         # Ranks with other kernels go on with the first rank's ranges.
         shared = from_main(copy_state(subject.module))
         give_state(subject.module, {name: value.to(subject.device) for name, value in shared.items()})

@@ -240,9 +240,8 @@ def improved(
     passes, channels = passes_in_weights(before), list[OutlierChannels]()
     if len({batch.shape[1:] for _, batch in found.images if len(batch)}) > 1:  # an empty batch may be of any size
         if plan.steps:
-            raise UsageError(
-                "‹passes›: needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
-            )
+            what = "needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
+            raise UsageError(f"‹passes›: {what}")
         record = {**record, "passes": passes} if passes else record
     else:
         with eval_mode(model):

@@ -182,9 +182,8 @@ def _list_card_rows(card: RunCard) -> Iterable[AccuracyRow]:
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
     for group in results.values():
-        baselines = [
-            one for one in group if is_float(one.precision) and one.engine == EAGER and one.weights in (None, ORIGINAL)
-        ]
+        floats = (one for one in group if is_float(one.precision) and one.engine == EAGER)
+        baselines = [one for one in floats if one.weights in (None, ORIGINAL)]
         rows: list[Result | None] = [result for result in group if result not in baselines]
         baselines.sort(key=lambda result: result.weights is None)
         float32 = next((result for result in baselines if result.precision == "float32"), None)
