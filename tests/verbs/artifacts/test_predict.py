@@ -122,9 +122,9 @@ def test_names_come_from_a_file_then_from_the_artifact_then_from_imagenet(tmp_pa
 
 def test_a_file_that_is_not_one_of_names(tmp_path):
     for content, says in (
+        (None, "labels.txt: the list of class names cannot be read"),
         (b"\xff\xfe\x00", "labels.txt: is no list of class names: it is not UTF-8 text"),
         (b"only", "labels.txt: has 1 names, the model 2 classes"),
-        (None, "labels.txt: the list of class names cannot be read"),
     ):
         if content is not None:
             (tmp_path / "labels.txt").write_bytes(content)
