@@ -201,9 +201,8 @@ def read_config(artifact: Artifact, overrides: Mapping[str, Any] | None = None) 
     taken = sides(cfg.DATA.IMG_SIZE)
     made = taken if wrapped and not artifact.card.preprocess else artifact.preprocess.sides
     if made != taken:
-        raise SwinQuantError(
-            f"{where}: preprocess.size is {shortest(made)}, but the model takes {shortest(taken)}: export again"
-        )
+        told = f"preprocess.size is {shortest(made)}, but the model takes {shortest(taken)}"
+        raise SwinQuantError(f"{where}: {told}: export again")
     cfg.defrost()
     merge(cfg, overrides or {}, "command line")
     cfg.freeze()
@@ -228,16 +227,12 @@ def load_engines(artifact: Artifact, names: Sequence[str] | None, options: Engin
     Without `names`: the engine that it was exported for, else every installed one that takes it. UsageError for an
     engine that does not take this kind of artifact, or is not installed.
     """
-    policy = _read_policy(artifact)
-    sha256 = policy.sha256 if policy else None
-    engines = {
-        f"{artifact.file} on {name}": engine_loader(name)(artifact, on_its_device(name, options))
-        for name in list_engine_names(artifact, names)
-    }
-    return {
-        key: replace(engine, policy_sha256=sha256 if engine.policy else None, prepared=prepared_by(artifact))
-        for key, engine in engines.items()
-    }
+    policy, engines = _read_policy(artifact), dict[str, Engine]()
+    for name in list_engine_names(artifact, names):
+        engine = engine_loader(name)(artifact, on_its_device(name, options))
+        sha256 = policy.sha256 if policy and engine.policy else None
+        engines[f"{artifact.file} on {name}"] = replace(engine, policy_sha256=sha256, prepared=prepared_by(artifact))
+    return engines
 
 
 def on_its_device(name: str, options: EngineOptions) -> EngineOptions:

@@ -311,9 +311,8 @@ def open_baseline(
             return None
         float_model, source = load_original(cfg or model.config, original, world)
         given = model.card.source
-        own = CheckpointRecord(file=given["file"], sha256=given["sha256"]) if given else None
-        if own and given and "path" in given:
-            own["path"] = given["path"]
+        kept = CheckpointRecord.__annotations__.keys()
+        own: Any = {key: value for key, value in given.items() if key in kept} if given else None
         model.card = replace(model.card, source=source.record(), checkpoint=own)
         weights, ours = dict(float_model.named_parameters()), dict(model.module.named_parameters())
         same = ours.keys() == weights.keys() and all(torch.equal(value, weights[name]) for name, value in ours.items())

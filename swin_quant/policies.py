@@ -112,8 +112,6 @@ def one_policy(given: Policies) -> Policy | None:
 def tell_bits(policies: Sequence[Policy]) -> None:
     """Say of policies with few bits what runs them. 7 bits are for export."""
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
-        log.info(
-            "%s: fewer than 8 bits are simulated: ONNX files store such weights as int8 (4 bits also as INT4, by "
-            "`export --int4-weights`) and refuse such activations; FasterTransformer refuses both",
-            listed(few),
-        )
+        told = "%s: fewer than 8 bits are simulated: ONNX files store such weights as int8 (4 bits also as INT4, by "
+        told += "`export --int4-weights`) and refuse such activations; FasterTransformer refuses both"
+        log.info(told, listed(few))

@@ -235,21 +235,9 @@ def readme(facts: PackageFacts, version: str) -> str:
     )
 
 
-def settings(facts: PackageFacts) -> str:
-    """cpp/settings.h."""
-    entries = ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in facts.session.items())
-    return _SETTINGS.format(entries=entries)
-
-
 def _shown(served: ModelDescription, end: GraphEnd) -> str:
     sizes = ", ".join([str(served.batch or "batch"), *("any" if size == ANY else str(size) for size in end.shape)])
     return f"`{end.name}`, {end.type} [{sizes}]"
-
-
-def requirements(facts: PackageFacts) -> str:
-    """requirements.txt of infer.py, with its engine."""
-    torch = "" if facts.file else "torch\n"  # ExecuTorch's runtime for Python takes its tensors
-    return f"numpy\npillow\n{torch}{facts.engine}{facts.releases[facts.engine]}\n"
 
 
 MOST = 4096  # pictures in a batch, and copies of a model
@@ -270,13 +258,6 @@ class Serving:
         check_limits(self, {"max_batch": (1, MOST), "instances": (1, MOST), "delay_us": (0, 10**7)})
 
 
-def triton(facts: PackageFacts, serving: Serving) -> str:
-    """config.pbtxt."""
-    numbers = serving.max_batch, serving.delay_us, serving.instances
-    config = facts.served.triton("onnxruntime", *numbers, facts.on_gpu)
-    return as_text(config | (_TENSORRT if facts.on_gpu else {}))
-
-
 def as_text(message: Mapping[str, Any], indent: str = "") -> str:
     """A message in protobuf's text format."""
     text = ""
@@ -290,16 +271,7 @@ def as_text(message: Mapping[str, Any], indent: str = "") -> str:
     return text
 
 
-def openvino_model_server(facts: PackageFacts, serving: Serving) -> str:
-    """ovms.json. The server merges no requests; it runs several at a time, each of any number of pictures.
-
-    By default OpenVINO runs float layers in bfloat16 on many CPUs, and in int8 if their weights are: the file says no.
-    """
-    about = {"name": facts.served.name, "folder": facts.folder, "instances": serving.instances}
-    return template("ovms.template.json").substitute(about, requests=2 * serving.instances)
-
-
-def kserve(facts: PackageFacts, serving: Serving) -> str:
+def kserve(facts: PackageFacts) -> str:
     """kserve.yaml: an InferenceService on KServe's Triton runtime, for a volume claim that holds `models/`."""
     name = re.sub(r"[^a-z0-9]+", "-", facts.served.name.lower()).strip("-")[:50].strip("-") or "model"
     resources = "limits: {nvidia.com/gpu: 1}" if facts.on_gpu else "requests: {cpu: '2', memory: 2Gi}"
@@ -377,18 +349,25 @@ def _fill(folder: Path, facts: PackageFacts, serving: Serving) -> None:
         model.write_bytes(without_functions(model))
     left = shutil.ignore_patterns(*_NOT_COPIED, *(() if facts.file else _FOR_ONNX))
     shutil.copytree(configs_dir() / "package", folder, dirs_exist_ok=True, ignore=left)
+    needs_torch = "" if facts.file else "torch\n"  # ExecuTorch's runtime for Python takes its tensors
     texts = {
         "preprocess.json": json_text(facts.preprocessing()),
         "card.json": json_text(without_paths(facts.artifact.card)),
         "README.md": readme(facts, __version__),
-        "requirements.txt": requirements(facts),
+        "requirements.txt": f"numpy\npillow\n{needs_torch}{facts.engine}{facts.releases[facts.engine]}\n",
     }
     if facts.file:
+        entries = (f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in facts.session.items())
+        numbers = serving.max_batch, serving.delay_us, serving.instances
+        config = facts.served.triton("onnxruntime", *numbers, facts.on_gpu) | (_TENSORRT if facts.on_gpu else {})
+        # The server merges no requests; it runs several at a time, each of any number of pictures. By default OpenVINO
+        # runs float layers in bfloat16 on many CPUs, and in int8 if their weights are: the file says no.
+        about = {"name": facts.served.name, "folder": facts.folder, "instances": serving.instances}
         texts |= {
-            "cpp/settings.h": settings(facts),
-            f"{facts.folder}/config.pbtxt": triton(facts, serving),
-            "ovms.json": openvino_model_server(facts, serving),
-            "kserve.yaml": kserve(facts, serving),
+            "cpp/settings.h": _SETTINGS.format(entries=", ".join(entries)),
+            f"{facts.folder}/config.pbtxt": as_text(config),
+            "ovms.json": template("ovms.template.json").substitute(about, requests=2 * serving.instances),
+            "kserve.yaml": kserve(facts),
         }
     if labels := facts.served.labels:
         texts[facts.labels] = "".join(f"{label}\n" for label in labels)

@@ -88,8 +88,7 @@ def wrap(
                 torch.export.register_dataclass(kind)
         tensors = _named(result)
         wanted = _chosen(tensors, output, name)
-        _check_outputs(wanted, tensors, name)
-        _check_repeats(wanted, _named(again), name)
+        _check_outputs(wanted, tensors, _named(again), name)
         places = [list(tensors).index(key) for key in wanted]
         first = next(iter(wanted.values()))
         has_classes = len(wanted) == 1 and first.dim() == 2
@@ -239,8 +238,11 @@ def _check_parts(name: str, module: nn.Module) -> None:
             raise SwinQuantError(f"{name}: {key} holds complex numbers, which no checkpoint does: {remedy}")
 
 
-def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], name: str) -> None:
-    """SwinQuantError where an output is not finite or has not one part for each example."""
+def _check_outputs(
+    wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | None], again: Mapping[str, Tensor | None], name: str
+) -> None:
+    """SwinQuantError where an output is not finite, has not one part for each example, or is another one in a second
+    call on the same input."""
     for key, tensor in wanted.items():
         if not tensor.isfinite().all():
             raise SwinQuantError(f"{name}: gives NaN or infinity ({key}) for a picture of random values")
@@ -249,11 +251,6 @@ def _check_outputs(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor | 
             remedy = f"choose others by ‹output›: {listed(fit, 8)}" if fit else "wrap the part before it"
             what = f"gives {key} {list(tensor.shape)} for {_EXAMPLES} inputs, not one each"
             raise SwinQuantError(f"{name}: {what}: {remedy}")
-
-
-def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | None], name: str) -> None:
-    """SwinQuantError where a second call on the same input gives something else."""
-    for key, tensor in wanted.items():
         other = again.get(key)
         if other is None or other.shape != tensor.shape or (other - tensor).abs().max() > _CLOSE * tensor.abs().max():
             raise SwinQuantError(
@@ -265,14 +262,11 @@ def _check_repeats(wanted: Mapping[str, Tensor], again: Mapping[str, Tensor | No
 def _named(output: object) -> dict[str, Tensor | None]:
     """The tensors in a module's output by name, in the order of torch's tree; None for any other value."""
     leaves, _ = _pytree.tree_flatten_with_path(output)
-    names = [
-        ".".join(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
-        for path, _ in leaves
-    ]
-    return {
-        key or "output": leaf if isinstance(leaf, Tensor) else None
-        for key, (_, leaf) in zip(names, leaves, strict=True)
-    }
+    found: dict[str, Tensor | None] = {}
+    for path, leaf in leaves:
+        words = (str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path)
+        found[".".join(words) or "output"] = leaf if isinstance(leaf, Tensor) else None
+    return found
 
 
 def _chosen(tensors: Mapping[str, Tensor | None], output: str | Sequence[str] | None, name: str) -> dict[str, Tensor]:

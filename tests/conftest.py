@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from allowed_skips import SkipReport
+from commands import command
 from commands import fork as fork
 from commands import forked as forked
 from commands import process_left_alone as process_left_alone
@@ -33,7 +34,6 @@ from swin_quant.backends.openvino import operators
 from swin_quant.base import yaml_file
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.files import configs_dir
-from swin_quant.cli import main
 from swin_quant.config import defaults, load_config
 from swin_quant.models import build_model
 from swin_quant.models import registry as architectures
@@ -246,14 +246,10 @@ def use_policy():
     return use
 
 
-def _config(folder, kind, **keys):
-    model = {
-        "TYPE": kind,
-        "NAME": f"{kind}_micro",
-        "NUM_CLASSES": len(CLASSES),
-        kind.upper(): MICRO | MORE[kind] | keys,
-    }
-    path = folder / f"{kind}.yaml"
+def _config(folder, kind, name=None, **keys):
+    model = {"TYPE": kind, "NAME": name or f"{kind}_micro", "NUM_CLASSES": len(CLASSES)}
+    model[kind.upper()] = MICRO | MORE[kind] | keys
+    path = folder / f"{name or kind}.yaml"
     path.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
     return path
 
@@ -271,7 +267,7 @@ def micro(tmp_path_factory, randomise) -> Path:
 
 @pytest.fixture(scope="session")
 def write_config():
-    """write_config(folder, "swin", KEY=value) -> a YAML of the micro model with architecture keys replaced."""
+    """write_config(folder, "swin", name, KEY=value) -> a YAML of the micro model with architecture keys replaced."""
     return _config
 
 
@@ -349,9 +345,8 @@ def calibrated(tmp_path_factory, float_flags, scoring_flags) -> Path:
     """swin_micro_calib.pth and its card, with results under ft-mode1. Copy it before you change it."""
     folder = tmp_path_factory.mktemp("calibrated")
     file = folder / "swin_micro_calib.pth"
-    words = [str(word) for word in (*float_flags, "--policy", "ft-mode1", "--output", folder, "--quiet")]
-    assert main(["calibrate", *words]) == 0
-    assert main(["evaluate", str(file), *map(str, scoring_flags), "--batch", "4", "--quiet"]) == 0
+    command("calibrate", *float_flags, "--policy", "ft-mode1", "--output", folder, "--quiet")
+    command("evaluate", file, *scoring_flags, "--batch", 4, "--quiet")
     return file
 
 

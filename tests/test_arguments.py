@@ -18,97 +18,50 @@ def model():
     return sq.wrap(nn.Sequential(nn.Conv2d(3, 8, 3)), 8)
 
 
+MISPLACED = [  # a call, what is wrong, the right call
+    ("wrap(nn.ReLU())", "missing a required argument: 'size'", "wrap(module, size)"),
+    ("wrap(8, nn.ReLU())", "size is a model", "wrap(module, size)"),
+    ("calibrate(model)", "missing a required argument: 'pictures'", "calibrate(model, pictures)"),
+    ("calibrate(model, 'qdq', [X])", "pictures is a policy, 'qdq'", "calibrate(model, pictures, policy='qdq')"),
+    ("calibrate([X], model, 'qdq')", "model is pictures", "calibrate(model, pictures, policy='qdq')"),
+    ("calibrate(model, 'cpu', 'place')", "pictures is a policy, 'cpu'", "calibrate(model, 'place', policy='cpu')"),
+    ("evaluate(model, 'qdq', [X])", "pictures is a policy, 'qdq'", "evaluate(model, pictures, policies='qdq')"),
+    ("export(model, 'out', 'onnx')", "folder is a backend, 'onnx'", "export(model, 'onnx', folder='out')"),
+    (
+        "quantize(model, 'onnx', [X], 'out')",
+        "pictures is a backend, 'onnx'",
+        "quantize(model, pictures, 'onnx', folder='out')",
+    ),
+    ("predict(X, model)", "model is pictures", "predict(model, images)"),
+    ("Preprocess(224)", "missing a required argument: 'crop'", "Preprocess(size, crop, interpolation, mean, std)"),
+]
+UNKNOWN = [  # a word of nobody, of a command or of another function, and the argument that is meant
+    *(("calibrate", "polcy", "policy"), ("Budget", "max_dorp", "max_drop"), ("load", "cfg", "config")),
+    *(("quantize", "cfg", "config"), ("calibrate", "calibrator", "method"), ("evaluate", "policy", "policies")),
+    *(("export", "output", "folder"), ("export", "bits", "policy"), ("finetune", "lr", "changes")),
+    *(("search", "backend", "engine"), ("predict", "data_path", "images"), ("evaluate", "batch", "batch_size")),
+]
+ODD = "got an unexpected keyword argument"
 CALLS = {
-    "wrap(net)": (lambda model: sq.wrap(nn.ReLU()), "wrap: missing .*'size': call sq.wrap(module, size)"),
-    "wrap(8, net)": (lambda model: sq.wrap(8, nn.ReLU()), "wrap: size is a model: call sq.wrap(module, size)"),
-    "wrap(net, x)": (lambda model: sq.wrap(nn.ReLU(), X), "size is a tensor [2, 3, 8, 8]: give a side, .*"),
-    "wrap(model)": (lambda model: sq.wrap(model.module, 8), "model: is a model already: give it to sq.calibrate"),
-    "calibrate(model)": (
-        lambda model: sq.calibrate(model),
-        "calibrate: missing .*: call sq.calibrate(model, pictures)",
-    ),
-    "calibrate(model, policy, data)": (
-        lambda model: sq.calibrate(model, "qdq", [X]),
-        "calibrate: pictures is a policy, 'qdq': call sq.calibrate(model, pictures, policy='qdq')",
-    ),
-    "calibrate(data, model)": (
-        lambda model: sq.calibrate([X], model, "qdq"),
-        "calibrate: model is pictures: call sq.calibrate(model, pictures, policy='qdq')",
-    ),
-    "evaluate(model, policy, data)": (
-        lambda model: sq.evaluate(model, "qdq", [X]),
-        "evaluate: pictures is a policy, 'qdq': call sq.evaluate(model, pictures, policies='qdq')",
-    ),
-    "export(model, folder, backend)": (
-        lambda model: sq.export(model, "out", "onnxruntime"),
-        "export: folder is a backend, 'onnxruntime': call sq.export(model, 'onnxruntime', folder='out')",
-    ),
-    "quantize(model, backend, data)": (
-        lambda model: sq.quantize(model, "openvino", [X], "out"),
-        "quantize: pictures is a backend, 'openvino': call sq.quantize(model, pictures, 'openvino', folder='out')",
-    ),
-    "calibrate(model, policy, place)": (
-        lambda model: sq.calibrate(model, "cpu", "imagenet"),
-        "calibrate: pictures is a policy, 'cpu': call sq.calibrate(model, 'imagenet', policy='cpu')",
-    ),
-    "predict(data, model)": (
-        lambda model: sq.predict(X, model),
-        "predict: model is pictures: call sq.predict(model, images)",
-    ),
-    "an unknown option": (
-        lambda model: sq.calibrate(model, [X], polcy="qdq"),
-        "calibrate: got an unexpected keyword argument 'polcy'; did you mean policy?",
-    ),
-    "a number as text": (
-        lambda model: sq.pictures("imagenet", "val", "5"),
-        "pictures: count is '5': must be a whole number",
-    ),
-    "no checkpoint": (lambda model: sq.load(5), "load: checkpoint is 5: must be text or a path"),
-    "no policy": (lambda model: sq.policy(5), "policy: name_or_path is 5: must be text"),
-    "a class": (
-        lambda model: sq.Preprocess(224),
-        "Preprocess: missing .* 'crop': call sq.Preprocess(size, crop, interpolation, mean, std)",
-    ),
-    "an option of a class": (
-        lambda model: sq.Budget(max_dorp=1),
-        "Budget: got an unexpected keyword argument 'max_dorp'; did you mean max_drop?",
-    ),
-    "a limit": (
-        lambda model: sq.app("a.onnx", max_bacth=1),
-        "ServiceLimits: got an unexpected keyword argument 'max_bacth'; did you mean max_batch?",
-    ),
-    "an option like no other": (
-        lambda model: sq.package(model, "out", zzz=1),
-        "package: got an unexpected keyword argument 'zzz': there are .*folder.*",
-    ),
-    **{
-        f"a command's word: {verb}({word}=...)": (
-            lambda model, verb=verb, word=word: getattr(sq, verb)(model, **{word: "x"}),
-            f"{verb}: got an unexpected keyword argument '{word}'; did you mean {right}?",
-        )
-        for verb, word, right in (
-            ("load", "cfg", "config"),
-            ("quantize", "cfg", "config"),
-            ("calibrate", "calibrator", "method"),
-            ("evaluate", "policy", "policies"),
-            ("export", "output", "folder"),
-            ("export", "bits", "policy"),
-            ("finetune", "lr", "changes"),
-            ("search", "backend", "engine"),
-            ("predict", "data_path", "images"),
-            ("evaluate", "batch", "batch_size"),
-        )
-    },
+    "wrap(nn.ReLU(), X)": "size is a tensor [2, 3, 8, 8]: give a side, .*",
+    "wrap(model.module, 8)": "model: is a model already: give it to sq.calibrate",
+    "pictures('imagenet', 'val', '5')": "pictures: count is '5': must be a whole number",
+    "load(5)": "load: checkpoint is 5: must be text or a path",
+    "policy(5)": "policy: name_or_path is 5: must be text",
+    "app('a.onnx', max_bacth=1)": f"ServiceLimits: {ODD} 'max_bacth'; did you mean max_batch?",
+    "package(model, 'out', zzz=1)": f"package: {ODD} 'zzz': there are .*folder.*",
+    **{call: f"{call.partition('(')[0]}: {wrong}: call sq.{right}" for call, wrong, right in MISPLACED},
+    **{f"{name}(model, {word}='x')": f"{name}: {ODD} '{word}'; did you mean {due}?" for name, word, due in UNKNOWN},
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_wrong_call_is_answered_with_the_right_one(model, call):
-    wrong, line = CALLS[call]
+    line = CALLS[call]
     for sign in "()[]?":
         line = line.replace(sign, f"\\{sign}")
     with pytest.raises(sq.UsageError, match=f"^{line}$"):
-        wrong(model)
+        eval(f"sq.{call}", globals() | {"model": model})
 
 
 @pytest.mark.parametrize("name", sorted({*sq.__all__} - {"__version__", "SwinQuantError", "UsageError"}))

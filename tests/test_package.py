@@ -37,9 +37,8 @@ def test_every_requirement_is_pinned():
 def hashed():
     """Name and version of every requirement in requirements.txt; each has a hash."""
     text = re.sub(r"(?m)^#.*\n", "", (ROOT / "requirements.txt").read_text())
-    found = re.findall(
-        r"(?m)^([\w.-]+)==([\w.]+)(?: ; [^\\]*)? \\\n((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n?)+)", text
-    )
+    hashes = r"((?: +--hash=sha256:[0-9a-f]{64}(?: \\)?\n?)+)"
+    found = re.findall(rf"(?m)^([\w.-]+)==([\w.]+)(?: ; [^\\]*)? \\\n{hashes}", text)
     assert len(found) == len(re.findall(r"(?m)^\S", text))
     return {(normal(name), version) for name, version, _ in found}
 

@@ -53,11 +53,8 @@ def _usage() -> str:
     width, columns = max(map(len, COMMANDS)), shutil.get_terminal_size((_WIDE, 0)).columns
     indent, lines = " " * (width + 4), []
     for title, commands in SECTIONS.items():
-        entries = (
-            textwrap.fill(f"  {name:<{width}}  {meaning}", columns, subsequent_indent=indent)
-            for name, meaning in commands.items()
-        )
-        lines += [f"{title}:", *entries, ""]
+        entries = (f"  {name:<{width}}  {meaning}" for name, meaning in commands.items())
+        lines += [f"{title}:", *(textwrap.fill(one, columns, subsequent_indent=indent) for one in entries), ""]
     about = "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured"
     usage = "usage: swin-quant COMMAND [options]      swin-quant COMMAND --help"
     return "\n".join([about, "", usage, "", *lines[:-1]])

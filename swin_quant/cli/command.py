@@ -60,9 +60,8 @@ class Command:
     @property
     def flags(self) -> set[str]:
         """Every flag, in all its spellings."""
-        return {
-            name for argument in self.app.assemble_argument_collection() for name in argument.names if name[:2] == "--"
-        }
+        arguments = self.app.assemble_argument_collection()
+        return {name for argument in arguments for name in argument.names if name[:2] == "--"}
 
     @property
     def words(self) -> dict[str, str]:
@@ -240,10 +239,7 @@ def _part(
     numbers = {"converter": _whole} if _is_whole(kinds) else {}
     hidden = {} if default or default == 0 and default is not False else {"show_default": False}
     note = Parameter.combine(*own, Parameter(**said, **placed, **hidden, **numbers))  # type: ignore[arg-type]
-    empty = default is inspect.Parameter.empty
-    return inspect.Parameter(
-        name, kind, default=inspect.Parameter.empty if empty else default, annotation=Annotated[_typed(kinds), note]
-    )
+    return inspect.Parameter(name, kind, default=default, annotation=Annotated[_typed(kinds), note])
 
 
 def _is_whole(kind: Any) -> bool:
@@ -261,11 +257,8 @@ def _whole(kind: Any, tokens: Sequence[cyclopts.Token]) -> Any:
         if not re.fullmatch(r"[+-]?\d{1,30}", token.value):
             raise ValueError(f"{token.value[:40]!r} is no whole number")
         found.append(int(token.value))
-    return (
-        tuple(found)
-        if get_origin(kind) is tuple or any(get_origin(one) is tuple for one in get_args(kind))
-        else found[0]
-    )
+    is_several = any(get_origin(one) is tuple for one in (kind, *get_args(kind)))
+    return tuple(found) if is_several else found[0]
 
 
 def _typed(kind: Any) -> Any:

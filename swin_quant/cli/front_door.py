@@ -70,15 +70,9 @@ class FrontDoor:
         checkpoint = args.pretrained or (None if args.resume == _AUTO else args.resume)
         opts = (*args.opts, "TAG", args.tag) if args.tag else tuple(args.opts)
         self.file = SubjectFiles(checkpoint, args.cfg, opts=opts, replace_head=args.replace_head, device=args.device)
-        self.place = PictureSet(
-            args.data_path or "",
-            seed=args.seed,
-            batch=args.batch_size,
-            workers=args.workers,
-            max_unreadable=args.max_unreadable,
-            zip_mode=args.zip or None,
-            cache_mode=args.cache_mode,
-        )
+        how = {"seed": args.seed, "batch": args.batch_size, "workers": args.workers, "zip_mode": args.zip or None}
+        how |= {"max_unreadable": args.max_unreadable, "cache_mode": args.cache_mode}
+        self.place = PictureSet(args.data_path or "", **how)
         if NO_SWIN_NODE in args.quant_disable_keyword:
             told = "--quant-disable-keyword %s: left out, for no node of Swin is called so (BERT's is)"
             log.info(told, NO_SWIN_NODE)
@@ -119,9 +113,8 @@ class FrontDoor:
         if not self.file.checkpoint:
             raise UsageError("no checkpoint: name one by --resume or --pretrained")
         if len({tuple(rule.bits for rule in policy.rules if rule.bits) for policy in self.policies}) > 1:
-            raise UsageError(
-                "‹policy›: ranges depend on the bits, so policies of different bits are calibrated one by one"
-            )
+            what = "ranges depend on the bits, so policies of different bits are calibrated one by one"
+            raise UsageError(f"‹policy›: {what}")
         if self._is_scored():  # pictures without fitting labels are refused now, not after the calibration
             open_labelled(cfg, "val", self.world, "no", read_class_names(cfg, self.file.opened, args.replace_head))
         folder = ensure_writable_dir(args.calib_output_path or self.folder)
@@ -182,9 +175,8 @@ class FrontDoor:
         first = [list(range(min(self.cfg.DATA.BATCH_SIZE, len(pictures))))]
         batch = next(load_batches(pictures, model.preprocess, first))
         if not batch.indices:
-            raise SwinQuantError(
-                f"{self.cfg.DATA.DATA_PATH}: the first batch is unreadable: {listed(batch.unreadable)}"
-            )
+            place = self.cfg.DATA.DATA_PATH
+            raise SwinQuantError(f"{place}: the first batch is unreadable: {listed(batch.unreadable)}")
         images, half = batch.images.to(self.world.device), half_type(self.half, self.world.device)
         policies = self.policies or model.policies
         for label, engine in torch_engines(model.module, self.world.device, half, policies).items():

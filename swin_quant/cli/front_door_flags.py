@@ -153,9 +153,7 @@ def options_from(args: argparse.Namespace, kind: type[Options]) -> Options:
 
 def _get_kind(hint: Any) -> Any:
     """A field's type as in FLAGS."""
-    plain = (
-        next((one for one in get_args(hint) if one is not type(None)), hint) if type(None) in get_args(hint) else hint
-    )
+    plain = next(one for one in get_args(hint) if one is not type(None)) if type(None) in get_args(hint) else hint
     if get_origin(plain) is Literal:
         return get_args(plain)
     return [str] if get_origin(plain) is tuple else plain

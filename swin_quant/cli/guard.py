@@ -21,6 +21,7 @@ from typing import TextIO
 from termcolor import colored
 
 from swin_quant.base.errors import SwinQuantError
+from swin_quant.base.files import reason
 
 _AGAIN_SECONDS = 0.05
 _SAID_AFTER = 1.0
@@ -72,9 +73,8 @@ def _watch(read: socket.socket, listened: set[signal.Signals]) -> None:
                 continue
             if not came:  # the command has ended
                 return
-            if any(
-                getattr(signal.getsignal(one), "__module__", "").startswith("swin_quant") for one in listened & {*came}
-            ):
+            handlers = map(signal.getsignal, listened & {*came})
+            if any(getattr(one, "__module__", "").startswith("swin_quant") for one in handlers):
                 if is_said:
                     os._exit(INTERRUPTED)
                 is_stopping = True
@@ -111,7 +111,7 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
     except OSError as error:
         _drop(sys.stdout)
         if code == 0:
-            _complain(f"{_NO_OUTPUT}: {_reason(error)}", False)
+            _complain(f"{_NO_OUTPUT}: {reason(error)}", False)
         code = code or 1
     try:
         sys.stderr.flush()
@@ -138,24 +138,17 @@ def _outcome(work: Callable[[], int], verbose: bool) -> int:
 
 
 def _in_words(error: Exception, verbose: bool) -> str:
-    name = type(error).__name__
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("swin_quant"):
-        return (
-            f"{error.name} is not installed: pip install -c constraints.txt -e . in the checkout; `swin-quant doctor`"
-        )
+        remedy = "pip install -c constraints.txt -e . in the checkout; `swin-quant doctor`"
+        return f"{error.name} is not installed: {remedy}"
     if isinstance(error, MemoryError):  # outside a command (`memory_errors_named`)
         return "out of memory"
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{os.fsdecode(error.filename)}: {_reason(error)}"
+        return f"{os.fsdecode(error.filename)}: {reason(error)}"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EBADF, errno.EIO):
-        return f"{_NO_OUTPUT}: {_reason(error)}"
-    return f"{name}: {error}" + ("" if verbose else "; this is a bug of swin-quant: --verbose shows where")
-
-
-def _reason(error: OSError) -> str:
-    from swin_quant.base.files import reason
-
-    return reason(error)
+        return f"{_NO_OUTPUT}: {reason(error)}"
+    where = "" if verbose else "; this is a bug of swin-quant: --verbose shows where"
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _complain(message: str, verbose: bool) -> None:

@@ -30,17 +30,13 @@ def _products(record: VerificationRecord) -> str | None:
     return f"{record['int8_products']}/{record['quantized_products']}" if record.get("quantized_products") else None
 
 
-def _steps(record: VerificationRecord) -> float | None:
-    return record["max"] / record["step"] if record["step"] else None
-
-
 VERIFICATION: tuple[Column[VerificationRecord], ...] = (
     Column("engine", "engine", field("engine")),
     Column("precision", "type", field("precision")),
     Column("reference", "against", field("reference")),
     figure("mean", "mean", field("mean"), "{:.5f}"),
     figure("max", "max", field("max"), "{:.5f}"),
-    figure("steps", "max/step", _steps, "{:.2f}", spare=True),
+    figure("steps", "max/step", lambda one: one["max"] / one["step"] if one["step"] else None, "{:.2f}", spare=True),
     figure("agreement", "agree %", field("agreement"), "{:.2f}"),
     figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}", spare=True),
     figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),

@@ -116,17 +116,14 @@ class GraphReport:
             f"opset {report.opset}, {report.body} body; {' and '.join(kinds) or 'no product quantized'}; "
             f"{report.pairs[0]} QuantizeLinear, {report.pairs[1]} DequantizeLinear"
         )
-        ran = [
-            (f"{key}: {one}", "yellow" if one.integer < one.quantized else "green") for key, one in self.engines.items()
-        ]
+        styles = {key: "yellow" if one.integer < one.quantized else "green" for key, one in self.engines.items()}
+        ran = [(f"{key}: {one}", styles[key]) for key, one in self.engines.items()]
         products = listed((gemm.name for gemm in report.gemms if gemm.format is None), 12) or "none"
         floats = ", ".join(f"{op} {count}" for op, count in report.float_ops.items()) or "none"
-        below = [(f"float products: {products}", ""), (f"float ops: {floats}", "")]
+        lines = [(head, "bold"), *ran, (f"float products: {products}", ""), (f"float ops: {floats}", "")]
         if report.asymmetric:
-            below.append(
-                (f"not int8 with zero point 0, which TensorRT needs: {listed(report.asymmetric, 3)}", "yellow")
-            )
-        lines = [(head, "bold"), *ran, *below]
+            needed = "not int8 with zero point 0, which TensorRT needs"
+            lines.append((f"{needed}: {listed(report.asymmetric, 3)}", "yellow"))
         each = ((line, style) for text, style in lines for line in folded(one_line(text), width))
         return "".join(f"{styled(line, style if color else '')}\n" for line, style in each)
 

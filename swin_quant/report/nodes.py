@@ -64,9 +64,8 @@ def list_nodes(model: nn.Module, input_shape: Sequence[int]) -> list[NodeRow]:
     rows = []
     for name, node in nodes.items():
         amax = None if node.amax is None else get_range(node).amax
-        one, bounds = node.setting, None
-        if node.bounds is not None and not one.symmetric:
-            bounds = node.bounds.tolist()
+        one = node.setting
+        bounds = None if node.bounds is None or one.symmetric else node.bounds.tolist()
         how = (one.enabled, one.format, one.bits, one.per_channel, one.block, one.symmetric)
         rows.append(NodeRow(name, node.role.value, *how, amax, bounds, shapes[name]))
     return rows
@@ -137,16 +136,12 @@ class CostRow:
     gain_db: float | None
 
     @property
-    def kind(self) -> str:
-        return self.group["kind"]
-
-    @property
     def name(self) -> str:
         return self.group["name"]
 
 
 COSTS: tuple[Column[CostRow], ...] = (
-    Column("kind", "kind", field("kind")),
+    Column("kind", "kind", field("group", "kind")),
     Column("name", "name", field("name"), fold=True),
     figure("nodes", "nodes", field("group", "nodes")),
     figure("gain_db", "off wins\ndB", field("gain_db"), "{:+.2f}"),

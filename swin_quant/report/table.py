@@ -235,14 +235,9 @@ def print_fitted(text: Callable[[int, bool], str], otherwise: int = WIDE) -> Non
 def markdown(table: ReportTable[Row]) -> str:
     """A pipe table of GitHub's Markdown, and a list of the remarks."""
     columns = shown(table.columns, table.rows)
-    lines: Iterable[list[str]] = (
-        [column.title for column in columns],
-        ["---:" if column.right else "---" for column in columns],
-        *(
-            [escaped(c.cell(row)) if isinstance(c.value(row), str) else c.cell(row) for c in columns]
-            for row in table.rows
-        ),
-    )
+    lines = [[column.title for column in columns], ["---:" if column.right else "---" for column in columns]]
+    for row in table.rows:
+        lines.append([escaped(c.cell(row)) if isinstance(c.value(row), str) else c.cell(row) for c in columns])
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
     return text + "\n" + "".join(f"* {escaped(remark)}\n" for remark in table.remarks)
 

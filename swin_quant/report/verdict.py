@@ -180,8 +180,7 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     times: dict[str, Any] = {"engine": result.engine, "ms": ms, "float_ms": float_ms, "float_type": float_type}
     loss = loss_in_words(delta, error, result.pictures)
     right = round((result.acc1 - (delta or 0.0)) * result.pictures / 100)
-    known = card.wrapped["classes"] if card.wrapped else card.config.get("MODEL", {}).get("NUM_CLASSES")
-    classes = known or 0
+    classes = (card.wrapped["classes"] if card.wrapped else card.config.get("MODEL", {}).get("NUM_CLASSES")) or 0
     if delta is not None and classes > 1 and (not right or is_guessing(right, result.pictures, classes)):
         right_about = f"float32 is right about {right} of {result.pictures:,}"
         loss = f"the loss cannot be measured: {right_about}, and guessing among {classes:,} classes does as well"
@@ -198,11 +197,8 @@ def export_verdict(
     if found := artifact_verdict(artifact.card, file, checkpoint, data):
         return found
     if engine is not None:
-        said = (
-            f"not scored: {unscored}"
-            if has_classes(artifact.card)
-            else "it gives no classes, whose accuracy could be scored"
-        )
+        none = "it gives no classes, whose accuracy could be scored"
+        said = f"not scored: {unscored}" if has_classes(artifact.card) else none
         return DeployVerdict(str(file), f"verified; {said}", fill(TIME, file=file))
     engines = [target] if target.load else takers(target.exporting.artifact)
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
@@ -274,13 +270,6 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
             deploy = Path(start.get("path") or file.with_name(start["file"]))
     deploy = _seen_from(folder, deploy)
     policy = policy_from_dict(card.policy, card.name) if card.policy else None
-    return DeployVerdict(
-        str(deploy),
-        f"{figures}; {said}",
-        to_export(policy, deploy, deploy.parent),
-        qat.pictures,
-        qat.delta_acc1,
-        qat.delta_acc1_se,
-        qat.delta_ptq,
-        qat.delta_ptq_se,
-    )
+    deltas = qat.delta_acc1, qat.delta_acc1_se, qat.delta_ptq, qat.delta_ptq_se
+    then = to_export(policy, deploy, deploy.parent)
+    return DeployVerdict(str(deploy), f"{figures}; {said}", then, qat.pictures, *deltas)

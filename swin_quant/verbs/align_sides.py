@@ -22,17 +22,8 @@ from swin_quant.exported import choose_engine, load_engines, on_its_device
 from swin_quant.loading import ModelFile, load_for_scoring
 from swin_quant.quant.policy import Policy
 from swin_quant.report.engines import Alignment
-from swin_quant.score.alignment import (
-    IMAGES,
-    LABELS,
-    Tally,
-    Trace,
-    read_dump,
-    step_trace,
-    taking,
-    torch_trace,
-    trace_output,
-)
+from swin_quant.score import alignment
+from swin_quant.score.alignment import IMAGES, LABELS, Trace
 from swin_quant.score.engine import engine_under, is_float
 from swin_quant.score.options import EngineOptions
 
@@ -63,22 +54,15 @@ class Side:
         return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def open_side(
-    file: ModelFile | str | Path,
-    policy: Policy | None = None,
-    engine: str | None = None,
-    options: EngineOptions = EngineOptions(),
-    world: World = World(),
-) -> Side:
+def open_side(file: ModelFile, policy: Policy | None, engine: str | None, options: EngineOptions, world: World) -> Side:
     """The side in a file: a dump (.npz, or a folder of .npy), an artifact, or a checkpoint.
 
     `policy` is for a checkpoint (None: the policy of its run card), `engine` and `options` for an artifact (None: the
     engine that it was made for).
     """
-    file = file if isinstance(file, ModelFile) else ModelFile(str(file))
     path = Path(str(file.checkpoint))
     if path.suffix == ".npz" or (path.is_dir() and any(path.rglob("*.npy"))):
-        return Side(str(path), dumped=read_dump(path))
+        return Side(str(path), dumped=alignment.read_dump(path))
     if path.suffix == ".onnx" or (card_path(path).is_file() and RunCard.read(card_path(path)).artifact):
         return artifact_side(open_artifact(path), engine, options)
     cfg, checkpoint = file.config(), file.need_checkpoint()
@@ -91,14 +75,13 @@ def model_side(
 ) -> Side:
     """A model that torch runs: quantized under the policy if that enables a node, else in float."""
     engine = engine_under(model, world.device, policies)
-    run = torch_trace(model, engine, name)
-    return Side(
-        f"{name} ({engine.label})",
-        lambda images: run(images.to(world.device)),
-        preprocess=preprocess,
-        quantized=engine.policy is not None,
-        model=model,
-    )
+    trace = alignment.torch_trace(model, engine, name)
+
+    def run(images: Tensor) -> Trace:
+        return trace(images.to(world.device))
+
+    shown, quantized = f"{name} ({engine.label})", engine.policy is not None
+    return Side(shown, run, preprocess=preprocess, quantized=quantized, model=model)
 
 
 def artifact_side(artifact: Artifact, engine: str | None = None, options: EngineOptions = EngineOptions()) -> Side:
@@ -119,7 +102,7 @@ def artifact_side(artifact: Artifact, engine: str | None = None, options: Engine
             back = restore.get(module, lambda own: own)
             if back is not None:
                 found[f"forward/{module}"] = back(tensor)
-        return {**found, **trace_output(loaded(images))}
+        return {**found, **alignment.trace_output(loaded(images))}
 
     quantized = not is_float(artifact.record["precision"])
     preprocess = artifact.preprocess if artifact.card.preprocess else None
@@ -147,8 +130,8 @@ def take_step(side: Side, lr: float, pictures: tuple[Tensor, Tensor] | None, oth
             f"{other.name if other else side.name}: images {list(images.shape)} and labels {list(labels.shape)} are "
             f"not [B, 3, H, W] and [B] of {classes} classes"
         )
-    with taking(images, side.name):
-        trace = step_trace(side.model, images.float(), labels.long(), lr)
+    with alignment.taking(images, side.name):
+        trace = alignment.step_trace(side.model, images.float(), labels.long(), lr)
     if pictures:
         trace |= {IMAGES: pictures[0], LABELS: pictures[1]}
     return replace(side, run=None, dumped=trace)
@@ -180,7 +163,7 @@ def compare(
         if own is None:
             own = torch.cat(list(batches)) if len(dumps) == 1 else torch.empty(0)
         batches = [own.float()]
-    tally, pictures, given = Tally(), 0, () if is_step else (IMAGES, LABELS)
+    tally, pictures, given = alignment.Tally(), 0, () if is_step else (IMAGES, LABELS)
     for images in batches:
         pictures += len(images)
         traces = a.trace(images), b.trace(images)

@@ -83,9 +83,8 @@ def analyze(
     name = model.name if isinstance(model, Model) else type(model).__name__
     if images is None:
         if not isinstance(model, Model):
-            raise UsageError(
-                f"{name}: does not say the size of its pictures: give images, or their shape (1, 3, 224, 224)"
-            )
+            what = "does not say the size of its pictures: give images, or their shape (1, 3, 224, 224)"
+            raise UsageError(f"{name}: {what}")
         images = (batch, 3, *model.preprocess.sides)
     if isinstance(images, Tensor) and isinstance(model, Model):
         images = model.prepared(images)

@@ -30,8 +30,7 @@ from swin_quant.quant.passes.recipe import load_passes, parse_steps
 from swin_quant.quant.passes.run import PassPlan
 from swin_quant.quant.passes.trial import all_or_nothing, copy_state, give_state
 from swin_quant.quant.policy import apply_policy, load_policy
-from swin_quant.verbs.calibration import draw, observe_batches, take
-from swin_quant.verbs.calibration_passes import improved
+from swin_quant.verbs.calibration import draw, improved, observe_batches, take
 
 EXAMPLES = """swin-quant calibrate swin_tiny_patch4_window7_224.pth --data-path imagenet --policy ft-mode1 --output out
 swin-quant calibrate timm:resnet50 --data-path imagenet --policy cpu --output out
@@ -122,14 +121,9 @@ def calibrate(
         if batches.class_names and not names:
             with contextlib.suppress(UsageError):  # it need not say how many classes it has
                 names = stated(batches.class_names, subject.classes)
-        subject.card = subject.card.with_new_weights(
-            source=origin,
-            policy=chosen.to_dict(),
-            calibration=record,
-            training=calibrated_again(had),
-            checkpoint=None,
-            class_names=names,
-        )
+        parts: dict[str, Any] = {"source": origin, "policy": chosen.to_dict(), "calibration": record}
+        parts |= {"training": calibrated_again(had), "checkpoint": None, "class_names": names}
+        subject.card = subject.card.with_new_weights(**parts)
         # Ranks with other kernels go on with the first rank's ranges.
         shared = from_main(copy_state(subject.module))
         give_state(subject.module, {name: value.to(subject.device) for name, value in shared.items()})

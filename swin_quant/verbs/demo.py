@@ -1,7 +1,7 @@
 """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in minutes."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,19 +36,12 @@ ON_PAGE = 160  # pictures
 FOUR_BITS, FOUR_BIT_EPOCHS, BATCH = "w4a4", 2, 64
 
 
-@dataclass(frozen=True)
-class DemoResult(Evaluated):
-    """The results of all that was made, which are saved already, with the verdict on the fastest artifact."""
-
-    evaluation: Evaluation
-
-
 def demo(
     model: Literal["swin_digits", "swinv2_digits"] = "swin_digits",
     *,
     epochs: int = 6,
     folder: Annotated[str | Path, Parameter(name="--output")] = "out/demo",
-) -> DemoResult:
+) -> Evaluated:
     """Train a micro Swin on digits, calibrate it, train it at 4 bits, score all on the engines: offline, in minutes.
 
     Args:
@@ -57,7 +50,7 @@ def demo(
         folder: folder of everything
 
     Returns:
-        The table of all results, and the verdict on the fastest artifact.
+        The table of all results, which are saved already, and the verdict on the fastest artifact.
 
     Raises:
         UsageError: scikit-learn, which has the digits, is not installed.
@@ -112,4 +105,4 @@ def demo(
     fastest = min(verdicts, key=lambda verdict: verdict.ms or math.inf, default=None)
     results = tuple(result for card in cards.values() for result in card.measured())
     first, *_ = cards.values()
-    return DemoResult(Evaluation(results, first, verdict=fastest, cards=tuple(cards.values())))
+    return Evaluated(Evaluation(results, first, verdict=fastest, cards=tuple(cards.values())))

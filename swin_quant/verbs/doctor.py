@@ -41,9 +41,8 @@ class MachineFacts(list[MachineFact]):
         return [one._asdict() for one in self]
 
     def __str__(self) -> str:
-        return "\n".join(
-            f"{'ok' if good else '- '} {name}: {value}{fix and '; '}{fix}" for name, value, good, fix in self
-        )
+        lines = (f"{'ok' if good else '- '} {name}: {value}{fix and '; '}{fix}" for name, value, good, fix in self)
+        return "\n".join(lines)
 
 
 def doctor() -> MachineFacts:

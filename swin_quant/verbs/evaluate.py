@@ -106,9 +106,8 @@ def evaluate(
             raise UsageError(f"‹policy› is not for artifacts: {exported[0].file} has its own: leave it out")
         options = EngineOptions(threads, float_type, this_world().device.type, extensions=extension)
         named = model.checkpoint if isinstance(model, SubjectFiles) else None
-        floats = str(original) if original else None
-        scoring = Scoring(source, names or None, options, half, named, floats, own_float)
-        return _score_artifacts(exported, replace(scoring, origin=exported[0].origin, timed=timed))
+        how = options, half, named, str(original) if original else None, own_float, exported[0].origin, timed
+        return _score_artifacts(exported, Scoring(source, names or None, *how))
     for_artifacts = {"engine": names, "threads": threads, "extension": extension, "float_type": float_type}
     for_artifacts["own_float"] = not own_float
     if wrong := [name for name, value in for_artifacts.items() if value]:

@@ -122,6 +122,7 @@ class Evaluation:
         return table + (self.verdict._repr_html_() if self.verdict else "")
 
 
+@dataclass(frozen=True)
 class Evaluated:
     """A result that holds an evaluation, and is shown as it."""
 
@@ -242,10 +243,9 @@ def _score_group(group: Sequence[PreparedArtifact], scoring: Scoring, world: Wor
         if fixed is None and scoring.own_float and pictures.has(batch * world.size):  # or it would be filled up
             fixed = batch
     with TemporaryDirectory(prefix="swin-quant-float-") as folder:
-        own = _load_own_floats(group, scoring, world, Path(folder), fixed)
-        half = half_type("none" if own and scoring.half == "auto" else scoring.half, world.device)
+        floats = _load_own_floats(group, scoring, world, Path(folder), fixed)
+        half = half_type("none" if floats and scoring.half == "auto" else scoring.half, world.device)
         baseline = _load_baseline(group, scoring, half, world)
-        floats = {name: {f"{one.label} on {name}": one for one in some} for name, some in own.items()}
         engines = dict(baseline)
         engines.update(one for some in (*floats.values(), *loaded.values()) for one in some.items())
         if scoring.timed is not None:
@@ -292,14 +292,14 @@ def _load_baseline(
 
 def _load_own_floats(
     group: Sequence[PreparedArtifact], scoring: Scoring, world: World, folder: Path, batch: int | None
-) -> dict[str, list[Engine]]:
+) -> dict[str, dict[str, Engine]]:
     """Engine name -> the float forms of the same weights on it, where none is scored. `batch`: that of most batches."""
     first, options = group[0], scoring.options
     is_built = scoring.origin is not None or first.artifact.card.wrapped is None
     is_wanted = scoring.own_float and any(one.artifact.card.policy for one in group)
     if first.checkpoint is None or not is_built or not is_wanted:
         return {}
-    found: dict[str, list[Engine]] = {}
+    found: dict[str, dict[str, Engine]] = {}
     given = {name for one in group if not one.artifact.card.policy for name in one.engines}
     for name in dict.fromkeys(name for one in group for name in one.engines if name not in given):
         backend, device = engine_named(name), engine_named(name).home or world.device.type
@@ -319,7 +319,7 @@ def _load_own_floats(
             is_slow = half and not options.float_type and scoring.timed is None  # float32, to score
             for kind in dict.fromkeys([*([] if is_slow else [options.float_type]), *half]):
                 loaded = exported.load_engines(artifact, [name], replace(options, float_type=kind))
-                found[name] = [*found.get(name, []), *loaded.values()]
+                found.setdefault(name, {}).update((f"{one.label} on {name}", one) for one in loaded.values())
         except (SwinQuantError, RuntimeError) as error:  # by exporters and engines
             log.warning("%s: its own float is not scored: %s", name, one_line(str(error)))
     return found

@@ -181,9 +181,8 @@ def ensure_saved(model: Model, folder: Path) -> Path:
         with contextlib.suppress(SwinQuantError):
             owner = RunCard.read(card_path(place)).name
         if owner != model.name:
-            raise UsageError(
-                f"{place}: was not written by `save` of {model.name}: give another folder, or save it first"
-            )
+            what = f"was not written by `save` of {model.name}"
+            raise UsageError(f"{place}: {what}: give another folder, or save it first")
     return model.save(place)
 
 

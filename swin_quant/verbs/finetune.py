@@ -141,14 +141,14 @@ def finetune(
             trained, path, used, is_chosen = _trained(cfg, wanted, request, chosen, world)
             has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
             if no_eval or (not is_chosen if has_logits else world.size > 1 or not has_split(cfg, "val")):
-                return Finetuned(path, Evaluation((), trained.card))
+                return Finetuned(Evaluation((), trained.card), path)
             baseline = find_baseline(trained.card, [path.resolve().parent], cfg, [used], world, request.original)
             val = PictureSet.from_config(cfg, "val", max_unreadable=request.max_unreadable)
             val = replace(val, batch=BATCH[world.device.type])
             scored = score_model(trained, val, [used], world, half, baseline)
             if has_logits and world.is_main:
                 trained.card.write(path.with_suffix(".json"))
-        return Finetuned(path, replace(scored, verdict=training_verdict(trained.card, path)) if has_logits else scored)
+        return Finetuned(replace(scored, verdict=training_verdict(trained.card, path)) if has_logits else scored, path)
 
 
 def _trained(

@@ -55,16 +55,13 @@ def package(
     folder = Path("output", found.card.name, "package") if folder is None else Path(folder)
     check_place(folder, overwrite)
     cfg = read_config(artifact)
-    given = None if labels is None else str(labels)
-    is_classifier = cfg.MODEL.OUTPUT_KIND == LOGITS
-    facts = collect_facts(
-        artifact, class_names(cfg.MODEL.NUM_CLASSES, given, labels_in(artifact)) if is_classifier else ()
-    )
+    given, names = None if labels is None else str(labels), list[str]()
+    if cfg.MODEL.OUTPUT_KIND == LOGITS:
+        names = class_names(cfg.MODEL.NUM_CLASSES, given, labels_in(artifact))
+    facts = collect_facts(artifact, names)
     written = write_package(facts, serving, folder, overwrite)
     if facts.library:
         log.info("operators/: compiled operators, for infer.py on OpenVINO; models/: the plain file, for servers")
-    megabytes = artifact.file.stat().st_size / 1e6
-    log.info(
-        "package: %s, %.1f MB of model; next: python %s PICTURE ...", facts.served.name, megabytes, written / "infer.py"
-    )
+    told = facts.served.name, artifact.file.stat().st_size / 1e6, written / "infer.py"
+    log.info("package: %s, %.1f MB of model; next: python %s PICTURE ...", *told)
     return written

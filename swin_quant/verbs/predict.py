@@ -101,9 +101,8 @@ def predict(
     else:
         how, named = PictureSet(workers=0), collect_pictures(images)
         if named is None:
-            raise UsageError(
-                "images: give pictures (files, folders, PIL's, uint8 [B, H, W, 3]); with tensors call the model"
-            )
+            kinds = "files, folders, PIL's, uint8 [B, H, W, 3]"
+            raise UsageError(f"images: give pictures ({kinds}); with tensors call the model")
         pictures = named
     policies = policies_from(policy)
     if isinstance(subject, Exported):

@@ -47,7 +47,6 @@ class Quantized(Evaluated):
     """An artifact, and its results; printed, the accuracy-delta table and the verdict."""
 
     artifact: Exported
-    evaluation: Evaluation
 
     @property
     def verdict(self) -> DeployVerdict:
@@ -144,37 +143,36 @@ def quantize(
     count = 2 + is_searched + bool(engine) + is_scored
     steps = Steps(folder / f"{plan.name}.steps" if files else None, count, dry_run)
     device: Any = subject.device if files else "auto"
-    output = "--output", shlex.quote(str(folder))
     timing: dict[str, Any] = {"threads": threads, "float_type": float_type}
-    live: dict[str, Any] = (
-        {"then": lambda made: made.save_in(ensure_writable_dir(folder), this_world())} if files else {}
-    )
     how: dict[str, Any] = {"model": subject, "pictures": plan.pictures, "policy": plan.policy, "passes": passes}
     how |= {"method": method, "percentile": percentile, "exact": exact}
-    calibrated, made = steps.run(calibrate, how, read, calibrated, *output, folder=folder, **live)
-    own, read, used = ModelFile(str(calibrated), device=device) if files else made, hash_files(calibrated), plan.policy
+
+    def save(made: Model) -> None:
+        made.save_in(ensure_writable_dir(folder), this_world())
+
+    output, then = ("--output", shlex.quote(str(folder))), save if files else None
+    calibrated, made = steps.run(calibrate, how, read, calibrated, *output, then=then)
+    own, read, used = ModelFile(str(calibrated)) if files else made, hash_files(calibrated), plan.policy
     if is_searched:
         drawn = replace(place, count=None, batch=None) if place else source
-        how = {"model": own, "pictures": drawn, "engine": target.name, "folder": folder, "budget": budget.or_default}
-        expected = policy_file(folder, plan.name, target.name)
-        found, _ = steps.run(search, how | timing, read, expected, then=refuse_useless)
+        how = {"model": replace(own, device=device) if files else made, "pictures": drawn, "folder": folder}
+        how |= {"engine": target.name, "budget": budget.or_default, **timing}
+        found, _ = steps.run(search, how, read, policy_file(folder, plan.name, target.name), then=refuse_useless)
         used, read = PolicyChoice((str(found),)), hash_files(calibrated, found)
     read |= {"the CPU": str(cpu_kind())} if tune else {}
-    how = {"model": ModelFile(str(calibrated)) if files else made, "backend": target.name, "folder": folder}
-    how |= {"policy": None if tune else used, "int4_weights": int4_weights, "tune": tune, **float_types}
-    live = {"model": made} if made is not None and not is_searched and not tune else {}  # which need not be read
+    how = {"model": own, "backend": target.name, "folder": folder, "policy": None if tune else used}
+    how |= {"int4_weights": int4_weights, "tune": tune, **float_types}
     file = folder / files.expected_file(plan.used, target, int4_weights) if files else folder
-    file, exported = steps.run(export, how, read, file, replaces=True, **live)
+    file, exported = steps.run(export, how, read, file, replaces=True)
+    on_engine = {"engine": (engine,), **timing}
     if engine:
-        how = {"artifact": str(file), "pictures": plan.shown, "engine": (engine,), "device": device, **timing}
-        live = {} if files else {"artifact": exported}
+        how = {"artifact": str(file) if files else exported, "pictures": plan.shown, "device": device, **on_engine}
         done: dict[str, Any] = {"then": Verification.check, "has_results": lambda card: card.verification}
-        steps.run(verify, how, hash_files(file), file, **done, **live)
+        steps.run(verify, how, hash_files(file), file, **done)
     if is_scored:
-        how = {"model": SubjectFiles(files=(str(file),), device=device), "pictures": plan.scored, "half": half}
-        live = {} if files else {"model": exported}
-        how |= {"engine": (engine,), **timing}
-        steps.run(evaluate, how, hash_files(file) | read_val, file, has_results=RunCard.measured, **live)
+        scored = SubjectFiles(files=(str(file),), device=device) if files else exported
+        how = {"model": scored, "pictures": plan.scored, "half": half, **on_engine}
+        steps.run(evaluate, how, hash_files(file) | read_val, file, has_results=RunCard.measured)
 
     data = place.path if place else "DIR"
     unscored = f"{data} has no val split" if place else "no labelled pictures were given"
@@ -186,4 +184,4 @@ def quantize(
     checkpoint = calibrated if files else subject.checkpoint
     verdict = export_verdict(artifact, target, engine, checkpoint, data, unscored)
     results = Evaluation(tuple(artifact.card.measured()), artifact.card, verdict=verdict)
-    return Quantized(Exported(artifact, exported.origin if exported else None), results)
+    return Quantized(results, Exported(artifact, exported.origin if exported else None))

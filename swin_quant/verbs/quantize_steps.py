@@ -51,34 +51,37 @@ class Steps:
         inputs: Mapping[str, str],
         file: Path,
         *more: str,
-        then: Callable[[Any], None] = lambda _: None,
+        then: Callable[[Any], None] | None = None,
         has_results: Callable[[RunCard], Any] = lambda _: True,
         replaces: bool = False,
-        **live: Any,
     ) -> tuple[Path, Any]:
         """Run a step if it was not done.
 
         Args:
             function: The verb.
-            arguments: Its arguments as those of its command.
+            arguments: Its arguments; a record of steps needs those of its command.
             inputs: Hashes of what it reads.
             file: What it is expected to write, or what it measures.
             more: Further words of the command.
             then: Called with the result; an error means that the step is not done.
             has_results: Whether the run card beside the file holds what the step writes into it.
             replaces: Say that a file which is there, and its results, are replaced.
-            live: Arguments that only Python has, or that stand for others.
 
         Returns:
             The file, and the function's result; None where it did not run.
         """
         self.number += 1
         name = function.__name__
+
+        def work() -> tuple[Path, Any]:
+            result = function(**arguments)
+            if then:
+                then(result)
+            return Path(getattr(result, "file", None) or file), result
+
         if self.file is None:
             log.info("%d/%d %s", self.number, self.count, name)
-            result = function(**{**arguments, **live})
-            then(result)
-            return Path(getattr(result, "file", None) or file), result
+            return work()
         command = as_command(name, function, *more, **arguments)
         told = {key: _without_reading(value) for key, value in arguments.items() if key != "folder"}
         words = [word.rpartition("/")[2] for word in shlex.split(as_command(name, function, **told))[1:]]
@@ -97,12 +100,10 @@ class Steps:
         if self.is_dry:
             return file, None
         try:
-            result = function(**{**arguments, **live})
+            made, result = work()
         except KeyboardInterrupt as stop:
             stop.args = stop.args or ("nothing half-written is left, and the same command goes on with this step",)
             raise
-        then(result)
-        made = Path(getattr(result, "file", None) or file)
         record = StepRecord(words=words, inputs=dict(inputs), file=made.name, sha256=get_sha256(made))
         replaced = [one for one in before if one["words"] == words or one["file"] == made.name]
         self.records = [*(one for one in self.records if one not in replaced), record]

@@ -41,9 +41,8 @@ def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet
         groups.setdefault(sha, {})[path] = card
     found = [_checkpoint_data(group, pictures, target.parent) for group in groups.values()]
     if pictures is not None and not any(data.compared for data in found):
-        raise UsageError(
-            "‹data_path›: no checkpoint with a policy, and the float model it came from, is beside the cards"
-        )
+        what = "no checkpoint with a policy, and the float model it came from, is beside the cards"
+        raise UsageError(f"‹data_path›: {what}")
     content = page(found).encode()
     atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
     log.info("page: %s, %d kB", target, len(content) // 1000)

@@ -169,14 +169,8 @@ def load_service(
         with torch.inference_mode():
             outputs = loaded(torch.zeros(size, 3, *preprocess.sides))
     names = class_names(cfg.MODEL.NUM_CLASSES, labels, labels_in(artifact)) if kind == LOGITS else []
-    about = {
-        "version": __version__,
-        "file": artifact.file.name,
-        "sha256": artifact.record["sha256"],
-        "engine": loaded.name,
-        "precision": loaded.precision,
-        "policy": loaded.policy,
-    }
+    about: dict[str, Any] = {"version": __version__, "file": artifact.file.name, "sha256": artifact.record["sha256"]}
+    about |= {"engine": loaded.name, "precision": loaded.precision, "policy": loaded.policy}
     model = described(artifact, names, name, list_tensors(outputs)[0].shape[1])
     return Service(model, loaded, preprocess, sizes, limits, about)
 

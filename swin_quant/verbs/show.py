@@ -91,21 +91,20 @@ def show(
         UsageError: Options that do not fit the subject.
     """
     file = subject if isinstance(subject, ModelFile) else ModelFile(str(subject))
-    is_list, is_graph = file.checkpoint == POLICIES, str(file.checkpoint).endswith(".onnx")
+    name = str(file.checkpoint)
+    is_list, is_graph, meant = name == POLICIES, name.endswith(".onnx"), did_you_mean(name, [POLICIES])
     if (is_list or is_graph) and (policy is not None or gemms or file != ModelFile(file.checkpoint)):
-        raise UsageError(f"{file.checkpoint}: has no nodes: leave the options of models and policies out")
+        raise UsageError(f"{name}: has no nodes: leave the options of models and policies out")
     if (engine or npu) and not is_graph:
         raise UsageError(f"{'‹engine›' if engine else '‹npu›'}: is for ONNX files")
     if (tuned or write) and gemms is None:
         raise UsageError("‹tuned› and ‹write›: are for ‹gemms›")
-    if (meant := did_you_mean(str(file.checkpoint), [POLICIES])) and not (
-        is_list or Path(str(file.checkpoint)).exists()
-    ):
-        raise UsageError(f"{file.checkpoint}: no such checkpoint{meant}")
+    if meant and not is_list and not Path(name).exists():
+        raise UsageError(f"{name}: no such checkpoint{meant}")
     if is_list:
         return PolicyList([load_policy(name) for name in builtin_policies()])
     if is_graph:
-        return _inspect(Path(str(file.checkpoint)), engine, npu)
+        return _inspect(Path(name), engine, npu)
     if gemms is not None:
         if policy is not None:
             raise UsageError("‹policy›: shapes of GEMMs depend on none: leave it out")

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
@@ -79,14 +78,6 @@ class Timer:
         self.options = replace(options, device=self.backend.home or options.device)
         self.export_options = float_type_options(self.backend, self.backend, options.float_type)
 
-    def export(self, policy: Policy | None, folder: Path) -> Path:
-        """Write the model under a policy (None: in float) to `folder`; returns the artifact's file."""
-        target = ExportTarget.parse(self.backend.name, "int8" if policy else "float", self.export_options)
-        card, file, module = self.model.card, self.model.checkpoint, deepcopy(self.model.network).cpu()
-        used = target.policy(card, file, policy)
-        apply_policy(module, used)
-        return target.write(module, card, file, folder, used).file
-
     def rounds(self, policy: Policy | None) -> list[tuple[float, ...]]:
         """The milliseconds of a batch in each round: of the base policy, and of `policy` (None: in float)."""
         return timed_in_turns([self._base, self._engine(policy)], self.batch, self.model.network.input_shape)
@@ -112,10 +103,15 @@ class Timer:
         return self._engine(self.base)
 
     def _engine(self, policy: Policy | None) -> Engine:
+        """The model under a policy (None: in float) on the engine."""
+        target = ExportTarget.parse(self.backend.name, "int8" if policy else "float", self.export_options)
+        card, file, module = self.model.card, self.model.checkpoint, deepcopy(self.model.network).cpu()
+        used = target.policy(card, file, policy)
+        apply_policy(module, used)
         with TemporaryDirectory(prefix="swin-quant-search-") as folder:
-            file = self.export(policy, Path(folder))
+            made = target.write(module, card, file, folder, used)
             try:
-                return artifact_engine(str(file), self.backend, self.options)
+                return artifact_engine(str(made.file), self.backend, self.options)
             except RuntimeError as error:
                 raise SwinQuantError(f"{self.backend.name} could not be timed: {one_line(str(error))}") from error
 

@@ -44,7 +44,6 @@ class TrainedFile(Evaluated):
     """The checkpoint that a training wrote, and its results; printed, the accuracy-delta table."""
 
     file: Path
-    evaluation: Evaluation
 
     def load(self) -> Model:
         """The model that was trained."""
@@ -114,10 +113,10 @@ def train(
             card.write(path.with_suffix(".json"))
             log.info("checkpoint: %s", path)
         if no_eval or position.best_epoch is None:
-            return TrainedFile(path, Evaluation((), card))
+            return TrainedFile(Evaluation((), card), path)
         trained = Model(module, card=card)
         val = PictureSet.from_config(cfg, "val", max_unreadable=request.max_unreadable)
         scored = score_model(trained, val, (), world, half)
         if world.is_main:
             trained.card.write(path.with_suffix(".json"))
-    return TrainedFile(path, scored)
+    return TrainedFile(scored, path)

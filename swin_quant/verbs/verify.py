@@ -116,13 +116,9 @@ def verify(
         found_open = replace(inferred, outputs=inferred.outputs | with_open_shapes)
         for record in compare(as_loaded, keys, references, found_open, kind, has_logits):
             if record["passed"] is False:
-                log.warning(
-                    "%s: %s computes something else (mean |Δlogit| %.3g) where shapes are left open: fix them before "
-                    "it compiles the file, as this command and packages do",
-                    exported.file,
-                    record["engine"],
-                    record["mean"],
-                )
+                told = "%s: %s computes something else (mean |Δlogit| %.3g) where shapes are left open: fix them "
+                told += "before it compiles the file, as this command and packages do"
+                log.warning(told, exported.file, record["engine"], record["mean"])
     for loaded in engines.values():  # of an ONNX file with quantized products
         if exported.record["backend"] == "onnx" and "gemms" in loaded.details:
             products = quantized_products(exported.file, in_functions="extensions" not in loaded.details)

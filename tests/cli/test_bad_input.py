@@ -18,8 +18,7 @@ def refused(run, snapshot, tmp_path):
     before = snapshot(out)
 
     def go(code, command, *flags):
-        where = {"calibrate": "--output", "evaluate": "--output"}[command]
-        line = run(command, *flags, where, out).error(code)
+        line = run(command, *flags, "--output", out).error(code)
         assert snapshot(out) == before
         return line
 
@@ -68,6 +67,10 @@ def emptied(folder):
         file.unlink()
 
 
+def owl(folder):
+    shutil.copytree(folder / "val" / "cat", folder / "val" / "owl")
+
+
 BAD_DATA = {
     "no such folder": (lambda own: shutil.rmtree(own), "own", "--data-path"),
     "no folder of the split": (lambda own: shutil.rmtree(own / "train"), "own", "it holds val: give --split val"),
@@ -75,11 +78,7 @@ BAD_DATA = {
 }
 BAD_VAL = {
     "an empty val": (lambda own: emptied(own / "val"), "val", "no pictures"),
-    "too many classes": (
-        lambda own: shutil.copytree(own / "val" / "cat", own / "val" / "owl"),
-        "val has other classes than train",
-        "owl there alone",
-    ),
+    "too many classes": (owl, "val has other classes than train", "owl there alone"),
 }
 
 
@@ -98,9 +97,8 @@ def test_bad_folders_to_score(refused, scoring_flags, micro, own_pictures, what)
     has(refused(1, "evaluate", *words), *says)
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
+def test_a_flag_with_an_impossible_value(refused, float_flags):
+    for flags, says in (
         (["--pictures", 0], "--pictures 0"),
         (["--pictures", -1], "--pictures -1"),
         (["--pictures", 16], "16 pictures, the data holds 12"),
@@ -123,10 +121,8 @@ def test_bad_folders_to_score(refused, scoring_flags, micro, own_pictures, what)
         (["--split", "../.."], "../.."),
         (["--data-path", ""], "--data-path"),
         (["--zip"], "drop --zip"),
-    ],
-)
-def test_a_flag_with_an_impossible_value(refused, float_flags, flags, says):
-    has(refused(1 if flags[0] == "--split" else 2, "calibrate", *float_flags, *flags), says)
+    ):
+        has(refused(1 if flags[0] == "--split" else 2, "calibrate", *float_flags, *flags), says)
 
 
 def test_no_checkpoint_and_no_command(run, float_flags, tmp_path):
@@ -205,9 +201,8 @@ def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snap
     assert snapshot(out) == before
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
+def test_a_typo_gets_a_hint_though_something_else_is_missing(run, micro):
+    for words, meant in (
         (["calibrate", "x.pth", "--data-pth=y"], "--data-path"),
         (["calibrate", "x.pth", "--polcy", "cpu"], "--policy"),
         (["quantize", "x.pth", "--for", "openvin"], "openvino"),
@@ -216,16 +211,19 @@ def test_a_full_disk_leaves_what_was_there(forked, float_flags, calibrated, snap
         (["calibrate", "--halp"], "--help"),
         (["show", "polices"], "policies"),
         (["show", "--cfg", "EXAMPLE", "--policy", "onnxruntme"], "onnxruntime"),
-    ],
-)
-def test_a_typo_gets_a_hint_though_something_else_is_missing(run, micro, words, meant):
-    line = run(*(micro / "swin.yaml" if word == "EXAMPLE" else word for word in words)).error(2)
-    has(line, f"did you mean {meant}?")
+    ):
+        line = run(*(micro / "swin.yaml" if word == "EXAMPLE" else word for word in words)).error(2)
+        has(line, f"did you mean {meant}?")
 
 
-@pytest.mark.parametrize(
-    ("words", "meant"),
-    [
+def test_a_missing_file_gets_the_near_name_in_its_folder(run, micro, tmp_path, monkeypatch):
+    for name in ("swin.pth", "swin.yaml"):
+        shutil.copy(micro / name, tmp_path)
+    for name in ("swin.onnx", "seven.png"):
+        (tmp_path / name).write_bytes(b"")
+    (tmp_path / "pictures").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for words, meant in (
         (["show", "swin.pht"], "swin.pth"),
         (["evaluate", "swim.pth", "--cfg", "swin.yaml", "--data-path", "train"], "swin.pth"),
         (["show", "swin.pth", "--cfg", "swin.pth", "--policy", "./swn.yaml"], "swin.yaml"),
@@ -233,32 +231,21 @@ def test_a_typo_gets_a_hint_though_something_else_is_missing(run, micro, words, 
         (["show", "swin.onx"], "swin.onnx"),
         (["predict", "swin.pth", "--cfg", "swin.yaml", "seven.pn"], "seven.png"),
         (["predict", "swin.pth", "--cfg", "swin.yaml", "--data-path", "pictues"], "pictures"),
-    ],
-)
-def test_a_missing_file_gets_the_near_name_in_its_folder(run, micro, tmp_path, monkeypatch, words, meant):
-    for name in ("swin.pth", "swin.yaml"):
-        shutil.copy(micro / name, tmp_path)
-    for name in ("swin.onnx", "seven.png"):
-        (tmp_path / name).write_bytes(b"")
-    (tmp_path / "pictures").mkdir()
-    monkeypatch.chdir(tmp_path)
-    done = run(*words)
-    assert done.code in (1, 2)
-    has(done.err.splitlines()[-1], f"did you mean {meant}?")
+    ):
+        done = run(*words)
+        assert done.code in (1, 2)
+        has(done.err.splitlines()[-1], f"did you mean {meant}?")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
+def test_a_word_in_the_wrong_place_is_told_first(run, micro, monkeypatch):
+    monkeypatch.chdir(micro)
+    for words, code, says in (
         (["serve", "swin.pth"], 2, "swin.pth: is a model, and `serve` takes an artifact: export it first"),
         (["package", "swin.pth"], 2, "swin.pth: is a model, and `package` takes an artifact: export it first"),
         (["evaluate", "swin.pth", "--engine", "cudaa"], 2, "no engine 'cudaa'; did you mean cuda?"),
         (["predict", "swin.pth", "a.png", "--engine", "cudaa"], 2, "no engine 'cudaa'; did you mean cuda?"),
-    ],
-)
-def test_a_word_in_the_wrong_place_is_told_first(run, micro, monkeypatch, words, code, says):
-    monkeypatch.chdir(micro)
-    has(run(*words).error(code), says)
+    ):
+        has(run(*words).error(code), says)
 
 
 def test_a_file_of_the_same_kind_alone_is_not_suggested(run, tmp_path, monkeypatch):
@@ -267,22 +254,18 @@ def test_a_file_of_the_same_kind_alone_is_not_suggested(run, tmp_path, monkeypat
     assert "did you mean" not in run("show", "x.pth", "--policy", "nosuch.yaml").error(2)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_a_missing_argument_is_named_with_what_it_is(run):
+    for words, says in (
         (["quantize", "x.pth"], "--for is missing: backend that will run it"),
         (["quantize", "x.pth", "--for"], "--for requires an argument"),
         (["verify"], "ARTIFACT is missing: an exported file"),
         (["report"], "CARDS is missing: run cards"),
-    ],
-)
-def test_a_missing_argument_is_named_with_what_it_is(run, words, says):
-    has(run(*words).error(2), says, f"see swin-quant {words[0]} --help")
+    ):
+        has(run(*words).error(2), says, f"see swin-quant {words[0]} --help")
 
 
-@pytest.mark.parametrize(
-    ("words", "what"),
-    [
+def test_a_picture_in_the_place_of_the_model_is_told_so(run, pictures, tmp_path):
+    for words, what in (
         (["predict", "swin.pth"], "checkpoint or artifact"),
         (["evaluate", "--data-path", "pictures"], "checkpoint or artifact"),
         (["quantize", "--for", "openvino", "--data-path", "pictures"], "checkpoint"),
@@ -291,19 +274,16 @@ def test_a_missing_argument_is_named_with_what_it_is(run, words, says):
         (["verify", "--data-path", "pictures"], "checkpoint or artifact"),
         (["serve"], "artifact"),
         (["package", "--output", "out"], "artifact"),
-    ],
-)
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_picture_in_the_place_of_the_model_is_told_so(run, pictures, tmp_path, words, what, is_there):
-    picture = next((pictures / "val").rglob("*.png")) if is_there else tmp_path / "seven.png"
-    line = run(words[0], picture, *words[1:]).error(2)
-    has(line, f"{picture}: is a picture: name the {what} first")
+    ):
+        for picture in (next((pictures / "val").rglob("*.png")), tmp_path / "seven.png"):
+            line = run(words[0], picture, *words[1:]).error(2)
+            has(line, f"{picture}: is a picture: name the {what} first")
 
 
-@pytest.mark.parametrize("words", [["calibrate", "--data-path", "swin.pth"], ["verify", "--data-path", "swin.onnx"]])
-def test_a_folder_of_pictures_in_the_place_of_the_model_is_told_so(run, pictures, words):
-    line = run(words[0], pictures, *words[1:]).error(2)
-    has(line, f"{pictures}: is a folder of pictures: give the checkpoint file in its place")
+def test_a_folder_of_pictures_in_the_place_of_the_model_is_told_so(run, pictures):
+    for verb, other in (("calibrate", "swin.pth"), ("verify", "swin.onnx")):
+        line = run(verb, pictures, "--data-path", other).error(2)
+        has(line, f"{pictures}: is a folder of pictures: give the checkpoint file in its place")
 
 
 def test_words_that_nothing_takes_are_told_with_the_flag_of_a_folder(run, tmp_path, monkeypatch):

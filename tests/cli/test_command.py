@@ -78,20 +78,17 @@ def test_every_type_is_parsed_into_its_argument(command):
     assert command.call(command.parse("--for y --file x --number 1 --number 5".split()))[1:3] == (Inner("x"), 5)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_what_cannot_be_read_is_one_line_with_the_way_to_the_help(command):
+    for words, says in (
         ("", "--for"),
         ("--for y --number much", "much"),
         ("--for y --kind c", 'Choose from: "a", "b"'),
         ("--for y --nmber 5", "did you mean --number?"),
         ("--for y --number 99999999999", "beyond 2147483647"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line_with_the_way_to_the_help(command, words, says):
-    with pytest.raises(UsageError) as raised:
-        command.parse(words.split())
-    assert says in str(raised.value) and "\n" not in str(raised.value)
+    ):
+        with pytest.raises(UsageError) as raised:
+            command.parse(words.split())
+        assert says in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_equal_dashes_are_no_likeness(command):
@@ -159,6 +156,5 @@ def test_help_fits_80_columns_and_has_examples(name, run, monkeypatch):
     assert "--verbose" in shown and "--quiet" in shown
     assert f"swin-quant {name} --help" in run(*name.split(), "--verbos").error(2)  # no abbreviations
     _, _, examples = shown.replace("\\\n", "").rpartition("╯\n")
-    assert [line.split() for line in examples.splitlines()] == [
-        line.split() for line in PARSERS[name].examples.splitlines()
-    ]
+    due = PARSERS[name].examples.splitlines()
+    assert [line.split() for line in examples.splitlines()] == [line.split() for line in due]

@@ -104,9 +104,8 @@ def test_a_path_that_is_no_text_is_printed_with_escapes():
 
 def test_messages_that_cannot_be_written_do_not_end_the_work():
     work = "(progress.set_up(), progress.log.info('message'), print('result'))[3:]"
-    done = shell(
-        guarded(work).replace("import sys", "import sys; from swin_quant.base import progress") + " 2>/dev/full"
-    )
+    line = guarded(work).replace("import sys", "import sys; from swin_quant.base import progress")
+    done = shell(f"{line} 2>/dev/full")
     assert (done.returncode, done.stdout) == (0, "result\n")
 
 
@@ -152,35 +151,28 @@ def test_an_interrupt_during_a_finalizer_waits_for_its_end(tmp_path):
     assert done.returncode == 130 and done.stderr == "error: interrupted; nothing half-written is left\n"
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
+def test_arguments_that_no_library_takes(run):
+    for flags, says in (
         (["show", "--cfg", "--"], "--cfg"),
         (["demo", "--epochs", 10**20], "--epochs 100000000000000000000: is beyond 2147483647"),
         (["demo", "--epochs", "9" * 5000], "is no whole number"),
         (["calibrate", "--cfg", "swin_digits", "--pictures", -(10**20)], "--pictures"),
-    ],
-)
-def test_arguments_that_no_library_takes(run, flags, says):
-    assert says in run(*flags).error(2)
+    ):
+        assert says in run(*flags).error(2)
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_names_that_lead_nowhere(run, tmp_path):
+    (tmp_path / "loop.pth").symlink_to("loop.pth")
+    (tmp_path / "there.pth").write_bytes(b"precious")
+    places = {"long": "x" * 300, "out": tmp_path / "out", "loop": tmp_path / "loop.pth"}
+    for words, says in (
         (["show", "--cfg", "swin_digits", "--checkpoint", "{long}"], "name too long"),
         (["report", "{long}"], "name too long|no such"),  # which of the two depends on Python's version
         (["show", "{long}.onnx"], "name too long|no such"),
         (["show", "--cfg", "swin_digits", "--checkpoint", "{loop}"], "symbolic links"),
         (["export", "--checkpoint", "none.pth", "--for", "onnx", "--output", "{out}"], "none.pth: no such checkpoint"),
         (["predict", "none.pth", "x.jpg"], "no such"),
-    ],
-)
-def test_names_that_lead_nowhere(run, tmp_path, words, says):
-    (tmp_path / "loop.pth").symlink_to("loop.pth")
-    (tmp_path / "there.pth").write_bytes(b"precious")
-    places = {"long": "x" * 300, "out": tmp_path / "out"}
-    places |= {name: tmp_path / f"{name}.pth" for name in ("loop", "there")}
-    line = run(*(word.format(**places) for word in words)).error(1)
-    assert re.search(says, line, re.IGNORECASE), line
-    assert (tmp_path / "there.pth").read_bytes() == b"precious" and not (tmp_path / "out").exists()
+    ):
+        line = run(*(word.format(**places) for word in words)).error(1)
+        assert re.search(says, line, re.IGNORECASE), line
+        assert (tmp_path / "there.pth").read_bytes() == b"precious" and not (tmp_path / "out").exists()

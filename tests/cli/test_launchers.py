@@ -57,9 +57,7 @@ def test_every_launcher_starts_main_py_and_gives_the_same_bits(calibrate, tmp_pa
     for card in cards:
         assert card["calibration"] == cards[0]["calibration"]
         for one, other in zip(card["results"], cards[0]["results"], strict=True):
-            assert [one[key] for key in ("pictures", "acc1", "agreement")] == [
-                other[key] for key in ("pictures", "acc1", "agreement")
-            ]
+            assert all(one[key] == other[key] for key in ("pictures", "acc1", "agreement"))
     assert {result["pictures"] for result in cards[1]["results"]} == {7}
 
 

@@ -31,16 +31,7 @@ def both(run, forked, scoring_flags, card_of, tmp_path):
         one, two = map(card_of, files)
         assert one["calibration"] == two["calibration"] and one["checkpoint"] == two["checkpoint"]
         for a, b in zip(one["results"], two["results"], strict=True):
-            for key in (
-                "pictures",
-                "acc1",
-                "acc5",
-                "agreement",
-                "delta_acc1",
-                "delta_acc1_se",
-                "unreadable",
-                "dataset",
-            ):
+            for key in "pictures acc1 acc5 agreement delta_acc1 delta_acc1_se unreadable dataset".split():
                 assert a[key] == b[key], (key, a, b)
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
         return ends, one, two
@@ -84,7 +75,7 @@ def test_a_rank_whose_kernels_measure_otherwise_does_as_rank_0_does(passes, fork
 
     def before(rank):
         from swin_quant.quant.passes import run as running
-        from swin_quant.verbs import calibration_passes as passes
+        from swin_quant.verbs import calibration as passes
 
         passes.outliers = lambda piece: {} if rank else {"layers.0.blocks.0.norm1": 6.0}
         if rank:
@@ -199,9 +190,8 @@ def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float
     assert killed.code == -signal.SIGKILL and "rank 1 stopped answering" in computing.error(1)
 
 
-@pytest.mark.parametrize(
-    ("environment", "says"),
-    [
+def test_an_environment_that_no_launcher_makes(run, float_flags, monkeypatch):
+    for environment, says in (
         ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
         ({"RANK": "one", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}, "MASTER_PORT"),
@@ -209,14 +199,12 @@ def test_a_rank_that_falls_silent_ends_the_other_while_it_computes(forked, float
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "65536"}, "127.0.0.1:65536"),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a..b", "MASTER_PORT": "1"}, "a..b:1"),
         ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}, "RANK is 2 of WORLD_SIZE 2"),
-    ],
-)
-def test_an_environment_that_no_launcher_makes(run, float_flags, monkeypatch, environment, says):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert says in run("calibrate", *float_flags).error(2)
+    ):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert says in run("calibrate", *float_flags).error(2)
 
 
 def test_a_port_that_is_taken(run, float_flags, monkeypatch):

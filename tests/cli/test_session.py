@@ -131,14 +131,8 @@ def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores SIGINT
     )
-    listing = subprocess.run(
-        f"{sys.executable} -m swin_quant show --cfg {words[1]} | head -1; echo ${{PIPESTATUS[0]}}",
-        shell=True,
-        executable="/bin/bash",
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    line = f"{sys.executable} -m swin_quant show --cfg {words[1]} | head -1; echo ${{PIPESTATUS[0]}}"
+    listing = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=600)
     assert listing.stdout.splitlines()[1] == "0" and listing.stderr == ""
     assert calibrating.stdout.readline() == "started\n"  # past the imports
     calibrating.send_signal(signal.SIGINT)

@@ -24,6 +24,7 @@ from swin_quant.report.verdict import (
 )
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
+LOST = dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0)
 
 
 def said_of(*results):
@@ -65,9 +66,7 @@ def test_a_float_model_that_guesses_shows_no_loss():
 
 def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():
     checkpoint = Path("my own folder of runs", "swin_tiny_patch4_window7_224_calib.pth")
-    much = artifact_verdict(
-        card_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0)), FILE, checkpoint, "a --b"
-    )
+    much = artifact_verdict(card_of(TORCH, LOST), FILE, checkpoint, "a --b")
     assert max(map(len, much.text(80).splitlines())) <= 80
     _, command = much.text(80).split("next:   ")
     assert len(command.splitlines()) > 1
@@ -78,7 +77,7 @@ def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():
 def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():
     lost = dataclasses.replace(INT8, acc1=79.5, delta_acc1=-0.5)
     assert "costs 0.50 ±0.10 points of top-1 on 5,000 pictures" in said_of(TORCH, lost).summary
-    much = said_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
+    much = said_of(TORCH, LOST)
     asked = parsed(much.next)
     assert (asked["checkpoint"], asked["engine"], asked["path"]) == (str(CHECKPOINT), "openvino", "data")
 
@@ -89,7 +88,7 @@ def test_a_loss_beyond_chance_is_called_one_and_a_large_one_leads_to_a_search():
      ("openvino", True, "serve")],
 )  # fmt: skip
 def test_what_was_tried_is_not_advised_again(searched, trained, name):
-    card = card_of(TORCH, dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0))
+    card = card_of(TORCH, LOST)
     record = {"engine": searched, "batch": 1, "budget": "", "met": True, "pictures": 8, "tried": []}
     start = {"start": {"file": CHECKPOINT.name, "sha256": "b" * 64}}
     tried = {"searches": [record] if searched else [], "training": TRAINING | start if trained else None}
@@ -196,9 +195,8 @@ def found(ms=0.5, float_ms=1.0, met=True, drop=0.05):
 
 def test_a_search_ends_with_the_policy_and_the_command_that_exports_it():
     verdict = found()
-    assert (
-        verdict.deploy == "out/x_auto_openvino.yaml" and "2.0 times as fast as float32 on openvino" in verdict.summary
-    )
+    assert verdict.deploy == "out/x_auto_openvino.yaml"
+    assert "2.0 times as fast as float32 on openvino" in verdict.summary
     assert "costs 0.05 ±0.02 expected points of top-1 on 1,024 pictures, SQNR 36.0 dB" in verdict.summary
     assert parsed(verdict.next)["policy"] == (verdict.deploy,)
     assert "no loss that 1,024 pictures can show" in found(drop=0.03).summary

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
-from commands import Reached
+from commands import Reached, command
 from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq
 from swin_quant.cards.card import RunCard, verify_checkpoint
 from swin_quant.checkpoint import load_float, save_float
-from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.data.loader import load_batches
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
@@ -66,18 +64,14 @@ def tensors(pictures):
 
 
 @pytest.fixture(scope="session")
-def calibrated_32(tmp_path_factory, pictures, randomise):
+def calibrated_32(tmp_path_factory, write_config, pictures, randomise):
     """micro_calib.pth, beside micro.yaml and micro.pth: heads of 32 channels, as FasterTransformer's kernels and the
     CUDA engine's need."""
     folder = tmp_path_factory.mktemp("calibrated_32")
-    sizes = {"EMBED_DIM": 32, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
-    model = {"TYPE": "swin", "NAME": "micro", "NUM_CLASSES": 3, "SWIN": sizes}
-    config = folder / "micro.yaml"
-    config.write_text(yaml.safe_dump({"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}))
+    config = write_config(folder, "swin", "micro", EMBED_DIM=32)
     torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "micro.pth")
     words = ["calibrate", "--cfg", config, "--checkpoint", folder / "micro.pth", "--data-path", pictures]
-    words += [*"--pictures 8 --batch 4 --policy ft-mode1 --device cpu --quiet --output".split(), folder]
-    assert main([str(word) for word in words]) == 0
+    command(*words, *"--pictures 8 --batch 4 --policy ft-mode1 --device cpu --quiet --output".split(), folder)
     return folder / "micro_calib.pth"
 
 

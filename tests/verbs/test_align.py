@@ -13,7 +13,10 @@ from swin_quant.base.distributed import World
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.checkpoint.names import to_mindspore
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Preprocess
-from swin_quant.verbs.align_sides import Side, agree_on_preprocessing, compare, model_side, open_side, take_step
+from swin_quant.loading import ModelFile
+from swin_quant.score.options import EngineOptions
+from swin_quant.verbs import align_sides
+from swin_quant.verbs.align_sides import Side, agree_on_preprocessing, compare, model_side, take_step
 
 BLOCK = "layers.0.blocks.1."
 
@@ -25,6 +28,10 @@ def images():
 
 def side(model, name="x"):
     return model_side(model, [], World(), name)
+
+
+def open_side(file):
+    return align_sides.open_side(ModelFile(str(file)), None, None, EngineOptions(), World())
 
 
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
@@ -45,9 +52,8 @@ def test_dumps_of_other_names_other_pictures_or_another_model_are_refused(tiny_m
 
     with pytest.raises(SwinQuantError, match="they name no tensor alike: .* - forward/conv1"):
         compare(own, of(images=images.numpy(), conv1=np.ones((3, 4), np.float32)))
-    with pytest.raises(
-        SwinQuantError, match=r"forward/head: \[3, 10\] against \[3, 99\]\): other pictures, or weights"
-    ):
+    says = r"forward/head: \[3, 10\] against \[3, 99\]\): other pictures, or weights"
+    with pytest.raises(SwinQuantError, match=says):
         compare(own, of(images=images.numpy(), head=np.ones((3, 99), np.float32)))
     norm = own.trace(images)["forward/norm"]
     found = compare(own, of(images=images.numpy(), head=np.full((3, 10), np.nan), norm=norm))
@@ -61,9 +67,8 @@ def test_sides_that_prepare_pictures_differently_say_in_what(tiny_model):
     both = {"a": mine, "b": replace(mine, size=40)}
     model = tiny_model()
     sides = [model_side(model, [], World(), name, one) for name, one in both.items()]
-    with pytest.raises(
-        UsageError, match=r"^a \(float32\) and b \(float32\) take pictures differently: size is 32 and 40$"
-    ):
+    says = r"^a \(float32\) and b \(float32\) take pictures differently: size is 32 and 40$"
+    with pytest.raises(UsageError, match=says):
         agree_on_preprocessing(sides)
 
 
@@ -112,9 +117,8 @@ def test_a_step_dumped_under_mindspores_names_meets_ours(tiny_model, images, lab
     groups = ("weights", "gradients", "update")
     theirs = {key: value for key, value in own.dumped.items() if key.partition("/")[0] not in groups}
     for group in groups:
-        mine = {
-            key.removeprefix(f"{group}/"): value for key, value in own.dumped.items() if key.startswith(f"{group}/")
-        }
+        start = f"{group}/"
+        mine = {key.removeprefix(start): value for key, value in own.dumped.items() if key.startswith(start)}
         theirs |= {f"{group}/{key}": value for key, value in to_mindspore(mine).items()}
     assert "weights/layers.0.blocks.0.norm1.gamma" in theirs and "weights/layers.0.blocks.0.attn.q.weight" in theirs
     np.savez(tmp_path / "ms.npz", **{key: value.numpy() for key, value in theirs.items()})
@@ -196,9 +200,8 @@ def test_invalid_comparisons_are_refused_in_one_line(run, micro, words, tmp_path
     assert "give B, or --to" in run("align", checkpoint, *words).error(2)
     assert "--pictures 0: must be at least 1" in run("align", checkpoint, checkpoint, "--pictures", 0).error(2)
     assert "must end in .npz" in run("align", checkpoint, *words, "--to", tmp_path / "x.txt").error(2)
-    assert "give one of both sides" in run(
-        "align", checkpoint, checkpoint, *words, "--policy", "qdq", "cpu", "float"
-    ).error(2)
+    three = ["--policy", "qdq", "cpu", "float"]
+    assert "give one of both sides" in run("align", checkpoint, checkpoint, *words, *three).error(2)
     assert "no pictures: give --data-path" in run("align", checkpoint, checkpoint, *words[:2]).error(2)
     assert "no such checkpoint" in run("align", checkpoint, tmp_path / "no.pth", *words).error(1)
     (tmp_path / "x.npz").write_bytes(b"PK")

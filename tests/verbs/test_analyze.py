@@ -27,17 +27,14 @@ def test_as_json_after_replacements(run, micro):
     assert report["macs"] == sum(one["macs"] for one in report["operators"]) > 0
 
 
-@pytest.mark.parametrize(
-    "words, said",
-    [
+def test_bad_input_is_one_line(run, micro):
+    for words, said in (
         (["--replace", "rol"], "--replace 'rol'; did you mean roll?"),
         (["--target", "tvm"], "--target 'tvm': there are cuda, "),
         (["--check-replacements"], "give a checkpoint"),
         (["x.onnx"], "x.onnx: is an ONNX file, which `swin-quant show` reads"),
-    ],
-)
-def test_bad_input_is_one_line(run, micro, words, said):
-    assert said in run("analyze", "--cfg", micro / "swin.yaml", *words).error(2)
+    ):
+        assert said in run("analyze", "--cfg", micro / "swin.yaml", *words).error(2)
 
 
 def test_a_model_of_ones_own_from_python():

@@ -120,9 +120,7 @@ def test_align(verb, micro, model, train, exported, val, tmp_path, heard):
 
 def test_show(verb, micro, exported, tmp_path, heard):
     module = verb("show")
-    nodes, graphs, products = (
-        heard(module, name, ends) for name, ends in (("model_or_shapes", True), ("_inspect", True), ("_gemms", True))
-    )
+    nodes, graphs, products = (heard(module, name, ends=True) for name in ("model_or_shapes", "_inspect", "_gemms"))
     shapes = ModelFile(cfg=str(micro / "swin.yaml"))
     for subject, more in (
         (shapes, {"policy": "ft-mode2"}),

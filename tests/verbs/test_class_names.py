@@ -68,9 +68,8 @@ def test_names_go_all_the_way(run, permuted, pictures, float_flags, card_of, tmp
     picture = next(pictures.glob("val/*/*.png"))
     for file in (permuted, calibrated, exported):
         done = run("predict", file, picture, "--json", "-", *(["--cfg", float_flags[1]] if file == permuted else []))
-        assert {guess["index"]: guess["name"] for guess in json.loads(done.out)["pictures"][0]["classes"]} == dict(
-            enumerate(NAMES)
-        )
+        guesses = json.loads(done.out)["pictures"][0]["classes"]
+        assert {guess["index"]: guess["name"] for guess in guesses} == dict(enumerate(NAMES))
     assert sq.load(calibrated).class_names == NAMES
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import command
 from nightly import share
 
 from swin_quant.backends.cuda import engine
 from swin_quant.backends.cuda.sessions import HostSession, sizes
 from swin_quant.backends.open_artifact import open_artifact
-from swin_quant.cli import main
 from swin_quant.serving.app import ServiceLimits
 from swin_quant.verbs.serve import load_service
 
@@ -30,8 +30,7 @@ def files(calibrated_32, tmp_path_factory):
     def make(*flags):
         if flags not in made:
             out = folder / str(len(made))
-            words = ["export", calibrated_32, "--for", "cuda", *flags, "--output", out, "--quiet"]
-            assert main([str(word) for word in words]) == 0
+            command("export", calibrated_32, "--for", "cuda", *flags, "--output", out, "--quiet")
             (made[flags],) = out.glob("*.safetensors")
         return made[flags]
 
@@ -73,14 +72,13 @@ def test_predict_and_evaluate(run, file, pictures):
     assert " on cuda: " in timed.out and "images/s" in timed.out
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict", "verify"])
-def test_without_a_gpu_that_is_asked_for(run, file, no_gpu, calibrated_32, pictures, tmp_path, command):
-    words = {
-        "evaluate": ("--data-path", pictures),
-        "predict": (pictures / "val", "--json", tmp_path / "answers.json"),
-        "verify": ("--checkpoint", calibrated_32, "--data-path", pictures),
-    }
-    assert "no GPU" in run(command, file, *words[command], "--device", "cuda").error(2)
+def test_without_a_gpu_that_is_asked_for(run, file, no_gpu, calibrated_32, pictures, tmp_path):
+    for verb, *words in (
+        ("evaluate", "--data-path", pictures),
+        ("predict", pictures / "val", "--json", tmp_path / "answers.json"),
+        ("verify", "--checkpoint", calibrated_32, "--data-path", pictures),
+    ):
+        assert "no GPU" in run(verb, file, *words, "--device", "cuda").error(2)
     assert not list(tmp_path.iterdir())
 
 

@@ -39,9 +39,8 @@ def demo(tmp_path_factory, operators_folder):
     else:
         folder = tmp_path_factory.mktemp("demo")
         words += ["--epochs", "1"]
-    done = subprocess.run(
-        words, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(words, cwd=folder, env=environment, **how)
     if in_ci:
         (ROOT / "build").mkdir(exist_ok=True)
         (ROOT / "build" / "demo.log").write_text(done.stdout)
@@ -93,10 +92,8 @@ def test_the_lines_of_the_readme_behind_the_demo_give_answers(demo):
     """A shell runs them, on a port that is free."""
     if not shutil.which("curl"):
         pytest.skip("needs curl")
-    port, how = (
-        free_port(),
-        {"cwd": demo[0], "env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True, "shell": True},
-    )
+    port = free_port()
+    how = {"cwd": demo[0], "env": os.environ | {"PYTHONPATH": str(ROOT)}, "text": True, "shell": True}
     _, serve, ask = LINES
     serve = serve.replace(".venv/bin/swin-quant", f"exec {sys.executable} -m swin_quant")
     with subprocess.Popen(f"{serve} --port {port}", **how) as service:

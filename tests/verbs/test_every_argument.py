@@ -4,6 +4,7 @@ arguments, is set to a value that is not its default and is found again there. A
 import importlib
 import inspect
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,8 @@ from swin_quant.data.picture_set import PictureSet
 from swin_quant.loading import ModelFile
 from swin_quant.train.run import Qat, Training
 
-VERBS = {
-    name: importlib.import_module(f"swin_quant.verbs.{name}") for name in "calibrate evaluate finetune export".split()
-}
-VERBS["verify"] = importlib.import_module("swin_quant.verbs.verify")
+NAMES = "calibrate evaluate finetune export verify search sensitivity predict train".split()
+VERBS = {name: importlib.import_module(f"swin_quant.verbs.{name}") for name in NAMES}
 
 
 @pytest.fixture(scope="module")
@@ -114,10 +113,8 @@ def test_evaluate_of_an_artifact(exported, micro, val, heard):
 
 
 def test_verify(exported, file, val, heard):
-    loaded, origin = (
-        heard(VERBS["verify"], name, ends) for name, ends in (("load_engines", True), ("find_checkpoint", False))
-    )
-    devices = heard(VERBS["verify"], "world_on")
+    loaded = heard(VERBS["verify"], "load_engines", ends=True)
+    origin, devices = (heard(VERBS["verify"], name) for name in ("find_checkpoint", "world_on"))
     asked = {"checkpoint": file, "threads": 3, "float_type": "bfloat16", "extension": ("mine.so",), "device": "auto"}
     with pytest.raises(Reached):
         sq.verify(exported, val, "openvino", **asked)
@@ -187,9 +184,8 @@ def test_further_arguments_of_export(file, tmp_path, heard):
 @pytest.mark.slow
 def test_an_export_is_compared_where_it_is_asked_for(tensors, tmp_path, heard):
     compared = heard(VERBS["export"], "beside_fake_quant")
-    model = sq.calibrate(
-        sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), 32), tensors("train"), "qdq", passes=[]
-    )
+    model = sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), 32)
+    sq.calibrate(model, tensors("train"), "qdq", passes=[])
     for number, options in enumerate([{}, {"compared": False}]):
         sq.export(model, "onnxruntime", tmp_path / str(number), **options)
         assert len(compared) == 1
@@ -224,22 +220,13 @@ def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, hear
     (tmp_path / "another.yaml").write_text(yaml.safe_dump(config))
     asked = {"epochs": 3, "resume": True, "overwrite": True, "teacher": micro / "swin.pth", "amax": "learned"}
     asked |= {"original": micro / "swin.pth", "changes": {"optimizer.momentum": 0.4}, "batch_size": 2, "device": "auto"}
+    how = {"qat": qat, "config": tmp_path / "another.yaml"}
     with pytest.raises(Reached):
-        sq.finetune(
-            file, pictures, tmp_path / "out", recipe, "ft-mode1", qat=qat, config=tmp_path / "another.yaml", **asked
-        )
+        sq.finetune(file, pictures, tmp_path / "out", recipe, "ft-mode1", **how, **asked)
     cfg, used, request = (calls[0][name] for name in ("cfg", "recipe", "request"))
 
-    def value(key):
-        *sections, leaf = key.split(".")
-        place = used
-        for section in sections:
-            place = getattr(place, section)
-        return getattr(place, leaf)
-
-    assert {key: value(key) for _, key in (RECIPE | QAT).values()} == {
-        key: float(given) if key == "augment.drop_path" else given for given, key in (RECIPE | QAT).values()
-    }
+    for given, key in (RECIPE | QAT).values():
+        assert attrgetter(key)(used) == (float(given) if key == "augment.drop_path" else given), key
     assert (used.name, used.ema, used.epochs, used.amax.mode) == ("micro_w4a4", 0.5, 3, "learned")
     assert (used.optimizer.momentum, used.batch_size, used.schedule.warmup_epochs) == (0.4, 2, 0)
     assert (request.folder, request.resume, request.overwrite) == (tmp_path / "out", True, True)
@@ -248,7 +235,7 @@ def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, hear
     assert (calls[0]["policy"].name, devices[0]["device"]) == ("ft-mode1", "auto")
     assert {*RECIPE, *more} == {one.name for one in fields(Training)}
     assert {*QAT, "teacher_cfg"} == {one.name for one in fields(Qat)}
-    known = {"model", "pictures", "folder", "recipe", "policy", "qat", "config", *asked}
+    known = {"model", "pictures", "folder", "recipe", "policy", *how, *asked}
     assert names_of("finetune") == known | {"distill", "half", "no_eval"}
 
 
@@ -269,7 +256,7 @@ def test_arguments_for_pictures_on_disk_are_refused_for_batches(model, file, ten
 
 
 def test_search(model, pictures, tmp_path, heard, monkeypatch):
-    verb = importlib.import_module("swin_quant.verbs.search")
+    verb = VERBS["search"]
     sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
     timed, written = heard(verb, "Timer"), heard(verb, "write_found", ends=True)
     read = heard(verb, "read_sample")
@@ -286,9 +273,8 @@ def test_search(model, pictures, tmp_path, heard, monkeypatch):
 
 
 def test_sensitivity(model, pictures, heard):
-    verb = importlib.import_module("swin_quant.verbs.sensitivity")
     sq.calibrate(model, sq.pictures(pictures, "train", 8), "qdq", passes=[])
-    read, given = heard(verb, "read_sample"), sq.pictures(pictures, "val", 3)
+    read, given = heard(VERBS["sensitivity"], "read_sample"), sq.pictures(pictures, "val", 3)
     found = sq.sensitivity(model, given, "ft-mode1", kind=("role", "profile"), top=2)
     assert (found.record["policy"], found.kinds, found.top) == ("ft-mode1", ("role", "profile"), 2)
     assert read[0]["pictures"] == given and found.record["pictures"] == 3
@@ -296,9 +282,8 @@ def test_sensitivity(model, pictures, heard):
 
 
 def test_predict(file, exported, pictures, tmp_path, heard):
-    verb = importlib.import_module("swin_quant.verbs.predict")
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
-    loads, runs, inferred = (heard(verb, name) for name in ("load_engines", "engine_under", "infer"))
+    loads, runs, inferred = (heard(VERBS["predict"], name) for name in ("load_engines", "engine_under", "infer"))
     asked = {"threads": 2, "float_type": "float32", "extension": (), "device": "cpu"}
     given = PictureSet(images=(str(pictures / "val"),), batch=3, workers=1, max_unreadable=0.25)
     found = sq.predict(exported, given, 2, "onnxruntime", labels=tmp_path / "names.txt", **asked)
@@ -314,7 +299,7 @@ def test_predict(file, exported, pictures, tmp_path, heard):
 
 
 def test_train_trains_as_it_is_asked_to(micro, pictures, tmp_path, heard):
-    verb = importlib.import_module("swin_quant.verbs.train")
+    verb = VERBS["train"]
     calls = heard(verb, "run_training", ends=True)
     training = Training(**{name: value for name, (value, _) in RECIPE.items()})
     model = ModelFile(str(micro / "swin.pth"), cfg=str(micro / "swin.yaml"))

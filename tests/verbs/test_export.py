@@ -121,17 +121,14 @@ def test_meaningless_options_are_refused_before_anything_is_written(run, calibra
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("policy", "says"),
-    [
+def test_fastertransformer_needs_one_of_its_policies(run, with_card, calibrated_32, tmp_path):
+    for policy, says in (
         (load_policy("qdq").to_dict(), ["needs the policy ft-mode1 or ft-mode2, the run card's is qdq: give --policy"]),
         ({"name": "ft-mode1", "rules": [{"enable": ["role:gemm_input"]}]}, ["policy ft-mode1 (mine ", "it differs in"]),
-    ],
-)
-def test_fastertransformer_needs_one_of_its_policies(run, with_card, calibrated_32, tmp_path, policy, says):
-    theirs = with_card(calibrated_32, policy=policy)
-    error = run("export", theirs, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
-    assert all(part in error for part in says)
+    ):
+        theirs = with_card(calibrated_32, policy=policy)
+        error = run("export", theirs, "--for", "fastertransformer", "--output", tmp_path / "new").error(2)
+        assert all(part in error for part in says)
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnxruntime", "openvino", "tensorrt", "cuda"])
@@ -294,19 +291,16 @@ def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibr
 CHOOSES = "chooses policy and operators"
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
+def test_options_that_leave_nothing_to_tune_are_refused(run, calibrated, tmp_path):
+    for words, says in (
         ("--for onnx", "--tune: means nothing to --for onnx"),
         ("--for openvino --policy qdq", CHOOSES),
         ("--for openvino --plain", CHOOSES),
         ("--for openvino --int4-weights", CHOOSES),
         ("--for openvino --precision float", CHOOSES),
-    ],
-)
-def test_options_that_leave_nothing_to_tune_are_refused(run, calibrated, tmp_path, words, says):
-    assert says in run("export", calibrated, *words.split(), "--tune", "--output", tmp_path).error(2)
-    assert not list(tmp_path.iterdir())
+    ):
+        assert says in run("export", calibrated, *words.split(), "--tune", "--output", tmp_path).error(2)
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import onnx
 import pytest
 import torch
+from commands import command
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.backends.tensorrt import host
 from swin_quant.backends.tensorrt.engine import Session, load
 from swin_quant.cards.card import RunCard
-from swin_quant.cli import main
 from swin_quant.config import load_config
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.quant.calibration import Method, calibrate
@@ -114,8 +114,7 @@ def test_bad_usage(run, onnx_file, tmp_path):
 def calibrated_export(calibrated, tmp_path_factory):
     """An artifact whose checkpoint is found, in float8."""
     folder = tmp_path_factory.mktemp("export")
-    words = ["export", "--checkpoint", calibrated, "--for", "tensorrt", "--policy", "tensorrt-fp8", "--output", folder]
-    assert main([*map(str, words), "--quiet"]) == 0
+    command("export", calibrated, *TENSORRT, "--policy", "tensorrt-fp8", "--output", folder, "--quiet")
     return folder / "swin_micro_fp8_tensorrt.onnx"
 
 

@@ -90,11 +90,9 @@ def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(
     Path(start).with_suffix(".json").write_text(json.dumps({**card_of(calibrated), **measured, "created": then}))
     flags = [start if word == calibrated else word for word in qat_flags]
     done = run("finetune", *flags, "--epochs", 1, "--no-eval", "--set", "bits=W4A4").ok()
-    assert "training under policy ft-mode1 (W8A8) by recipe recipe" in done.err.partition("epochs: 1")[0]
-    assert (
-        "made for W4A4, but policy ft-mode1 has W8A8: give another --recipe (micro_w8a8, qat_base, "
-        in done.err.partition("epochs: 1")[0]
-    )
+    said, other = done.err.partition("epochs: 1")[0], "give another --recipe (micro_w8a8, qat_base, "
+    assert "training under policy ft-mode1 (W8A8) by recipe recipe" in said
+    assert f"made for W4A4, but policy ft-mode1 has W8A8: {other}" in said
     card = card_of(tmp_path / "out" / f"{NAME}_qat.pth")
     assert (card["sensitivity"], card["searches"], card["results"]) == (None, [], [])
     assert card["created"] > then, "that of the training"

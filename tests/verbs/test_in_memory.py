@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import swin_quant as sq
 from swin_quant.base.errors import UsageError
@@ -22,7 +22,7 @@ from tests.helpers.refusals import refused
 
 def test_importing_it_changes_nothing_and_takes_no_torch():
     program = (
-        "import os, sys; old = dict(os.environ); import swin_quant; print('torch' in sys.modules, old == os.environ)"
+        "import os, sys; old = dict(os.environ); import swin_quant\nprint('torch' in sys.modules, old == os.environ)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
@@ -116,9 +116,7 @@ DOORS = {
     "sensitivity": lambda model, images: sq.sensitivity(model, [images], "qdq"),
     "align": lambda model, images: sq.align(model, model, [images]),
     "analyze": lambda model, images: sq.analyze(model, images),
-    "a loader": lambda model, images: sq.calibrate(
-        model, torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, LABELS), 2), "qdq", passes=[]
-    ),
+    "a loader": lambda model, images: sq.calibrate(model, DataLoader(TensorDataset(images, LABELS)), "qdq", passes=[]),
 }
 
 

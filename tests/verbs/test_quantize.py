@@ -148,10 +148,8 @@ CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-rang
 @pytest.mark.slow
 def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quick, tmp_path):
     assert run("quantize", *quick, *CHANGED).code == 0
-    rules = [
-        RunCard.read(tmp_path / "out" / name).policy["rules"]
-        for name in ("swin_micro_calib.json", "swin_micro_w7a8.torchscript.json")
-    ]
+    files = ("swin_micro_calib.json", "swin_micro_w7a8.torchscript.json")
+    rules = [RunCard.read(tmp_path / "out" / name).policy["rules"] for name in files]
     assert rules[0] == rules[1] and rules[0][-1] == {"disable": ["layers.0.*", "*.attn.*"]}
     assert run("quantize", *quick, *CHANGED, "--dry-run").out.count("# done") == 4
     assert run("quantize", *quick, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
@@ -189,10 +187,7 @@ def test_changed_options_need_a_new_calibration(run, words, made, change):
 
 def test_what_decides_the_file_is_given_to_the_exporter(run, words):
     """The CUDA engine takes the type of floats from its file."""
-    for more, flag, on in (
-        ("--for cuda", "--float-type bfloat16", True),
-        ("--policy w4a16", "--int4-weights", False),
-    ):
+    for more, flag, on in (("--for cuda", "--float-type bfloat16", True), ("--policy w4a16", "--int4-weights", False)):
         lines = run("quantize", *words, *more.split(), *flag.split(), "--dry-run").out.splitlines()
         assert [flag in line for line in lines] == [False, True, on, on]
 

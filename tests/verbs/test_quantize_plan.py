@@ -35,9 +35,8 @@ def test_weights_get_7_bits_where_products_of_8_would_saturate(planned):
     assert "--wprec 7" in calibration and "--off 'layers.0.*'" in calibration
 
 
-@pytest.mark.parametrize(
-    ("capabilities", "words"),
-    [
+def test_they_keep_8_bits_elsewhere_and_where_that_is_asked_for(planned):
+    for capabilities, words in (
         (AVX2 | {"avx512_vnni": True}, "--for openvino"),
         ({}, "--for openvino"),
         (AVX2, "--for openvino --policy cpu"),
@@ -45,11 +44,9 @@ def test_weights_get_7_bits_where_products_of_8_would_saturate(planned):
         (AVX2, "--for openvino --tune"),
         (AVX2, "--for onnxruntime"),
         (AVX2, "--for torchscript"),
-    ],
-)
-def test_they_keep_8_bits_elsewhere_and_where_that_is_asked_for(planned, capabilities, words):
-    calibration, said = planned(capabilities, *words.split())
-    assert "--wprec 7" not in calibration and "7 bits" not in said
+    ):
+        calibration, said = planned(capabilities, *words.split())
+        assert "--wprec 7" not in calibration and "7 bits" not in said
 
 
 @pytest.mark.parametrize(

@@ -241,9 +241,8 @@ def test_a_search_is_drawn_once_for_each_engine(page, own, tmp_path):
     shutil.copy(own.with_suffix(".json"), tmp_path / "again.json")
     facts = facts_of(page(own.with_suffix(".json"), tmp_path / "again.json"))
     drawn = {place: spec for place, spec in facts["charts"].items() if place.startswith("search-chart")}
-    assert [spec["title"]["text"] for spec in drawn.values()] == [
-        "Policies tried for onnxruntime, batch 8, 8 pictures", "Policies tried for onnxruntime, batch 1, 8 pictures"
-    ]  # fmt: skip
+    titles = [f"Policies tried for onnxruntime, batch {batch}, 8 pictures" for batch in (8, 1)]
+    assert [spec["title"]["text"] for spec in drawn.values()] == titles
     points = {point["policy"]: (point["ms"], point["is"]) for point in drawn["search-chart-0"]["data"]["values"]}
     assert points == {"qdq": (1.0, "found"), "float": (3.0, "front")}
 

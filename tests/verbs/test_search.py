@@ -153,9 +153,8 @@ def test_command_python_file_and_card_agree(clock, words, run, model, some, tmp_
     assert left == {node.rpartition(".")[0] for node in disabled} and text.count("dB alone; int8 saves") == len(left)
     assert "SQNR at least 50 dB. It is qdq less" in found.policy.description
     assert "budget: SQNR at least 50 dB: met" in " ".join(str(found).split()) and "<table>" in found._repr_html_()
-    assert "swin-quant export" in done.out and f"float: {result['left_float'][0]['layer']}" in " ".join(
-        done.out.split()
-    )
+    said = " ".join(done.out.split())
+    assert "swin-quant export" in said and f"float: {result['left_float'][0]['layer']}" in said
 
 
 def test_a_choice_that_the_other_pictures_refute_is_made_again(clock, model, some, tmp_path, monkeypatch):
@@ -165,9 +164,8 @@ def test_a_choice_that_the_other_pictures_refute_is_made_again(clock, model, som
     strict = lambda self, policy: Loss(60.0, 0.0, 100.0, 1000 * confirm(self, policy).kl)  # noqa: E731
     monkeypatch.setattr(Losses, "choose", flatter)
     monkeypatch.setattr(Losses, "confirm", strict)
-    whole = (
-        1000 * confirm(Losses(model, load_policy("qdq"), "cpu", read_sample(model, some, 12)), load_policy("qdq")).kl
-    )
+    qdq = load_policy("qdq")
+    whole = 1000 * confirm(Losses(model, qdq, "cpu", read_sample(model, some, 12)), qdq).kl
     found = sq.search(model, some, "onnxruntime", tmp_path, "qdq", budget=sq.Budget(max_drop=whole / 3))
     (chosen,) = (one for one in found.record["tried"] if one["found"])
     assert found and chosen["loss"]["drop"] <= whole / 3 and found.record["left_float"]
@@ -181,12 +179,10 @@ def test_confirming_pictures_are_not_choosing_pictures(model, some):
 
 
 def test_a_drop_on_training_pictures_counts_twice(model, pictures):
-    drops = []
+    drops, qdq = [], load_policy("qdq")
     for split in ("train", "val"):
         sample = read_sample(model, sq.pictures(pictures, "val", 7), 7)._replace(split=split)
-        drops.append(
-            Losses(model, load_policy("qdq"), "cpu", sample).confirm(sq.policy("qdq").bits("role:activation", 3))
-        )
+        drops.append(Losses(model, qdq, "cpu", sample).confirm(qdq.bits("role:activation", 3)))
     assert drops[0].drop == pytest.approx(2 * drops[1].drop) and drops[1].drop_error > 0
 
 

@@ -58,9 +58,8 @@ def test_the_table_has_every_node_on_one_line_and_counts(run, nodes, micro):
 
 
 def test_zero_points_show_both_ends(nodes, calibrated, tmp_path):
-    (tmp_path / "mine.yaml").write_text(
-        "name: mine\nrules:\n- enable: role:gemm_input\n- nodes: '*.mlp.fc2._input_quantizer'\n  symmetric: false\n"
-    )
+    rules = "- enable: role:gemm_input\n- nodes: '*.mlp.fc2._input_quantizer'\n  symmetric: false\n"
+    (tmp_path / "mine.yaml").write_text(f"name: mine\nrules:\n{rules}")
     state = torch.load(calibrated, weights_only=True)
     for name, row in nodes("swin", "--checkpoint", calibrated, "--policy", tmp_path / "mine.yaml").items():
         if name.endswith("mlp.fc2._input_quantizer"):
@@ -72,10 +71,8 @@ def test_zero_points_show_both_ends(nodes, calibrated, tmp_path):
 
 def test_a_policy_of_the_user_s(run, nodes, micro, tmp_path):
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        "name: mine\nrules:\n  - enable: role:gemm_weight\n    granularity: per-channel\n    bits: 3\n"
-        "  - disable: layers.1.*\n"
-    )
+    rule = "  - enable: role:gemm_weight\n    granularity: per-channel\n    bits: 3\n"
+    path.write_text(f"name: mine\nrules:\n{rule}  - disable: layers.1.*\n")
     on = {name: row for name, row in nodes("swin", "--policy", path).items() if row["state"] == "on"}
     assert len(on) == 2 * 4 + 1 and all(name.endswith("_weight_quantizer") for name in on)
     assert {(row["bits"], row["granularity"]) for row in on.values()} == {(3, "per-channel")}
@@ -152,12 +149,12 @@ def test_rules_of_npus_are_printed_with_their_sources_and_go_to_a_file(run, mode
     assert "MatMul" in found["takes"] and found["lacks"] == ["Loop", "If", "Scan"]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(("--for", "coreml"), "there are qnn, openvino-npu"), (("--engine", "qnn"), "runs no ONNX file")],
-)
-def test_unknown_targets_are_a_line(run, model, words, said):
-    assert said in run("show", model, *words).error(2)
+def test_unknown_targets_are_a_line(run, model):
+    for words, said in (
+        (("--for", "coreml"), "there are qnn, openvino-npu"),
+        (("--engine", "qnn"), "runs no ONNX file"),
+    ):
+        assert said in run("show", model, *words).error(2)
 
 
 def test_files_that_are_no_onnx(run, tmp_path):

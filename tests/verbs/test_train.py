@@ -21,9 +21,8 @@ def weights(file):
 
 
 def test_float_training_leaves_a_checkpoint_that_can_be_calibrated(run, float_run, float_flags, tmp_path, card_of):
-    assert run(*float_run, "--output", tmp_path / "out").code == 0
-    file = tmp_path / "out" / f"{NAME}.pth"
-    card = card_of(file)
+    run(*float_run, "--output", tmp_path / "out").ok()
+    card = card_of(file := tmp_path / "out" / f"{NAME}.pth")
     assert card["source"] is None and card["policy"] is None and card["training"]["recipe"]["ema"] == 0.9
     run("calibrate", *float_flags, "--checkpoint", file, "--output", tmp_path / "calib").ok()
 

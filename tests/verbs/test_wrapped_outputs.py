@@ -48,10 +48,7 @@ STRUCTURES = {
     "dict": (lambda x, m, t, v, n: {"maps": m, "tokens": t, "vector": v, "number": n}, "maps tokens vector number"),
     "dataclasses": (lambda x, m, t, v, n: [Pair(Inner([t, m]), v)], "0.first.values.0 0.first.values.1 0.second"),
     "twice": (lambda x, m, t, v, n: {"one": v, "other": v}, "one other"),
-    "names of others": (
-        lambda x, m, t, v, n: {"images": v, "head.weight": t, "linear": m},
-        "images head.weight linear",
-    ),
+    "ours": (lambda x, m, t, v, n: {"images": v, "head.weight": t, "linear": m}, "images head.weight linear"),
     "not numbers": (lambda x, m, t, v, n: {"ids": v.argmax(1), "vector": v, "text": "a", "tokens": t}, "vector tokens"),
 }
 
@@ -84,29 +81,18 @@ def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, t
 
 
 NO_TENSOR = "gives no tensor of float numbers: "
+EACH, CHOOSE = "for 2 inputs, not one each", "choose others by output"
 INVALID = [
     (lambda x, m, t, v, n: {"a": t, "b": v}, ["a", "c"], "output c: mine gives a, b"),
     (lambda x, m, t, v, n: {"a": t, "b": v}, "c", "output c: mine gives a, b: choose one of them"),
     (lambda x, m, t, v, n: "text", None, f"{NO_TENSOR}output"),
     (lambda x, m, t, v, n: (), None, f"{NO_TENSOR}nothing"),
     (lambda x, m, t, v, n: v.argmax(1), None, f"{NO_TENSOR}output"),
-    (
-        lambda x, m, t, v, n: {"loss": v.mean(), "a": t, "b": v},
-        None,
-        r"gives loss \[\] for 2 inputs, not one each: choose others by output: a, b",
-    ),
+    (lambda x, m, t, v, n: {"loss": v.mean(), "a": t, "b": v}, None, rf"gives loss \[\] {EACH}: {CHOOSE}: a, b"),
     (lambda x, m, t, v, n: t.transpose(0, 1), None, r"gives output \[24, 2, 4\] for 2 inputs"),
     (lambda x, m, t, v, n: v / 0, None, "gives NaN or infinity"),
-    (
-        lambda x, m, t, v, n: [{"boxes": one[one[:, 0] > 0]} for one in t],
-        None,
-        r"gives 0.boxes \[0, 4\] for 2 inputs, not one each",
-    ),
-    (
-        lambda x, m, t, v, n: {"a": v, "b": (t > 0).nonzero().float()},
-        None,
-        "for 2 inputs, not one each: choose others by output: a",
-    ),
+    (lambda x, m, t, v, n: [{"boxes": one[one[:, 0] > 0]} for one in t], None, rf"gives 0.boxes \[0, 4\] {EACH}"),
+    (lambda x, m, t, v, n: {"a": v, "b": (t > 0).nonzero().float()}, None, f"{EACH}: {CHOOSE}: a"),
     (lambda x, m, t, v, n: v.sum(0)[:2], None, r"gives \[2\] for a batch of 3, not one each"),
 ]
 

@@ -182,9 +182,8 @@ def _list_card_rows(card: RunCard) -> Iterable[AccuracyRow]:
     for result in card.measured():
         results.setdefault(dataset_key(result.dataset), []).append(result)
     for group in results.values():
-        baselines = [
-            one for one in group if is_float(one.precision) and one.engine == EAGER and one.weights in (None, ORIGINAL)
-        ]
+        floats = (one for one in group if is_float(one.precision) and one.engine == EAGER)
+        baselines = [one for one in floats if one.weights in (None, ORIGINAL)]
         rows: list[Result | None] = [result for result in group if result not in baselines]
         baselines.sort(key=lambda result: result.weights is None)
         float32 = next((result for result in baselines if result.precision == "float32"), None)
@@ -317,14 +316,10 @@ def _describe_figures(row: AccuracyRow) -> Iterator[tuple[int, str]]:
         yield 1, f"latencies are not comparable: {'; '.join(each)}"
     if untimed := [f"{one.precision} on {one.engine}" for one in row.measured if one.ms_per_picture is None]:
         yield 2, f"not timed: {listed(untimed)}; `swin-quant evaluate --no-accuracy` times engines"
-    if not row.float32 and row.card.is_qat:
-        yield (
-            3,
-            f"the float checkpoint that QAT began with was not scored on {row.place}, so there is no delta: give it to "
-            "`swin-quant evaluate --float FILE`",
-        )
-    elif not row.float32:
-        yield 3, f"float32 was not scored on {row.place}, so there is no delta"
+    if not row.float32:
+        what = "the float checkpoint that QAT began with" if row.card.is_qat else "float32"
+        remedy = ": give it to `swin-quant evaluate --float FILE`" if row.card.is_qat else ""
+        yield 3, f"{what} was not scored on {row.place}, so there is no delta{remedy}"
     counts = {result.precision: result.pictures for result in row.measured}
     if len(set(counts.values())) > 1:
         figures = ", ".join(f"{precision} {count}" for precision, count in counts.items())
@@ -352,10 +347,8 @@ def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:
         yield 9, f"NOT verified: {'; '.join(failed)}"
     dead = row.card.calibration["dead_nodes"] if row.card.calibration and row.quantized else []
     if dead:
-        yield (
-            10,
-            f"{len(dead)} dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration): {listed(dead, 3)}",
-        )
+        what = f"dead node{'s' if len(dead) > 1 else ''} (only zeros seen in calibration)"
+        yield 10, f"{len(dead)} {what}: {listed(dead, 3)}"
     remarks = dict.fromkeys(notes[id(one)] for one in row.measured if one.note and one not in named)
     if remarks:
         yield 11, "; ".join(remarks)

@@ -185,9 +185,8 @@ def _pictures(data: PageData) -> str:
     cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
     file = next((f" ({card.checkpoint['file']})" for card in data.cards if card.checkpoint), "")
     head = f"<p>{_text(data.title + file)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
-    return (
-        f'{head}{data.compared} pictures differently from float{cut}.</p><div class="pictures">{"".join(figures)}</div>'
-    )
+    told = f"{head}{data.compared} pictures differently from float{cut}.</p>"
+    return f'{told}<div class="pictures">{"".join(figures)}</div>'
 
 
 def _with_commands(text: str) -> str:

@@ -277,15 +277,9 @@ def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     measured = [(card, one) for checkpoint in checkpoints for card in checkpoint.cards for one in card.measured()]
     engines = {one.engine for _, one in measured if one.policy and not is_simulated(one.engine)}
     values: list[dict[str, Any]] = [
-        {
-            "ms": result.ms_per_picture,
-            "top-1": result.acc1,
-            "engine": result.engine,
-            "what": " ".join(filter(None, (card.name, result.policy, result.weights, result.precision))),
-            "type": result.precision,
-            "±": result.delta_acc1_se,
-            "Δ top-1": result.delta_acc1,
-        }
+        {"ms": result.ms_per_picture, "top-1": result.acc1, "engine": result.engine}
+        | {"what": " ".join(filter(None, (card.name, result.policy, result.weights, result.precision)))}
+        | {"type": result.precision, "±": result.delta_acc1_se, "Δ top-1": result.delta_acc1}
         for card, result in measured
         if result.ms_per_picture is not None and result.engine in engines
     ]
@@ -304,17 +298,9 @@ def searched(record: TriedPolicies) -> Spec:
     Below 1e-5 nats the axis is linear, which gives float32 itself a place on it.
     """
     values = [
-        {
-            "policy": one["policy"],
-            "ms": one["ms"],
-            "KL": one["loss"]["kl"],
-            "SQNR": one["loss"]["sqnr_db"],
-            "agree": one["loss"]["agreement"],
-            "drop": one["loss"]["drop"],
-            "nodes": one["nodes"],
-            "is": "found" if one["found"] else "front" if one["front"] else "beaten",
-            "front": one["front"],
-        }
+        {"policy": one["policy"], "ms": one["ms"], "KL": one["loss"]["kl"], "SQNR": one["loss"]["sqnr_db"]}
+        | {"agree": one["loss"]["agreement"], "drop": one["loss"]["drop"], "nodes": one["nodes"]}
+        | {"is": "found" if one["found"] else "front" if one["front"] else "beaten", "front": one["front"]}
         for one in record["tried"]
     ]
     title = f"Policies tried for {record['engine']}, batch {record['batch']}, {record['pictures']} pictures"

@@ -40,22 +40,19 @@ def test_deltas_are_the_difference_of_the_columns_whatever_a_guide_prints(name):
     assert (f"{row['delta_acc1']:+.3f}", f"{row['delta_acc5']:+.3f}") == (delta1, delta5)
 
 
-@pytest.mark.parametrize(
-    ("delta", "error", "shown"),
-    [
+def test_a_delta_within_two_standard_errors_is_marked_and_another_comparison_s_error_not_shown():
+    for delta, error, shown in (
         (-0.434, 0.052, "-0.43 ±0.05"),
         (-0.1, 0.052, "-0.10 ±0.05 ~"),
         (0.08, 0.1, "+0.08 ±0.10 ~"),
         (0.5, 0.1, "+0.50 ±0.10"),
         (-0.5, None, "-0.50"),
-    ],
-)
-def test_a_delta_within_two_standard_errors_is_marked_and_another_comparison_s_error_not_shown(delta, error, shown):
-    quantized = result("int8", 80 + delta, policy="p", delta_acc1=delta, delta_acc1_se=error)
-    (row,) = list_rows([card(result("float32", 80), quantized)])
-    assert delta_with_error(row) == shown
-    (row,) = list_rows([card(result("float32", 79), quantized)])
-    assert delta_with_error(row) == f"{1 + delta:+.2f}" and row.delta_acc1_se is None
+    ):
+        quantized = result("int8", 80 + delta, policy="p", delta_acc1=delta, delta_acc1_se=error)
+        (row,) = list_rows([card(result("float32", 80), quantized)])
+        assert delta_with_error(row) == shown
+        (row,) = list_rows([card(result("float32", 79), quantized)])
+        assert delta_with_error(row) == f"{1 + delta:+.2f}" and row.delta_acc1_se is None
 
 
 def test_one_row_for_each_card_data_set_and_quantized_result():
@@ -93,9 +90,8 @@ def test_float8_is_a_quantized_row_beside_int8_of_the_same_checkpoint():
         result("fp8", 79.75, policy="tensorrt-fp8", engine="onnxruntime", delta_acc1=-0.25, delta_acc1_se=0.1),
     )
     own, int8, fp8 = cells(card(*results))
-    assert [own[key] for key in ("precision", "acc1", "quantized_acc1", "delta_acc1")] == [
-        "float32", 80, 79.9, 79.9 - 80
-    ]  # fmt: skip
+    found = [own[key] for key in ("precision", "acc1", "quantized_acc1", "delta_acc1")]
+    assert found == ["float32", 80, 79.9, 79.9 - 80]
     assert fp8["precision"] == "fp8" and fp8["policy"] == "tensorrt-fp8"
     assert (fp8["acc1"], fp8["quantized_acc1"], fp8["delta_acc1"]) == (80, 79.75, -0.25)
     for key in ("calibrator", "own_precision", "own_acc1", "own_ms", "engine"):
@@ -104,10 +100,8 @@ def test_float8_is_a_quantized_row_beside_int8_of_the_same_checkpoint():
 
 def test_a_float32_result_on_other_pictures_is_no_baseline():
     rows = cells(card(result("float32", 70, dataset=CIFAR), result("int8", 79.5, policy="p")))
-    assert [(row["dataset"], row["acc1"], row["quantized_acc1"], row["delta_acc1"]) for row in rows] == [
-        ("cifar10/val", 70, None, None),
-        ("imagenet/val", None, 79.5, None),
-    ]
+    found = [[row[key] for key in ("dataset", "acc1", "quantized_acc1", "delta_acc1")] for row in rows]
+    assert found == [["cifar10/val", 70, None, None], ["imagenet/val", None, 79.5, None]]
 
 
 def test_the_engine_s_fastest_float_form_of_the_same_weights_is_shown_beside_int8_from_whichever_card():
@@ -124,7 +118,4 @@ def test_the_engine_s_fastest_float_form_of_the_same_weights_is_shown_beside_int
     ]
     rows = {row["engine"]: row for row in cells(quantized, slow, fast, *others) if row["precision"] == "int8"}
     shown = [[rows[engine][key] for key in ("own_precision", "own_acc1", "own_ms")] for engine in rows]
-    assert dict(zip(rows, shown, strict=True)) == {
-        "openvino": ["bfloat16", 79.9, 6.0],
-        "onnxruntime": [None, None, None],
-    }
+    assert list(rows) == ["openvino", "onnxruntime"] and shown == [["bfloat16", 79.9, 6.0], [None] * 3]

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from commands import command
 from PIL import Image
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.cards.card import RunCard
-from swin_quant.cli import main
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -37,11 +37,8 @@ class Exports:
 @pytest.fixture(scope="session")
 def _exports(calibrated_32) -> Exports:
     folder = calibrated_32.parent
-    for words in (
-        ("fastertransformer", "--output", folder / "ft"),
-        ("onnx", "--policy=qdq", "--output", folder / "onnx"),
-    ):
-        assert main(["export", str(calibrated_32), "--for", *map(str, words), "--quiet"]) == 0
+    command("export", calibrated_32, "--for", "fastertransformer", "--output", folder / "ft", "--quiet")
+    command("export", calibrated_32, "--for", "onnx", "--policy", "qdq", "--output", folder / "onnx", "--quiet")
     (ft,), (onnx,) = (folder / "ft").glob("*.safetensors"), (folder / "onnx").glob("*.onnx")
     return Exports(calibrated_32, onnx, ft, folder / "micro.yaml")
 
@@ -105,7 +102,7 @@ def exported(_hand_made) -> Path:
 @pytest.fixture(scope="session")
 def packaged(tmp_path_factory, exported) -> Path:
     folder = tmp_path_factory.mktemp("packaged") / "package"
-    assert main(["package", str(exported), "--output", str(folder), "--quiet"]) == 0
+    command("package", exported, "--output", folder, "--quiet")
     return folder
 
 

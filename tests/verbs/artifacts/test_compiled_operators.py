@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-import yaml
 from vnni import exact_int8
 
 import swin_quant as sq
@@ -16,7 +15,7 @@ from swin_quant.backends.openvino import operators
 from swin_quant.config import load_config
 from swin_quant.models import build_model
 
-SWIN = {"PATCH_SIZE": 2, "EMBED_DIM": 32, "DEPTHS": [2, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
+SWIN = {"PATCH_SIZE": 2, "EMBED_DIM": 32, "DEPTHS": [2, 2]}
 WITHOUT_US = (
     "import sys; sys.modules |= dict.fromkeys(['torch', 'swin_quant'])\n"
     "import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -24,15 +23,12 @@ WITHOUT_US = (
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory, randomise):
+def given(tmp_path_factory, write_config, randomise):
     """Flags: a float checkpoint with heads of 32 channels, and its config."""
     folder = tmp_path_factory.mktemp("heads")
-    model = {"TYPE": "swin", "NAME": "heads", "NUM_CLASSES": 3, "SWIN": SWIN}
-    content = {"DATA": {"IMG_SIZE": 32}, "MODEL": model, "TEST": {"CROP": False}}
-    (folder / "heads.yaml").write_text(yaml.safe_dump(content))
-    network = randomise(build_model(load_config(folder / "heads.yaml")))
-    torch.save({"model": network.state_dict()}, folder / "heads.pth")
-    return [folder / "heads.pth", "--cfg", folder / "heads.yaml"]
+    config = write_config(folder, "swin", "heads", **SWIN)
+    torch.save({"model": randomise(build_model(load_config(config))).state_dict()}, folder / "heads.pth")
+    return [folder / "heads.pth", "--cfg", config]
 
 
 def kinds(file):
@@ -79,9 +75,8 @@ def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictur
 
 def infer(package, picture, engine, folder):
     words = [package / "infer.py", picture, "--engine", engine, "--threads", "1", "--save", folder / "out.npy"]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_US, *map(str, words)], capture_output=True, text=True, timeout=120, cwd="/"
-    )
+    words = [sys.executable, "-c", WITHOUT_US, *map(str, words)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, cwd="/")
     assert done.returncode == 0, done.stderr
     done.out = np.load(folder / "out.npy")
     return done

@@ -110,18 +110,15 @@ def test_the_checkpoint_is_found_by_its_hash_not_its_name(evaluate, exports, tmp
     assert "other_name.pth: is not the checkpoint that" in line
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_flags_that_do_not_fit(evaluate, exports):
+    for flags, message in (
         (["--engine", "fastertransformer"], "fastertransformer does not run onnx artifacts: use onnxruntime"),
         (["--policy", "qdq"], "--policy is not for artifacts"),
         (["--cfg", "x.yaml"], "--cfg is not for artifacts"),
         (["--img-size", "64"], "--img-size is not for artifacts"),
         (["--threads", "1025"], "--threads 1025: must be at least 1, at most 1024"),
-    ],
-)
-def test_flags_that_do_not_fit(evaluate, exports, flags, message):
-    assert message in evaluate(exports.onnx, *flags).error(2)
+    ):
+        assert message in evaluate(exports.onnx, *flags).error(2)
 
 
 def test_flags_of_artifacts_without_one(run, scoring_flags, exports):

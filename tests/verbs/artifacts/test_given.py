@@ -11,9 +11,8 @@ from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, UNPREPARED
 from tests.verbs.test_wrap import Net
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
-PREPARED = (torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255 - torch.tensor(IMAGENET_MEAN)[:, None, None]) / (
-    torch.tensor(IMAGENET_STD)[:, None, None]
-)
+MEAN, STD = (torch.tensor(one)[:, None, None] for one in (IMAGENET_MEAN, IMAGENET_STD))
+PREPARED = (torch.from_numpy(PIXELS).permute(0, 3, 1, 2) / 255 - MEAN) / STD
 
 
 @pytest.fixture
@@ -59,9 +58,8 @@ def test_one_picture_of_any_size_is_a_batch_of_one(loaded, files):
     assert loaded["artifact"](large).shape == loaded["model"](str(files / "0.png")).shape == (1, 3)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_values_that_are_no_pictures_are_refused_in_one_line(loaded):
+    for given, says in (
         ({}, "images are dict: give float"),
         (None, "images are NoneType: give float"),
         ([], "images are an empty list: give float"),
@@ -70,13 +68,11 @@ def test_one_picture_of_any_size_is_a_batch_of_one(loaded, files):
         (PREPARED[0], r"images \[3, 32, 32\]: must be \[B, 3, H, W\]"),
         (PREPARED.long(), "are int64, not normalised"),
         ("nowhere.png", "nowhere.png: No such file"),
-    ],
-)
-def test_values_that_are_no_pictures_are_refused_in_one_line(loaded, given, says):
-    for engine in loaded.values():
-        with pytest.raises(sq.SwinQuantError, match=says) as raised:
-            engine(given)
-        assert "\n" not in str(raised.value)
+    ):
+        for engine in loaded.values():
+            with pytest.raises(sq.SwinQuantError, match=says) as raised:
+                engine(given)
+            assert "\n" not in str(raised.value)
 
 
 def test_pictures_need_preprocessing_that_somebody_said(files):
@@ -148,10 +144,9 @@ def test_predictions_are_of_pictures_of_any_kind(exports, pictures):
     one = Image.open(next((pictures / "val").rglob("*.png")))
     (found,) = sq.predict(model, one).values()
     both = sq.predict(exports.checkpoint, [one, np.asarray(one.convert("RGB"))])
+    due = {guess.name: guess.probability for guess in found}
     for other in both.values():
-        assert {guess.name: guess.probability for guess in other} == pytest.approx(
-            {guess.name: guess.probability for guess in found}
-        )
+        assert {guess.name: guess.probability for guess in other} == pytest.approx(due)
     assert "picture 1" in both and "cat" in str(both) and "<table>" in both._repr_html_()
     assert len(sq.predict(model, sq.pictures(pictures, "val", 3))) == 3
 

@@ -212,20 +212,17 @@ def test_an_interrupt_leaves_the_old_package_or_the_new_one(
     assert (folder / "package.json").is_file()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_words_that_do_not_fit(run, exported, tmp_path):
+    two = tmp_path / "two.txt"
+    two.write_text("a\nb\n")
+    for words, message in (
         (["--max-batch", 0], "--max-batch 0: must be from 1"),
         (["--delay-us", -1], "--delay-us -1: must be from 0"),
         (["--instances", 99999], "--instances 99999: must be from 1 to"),
-        (["--labels", "{two}"], "has 2 names, the model 3 classes"),
-    ],
-)
-def test_words_that_do_not_fit(run, exported, tmp_path, words, message):
-    (tmp_path / "two.txt").write_text("a\nb\n")
-    words = [str(word).format(two=tmp_path / "two.txt") for word in words]
-    assert message in run("package", exported, "--output", tmp_path / "out", *words).error(2)
-    assert not (tmp_path / "out").exists()
+        (["--labels", two], "has 2 names, the model 3 classes"),
+    ):
+        assert message in run("package", exported, "--output", tmp_path / "out", *words).error(2)
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

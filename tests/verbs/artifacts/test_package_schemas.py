@@ -17,14 +17,11 @@ from swin_quant.verbs.serve import load_service
 
 def test_triton_s_configuration_is_one_of_its_schema(packaged):
     """Parsed with the messages of Triton's own client, then compared with the file."""
-    config = text_format.Parse(
-        (packaged / "models" / "the_means" / "config.pbtxt").read_text(), triton_schema().ModelConfig()
-    )
+    written = (packaged / "models" / "the_means" / "config.pbtxt").read_text()
+    config = text_format.Parse(written, triton_schema().ModelConfig())
     assert (config.name, config.backend, config.max_batch_size) == ("the_means", "onnxruntime", 32)
-    assert [(one.name, list(one.dims)) for one in (*config.input, *config.output)] == [
-        ("images", [3, 32, 32]),
-        ("logits", [3]),
-    ]
+    ends = [(one.name, list(one.dims)) for one in (*config.input, *config.output)]
+    assert ends == [("images", [3, 32, 32]), ("logits", [3])]
     assert (packaged / "models" / config.name / config.output[0].label_filename).is_file()
     assert config.dynamic_batching.max_queue_delay_microseconds == 2000
     assert config.instance_group[0].count == 1 and config.instance_group[0].kind == 2  # KIND_CPU
@@ -65,9 +62,8 @@ def place_of(package):
 
 def triton_schema():
     """tritonclient's model_config_pb2."""
-    spec = importlib.util.spec_from_file_location(
-        "model_config_pb2", place_of("tritonclient") / "grpc" / "model_config_pb2.py"
-    )
+    file = place_of("tritonclient") / "grpc" / "model_config_pb2.py"
+    spec = importlib.util.spec_from_file_location("model_config_pb2", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -33,11 +33,8 @@ def test_probabilities_against_arithmetic(predict, hand_made, pictures, arithmet
     labels.write_text("cat\ndog\nfox\n")
     files = sorted((pictures / "val").rglob("*.png"))
     answer = predict(hand_made, *files, "--labels", labels)
-    assert (
-        answer["schema"] == "swin-quant/predictions/1"
-        and answer["engine"] == "onnxruntime"
-        and answer["model"] == "means.onnx"
-    )
+    about = [answer[key] for key in ("schema", "engine", "model")]
+    assert about == ["swin-quant/predictions/1", "onnxruntime", "means.onnx"]
     assert [one["picture"] for one in answer["pictures"]] == [str(file) for file in files]
     expected = [np.exp(logits) / np.exp(logits).sum() for logits in map(arithmetic, files)]
     np.testing.assert_allclose(probabilities(answer), expected, atol=1e-5)
@@ -83,9 +80,11 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
     assert "gone.jpg: No such file" in run("predict", hand_made, tmp_path / "gone.jpg").error(1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "two.txt").write_text("a\nb\n")
+    places = {"hand": hand_made, "checkpoint": exports.checkpoint, "all": pictures, "two": "two.txt"}
+    for flags, message in (
         ("{hand} {all} --top 0", "--top 0: must be at least 1"),
         ("{hand} {all} --policy qdq", "--policy is not for artifacts"),
         ("{hand} {all} --labels {two}", "has 2 names, the model 3 classes"),
@@ -94,13 +93,8 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
         ("{hand} nothing*.png", "nothing*.png: no picture there"),
         ("{hand} {all} --data-path x", "both name the pictures"),
         ("{hand}", "no pictures: give"),
-    ],
-)
-def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, monkeypatch, flags, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "two.txt").write_text("a\nb\n")
-    places = {"hand": hand_made, "checkpoint": exports.checkpoint, "all": pictures, "two": "two.txt"}
-    assert message in run("predict", *flags.format(**places).split()).error(2)
+    ):
+        assert message in run("predict", *flags.format(**places).split()).error(2)
 
 
 def test_a_checkpoint_whose_card_is_of_another_size(run, exports, card_of, with_card, pictures):
@@ -126,16 +120,13 @@ def test_names_come_from_a_file_then_from_the_artifact_then_from_imagenet(tmp_pa
     assert len(class_names(21841)) == 21841
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
+def test_a_file_that_is_not_one_of_names(tmp_path):
+    for content, says in (
+        (None, "labels.txt: the list of class names cannot be read"),
         (b"\xff\xfe\x00", "labels.txt: is no list of class names: it is not UTF-8 text"),
         (b"only", "labels.txt: has 1 names, the model 2 classes"),
-        (None, "labels.txt: the list of class names cannot be read"),
-    ],
-)
-def test_a_file_that_is_not_one_of_names(tmp_path, content, says):
-    if content is not None:
-        (tmp_path / "labels.txt").write_bytes(content)
-    with pytest.raises(SwinQuantError, match=says):
-        class_names(2, str(tmp_path / "labels.txt"))
+    ):
+        if content is not None:
+            (tmp_path / "labels.txt").write_bytes(content)
+        with pytest.raises(SwinQuantError, match=says):
+            class_names(2, str(tmp_path / "labels.txt"))

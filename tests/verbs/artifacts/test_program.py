@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import command
 
 from swin_quant.backends.executorch.export import load
 from swin_quant.backends.open_artifact import open_artifact
 from swin_quant.base.errors import UsageError
 from swin_quant.cards.card import RunCard
-from swin_quant.cli import main
 from swin_quant.score.options import EngineOptions
 from tests.verbs.artifacts.test_package import alone, expected
 
@@ -21,8 +21,7 @@ from tests.verbs.artifacts.test_package import alone, expected
 def _program(_exports) -> Path:
     pytest.importorskip("executorch.runtime")
     folder = _exports.checkpoint.parent / "executorch"
-    words = ("executorch", "--batch", "2", "--output", str(folder), "--quiet")
-    assert main(["export", str(_exports.checkpoint), "--for", *words]) == 0
+    command("export", _exports.checkpoint, "--for", "executorch", "--batch", 2, "--output", folder, "--quiet")
     (program,) = folder.glob("*.pte")
     return program
 

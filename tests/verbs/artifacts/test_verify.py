@@ -73,17 +73,14 @@ def test_a_second_verification_replaces_the_first_and_keeps_results(verify, run,
     assert row["verified"] in (True, "yes")
 
 
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
+def test_flags_that_do_not_fit(verify, exports):
+    for flags, code, message in (
         (["--images", "x.png"], 2, "--data-path and --images both name the pictures"),
         (["--pictures", "0"], 2, "--pictures 0: must be at least 1"),
         (["--split", "test"], 1, "has no folder test"),
         (["--checkpoint", "gone.pth"], 1, "gone.pth"),
-    ],
-)
-def test_flags_that_do_not_fit(verify, exports, flags, code, message):
-    assert message in verify(exports.ft, *flags).error(code)
+    ):
+        assert message in verify(exports.ft, *flags).error(code)
 
 
 def test_without_pictures_or_without_a_checkpoint(run, verify, exports, hand_made):
@@ -135,10 +132,8 @@ def test_a_quantized_artifact_is_judged_by_fake_quant_and_told_against_float():
     assert (first["reference"], first["passed"]) == ("torch fake-quant", True)
     assert (second["reference"], second["passed"], second["tolerance"]) == ("torch float32", None, None)
     assert second["mean"] == pytest.approx(9.0) and Verification([first, second], None)
-    failed = judged("int8", off_simulated=0.03, off_float=0.0)
-    assert Verification(failed, None).failures == [
-        "onnxruntime: mean |Δlogit| against torch fake-quant is 0.03, not below 0.02"
-    ]
+    (failed,) = Verification(judged("int8", off_simulated=0.03, off_float=0.0), None).failures
+    assert failed == "onnxruntime: mean |Δlogit| against torch fake-quant is 0.03, not below 0.02"
 
 
 def test_a_float_artifact_is_judged_by_float_and_half_precision_is_allowed_its_rounding():
