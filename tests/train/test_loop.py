@@ -255,7 +255,7 @@ class Signalling:
     """Validation batches during which SIGTERM comes, at the batch `at` of all."""
 
     def __init__(self, batches, at):
-        self.batches, self.look = batches, stopping_at(at, signal.SIGTERM)
+        self.batches, self.parts, self.look = batches, batches.parts, stopping_at(at, signal.SIGTERM)
 
     def __iter__(self):
         for batch in self.batches:
