@@ -1,10 +1,11 @@
 """Check the calls of the Python functions: their arguments by kind, and torch's default type."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -65,13 +66,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 value = f", {given[key]!r}" if isinstance(given[key], str) else ""
                 remedy = f"call {_right_call(name, signature, given, {key: kind})}"
                 raise UsageError(f"{name}: ‹{key}› is {_WORDS[kind]}{value}: {remedy}")
-        hints = get_type_hints(function)
-        for key, value in given.items():
-            kinds_ = {*(get_args(hints.get(key)) or [hints.get(key)])}
-            fits = value is None or type(value) in kinds_ or (type(value) is int and float in kinds_)
-            if type(value) in _PLAIN and kinds_ <= {*_PLAIN, type(None)} and not fits:
-                due = " or ".join(word for kind, word in _PLAIN.items() if kind in kinds_)
-                raise UsageError(f"{name}: {key} is {value!r:.60}: must be {due}")
+        _check_types(name, get_type_hints(function), given)
         return function(*args, **options)
 
     return call
@@ -86,11 +81,23 @@ def checked_class(kind: type[_R]) -> type[_R]:
     @wraps(make)
     def construct(self: _R, *args: Any, **options: Any) -> None:
         if not is_command():
-            _bind(kind.__name__, signature, args, options)
+            _check_types(kind.__name__, get_type_hints(kind), _bind(kind.__name__, signature, args, options))
         make(self, *args, **options)
 
     kind.__init__ = construct  # type: ignore[assignment, method-assign]
     return kind
+
+
+def _check_types(name: str, hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """UsageError for text, a number or a mapping where none fits; arguments that take other classes are left alone."""
+    for key, value in given.items():
+        taken: set[Any] = {*(get_args(hints.get(key)) or [hints.get(key)])} - {type(None)}
+        several = {kind for kind in taken if get_origin(kind) in (tuple, Sequence)}
+        due: dict[Any, str] = {kind: word for kind, word in _PLAIN.items() if kind in taken}
+        due |= {kind: f"a {kind.__name__}" for kind in taken - several if isinstance(kind, type) and is_dataclass(kind)}
+        fits = value is None or type(value) in due or (type(value) is int and float in due)
+        if due.keys() == taken - several and type(value) in (*_PLAIN, dict) and not fits:
+            raise UsageError(f"{name}: {key} is {value!r:.60}: must be {' or '.join(due.values())}")
 
 
 def _bind(name: str, signature: inspect.Signature, args: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,13 +133,15 @@ def _kinds(value: Any) -> set[str]:
 
 
 def _right_call(name: str, signature: inspect.Signature, given: Mapping[str, Any], moved: Mapping[str, str]) -> str:
-    """The call with each needed argument, and those `moved` to the parameter of their kind; texts as they are. What
-    stood where a moved one belongs takes its place."""
+    """The call with each needed argument, and those `moved` to the parameter of their kind; texts as they are. The
+    others keep their order."""
     texts = {key: repr(value) for key, value in given.items() if isinstance(value, str)}
-    for key, kind in moved.items():
-        right = next(one for one in signature.parameters if _EXPECTED.get(one) == kind)
-        here, there = texts.pop(key, None), texts.pop(right, None)
-        texts |= {one: text for one, text in ((right, here), (key, there)) if text}
+    if moved:  # what was not moved stays in its order
+        right = {next(one for one in signature.parameters if _EXPECTED.get(one) == moved[key]): key for key in moved}
+        left = iter([key for key in given if key not in moved])
+        order = [one for one in signature.parameters if one in given or one in right]
+        stands = {one: right[one] if one in right else next(left, "") for one in order}
+        texts = {one: texts[key] for one, key in stands.items() if key in texts}
     shown = []
     for key, parameter in signature.parameters.items():
         is_needed = _is_needed(parameter)

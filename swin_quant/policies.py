@@ -97,7 +97,8 @@ def policies_from(given: Policies) -> list[Policy]:
         return given.load()
     found = [given] if isinstance(given, str | Policy) else given
     if not isinstance(found, list | tuple) or not all(isinstance(one, str | Policy) for one in found):
-        raise UsageError(f"policy: is a {type(given).__name__}: pictures come before the policy")
+        names = "a name, a file, a policy, or a list of them, behind the pictures"
+        raise UsageError(f"policy: is a {type(given).__name__}: give {names}")
     return [load_policy(one) for one in found]
 
 

@@ -111,6 +111,14 @@ class Command:
         """The examples in lines that a shell joins, so that they can be copied."""
         return "".join(f"{line}\n" for one in self.examples.splitlines() for line in command_lines(one, width))
 
+    def _unknown(self, word: str) -> str:
+        """The message about an unknown flag, with the one that was meant by Python's name or a word of other tools."""
+        flag = word.partition("=")[0]
+        field = flag.lstrip("-").replace("-", "_")
+        meant = self.words.get(field) or self.words.get(_ALSO.get(field, ""))
+        near = f"; did you mean {meant}?" if meant else did_you_mean(flag, {*self.flags, "--help"})
+        return f"Unknown option: {flag}{near}"
+
     def parse(self, arguments: Sequence[str]) -> dict[str, Any] | None:
         """Flag's name -> its value, for the flags that were given; None where the help was printed."""
         try:
@@ -121,12 +129,11 @@ class Command:
             if isinstance(error, cyclopts.UnusedCliTokensError):
                 told = self._surplus(error.unused_tokens or [], arguments)
             if isinstance(error, cyclopts.UnknownOptionError):
-                flag = (error.token.keyword or error.token.value).partition("=")[0]
-                field = flag.lstrip("-").replace("-", "_")  # Python's name, or a word of other tools
-                meant = self.words.get(field) or self.words.get(_ALSO.get(field, ""))
-                near = f"; did you mean {meant}?" if meant else did_you_mean(flag, {*self.flags, "--help"})
-                told = f"Unknown option: {flag}{near}"
+                told = self._unknown(error.token.keyword or error.token.value)
             if isinstance(error, cyclopts.MissingArgumentError) and (asked := error.argument):
+                unknown = (word for word in arguments if word[:2] == "--" and word.partition("=")[0] not in self.flags)
+                if flag := next(unknown, None):  # a misspelt flag leaves its own missing
+                    raise UsageError(f"{self._unknown(flag)}; see swin-quant {self.name} --help") from error
                 given = {word.partition("=")[0] for word in arguments}
                 name = asked.name if asked.index is None else asked.field_info.name.upper()
                 told = told if given & {*asked.names} else f"{name} is missing: {asked.parameter.help}"

@@ -55,12 +55,16 @@ def load_config(
         merge(cfg, tree, str(file))
     merge(cfg, keys_and_values(opts), "‹opts›")
     merge(cfg, overrides or {}, "command line")
-    return _whole(cfg, str(path)) if whole else cfg
+    return _whole(cfg, str(path), keys_and_values(opts) | dict(overrides or {})) if whole else cfg
 
 
-def _whole(cfg: CfgNode, source: str) -> CfgNode:
-    """The tree, checked and frozen."""
-    check_geometry(cfg, source)
+def _whole(cfg: CfgNode, source: str, given: Mapping[str, Any]) -> CfgNode:
+    """The tree, checked and frozen; errors name the keys among those that the user has `given` over `source`."""
+    try:
+        check_geometry(cfg, source)
+    except UsageError as error:
+        told = listed([key for key in given if key in str(error)])
+        raise UsageError(str(error).replace(source, f"{source} with your {told}", 1) if told else str(error)) from error
     cfg.freeze()
     return cfg
 
@@ -83,7 +87,7 @@ def from_dict(mapping: Mapping[str, Any], source: str, overrides: Mapping[str, A
     cfg = default_config()
     merge(cfg, mapping, source)
     merge(cfg, overrides or {}, "command line")
-    return _whole(cfg, source)
+    return _whole(cfg, source, overrides or {})
 
 
 def to_dict(cfg: CfgNode) -> dict[str, Any]:

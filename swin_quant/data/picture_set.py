@@ -172,6 +172,7 @@ def pictures(
     count: int | None = None,
     seed: int | None = None,
     upright: bool | None = None,
+    max_unreadable: float | None = None,
 ) -> PictureSet:
     """Pictures at `path`: class folders under `<path>/<split>`, `<split>.zip` with its map, the word "digits", or
     another kind of data set, recognised or named by its prefix: `csv:my.csv`, `wds:shards-{0..9}.tar` (docs/data.md).
@@ -179,9 +180,10 @@ def pictures(
     Without a split, `path` may also be a picture, a folder of pictures or a pattern, and there are no labels; each task
     takes the split of a data set that suits it. `count` pictures are drawn by `seed` (spread evenly by `verify` and
     `align`); None: as many as a task takes. `upright`: whether to turn pictures as their EXIF says; None: as the
-    model's preprocessing says, which is the only rule in deployment. Nothing is read yet.
+    model's preprocessing says, which is the only rule in deployment. `max_unreadable`: the share of them that may be
+    damaged (default 0.01). Nothing is read yet.
     """
-    return PictureSet(str(path), split, count, seed, upright)
+    return PictureSet(str(path), split, count, seed, upright, max_unreadable=max_unreadable)
 
 
 def asked_for(given: Source | None) -> PictureSet | Iterable[Any]:

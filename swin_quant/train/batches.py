@@ -152,7 +152,7 @@ class TrainingBatches:
         if augment.crop == "resized" or augment.auto_augment or augment.color_jitter or augment.erase:
             refused = augment.auto_augment or augment.erase_mode
             augment_by(augment, preprocess).checked(f"augment: timm refuses {refused!r}")
-        else:
+        elif not recipe.epoch_pictures or recipe.epoch_pictures * recipe.epochs >= len(pictures):  # else few are read
             self.small = decode_if_small(pictures, preprocess, self.limit, self.workers)
         self.count = len(self.small or pictures)
         self.step_pictures = self.batch_size * recipe.accumulation_steps * world.size

@@ -96,6 +96,11 @@ def test_equal_dashes_are_no_likeness(command):
         command.parse(["--for", "y", "--zzzz", "5"])
 
 
+def test_a_misspelt_flag_is_named_before_the_one_that_is_missing(command):
+    with pytest.raises(UsageError, match="^Unknown option: --forr; did you mean --for?"):
+        command.parse(["--forr", "y"])
+
+
 WORD = st.text("ab c.*'é", min_size=1, max_size=6)
 
 

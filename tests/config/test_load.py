@@ -236,7 +236,8 @@ def test_bad_opts_and_overrides_name_where_they_came_from(tmp_path):
 )
 def test_impossible_models_name_keys_values_and_file(tmp_path, opts, named):
     user = write(tmp_path, "{}")
-    assert refused(lambda: load_config(user, opts.split(" ")), named, kind=UsageError).startswith(f"{user}: ")
+    line = refused(lambda: load_config(user, opts.split(" ")), named, kind=UsageError)
+    assert line.startswith((f"{user} with your ", f"{user}: a window of 1"))
 
 
 def buildable(family, picture, patch, window, embed, heads):
@@ -302,7 +303,10 @@ def test_pictures_that_are_not_square_have_height_and_width(tmp_path):
         assert cfg.DATA.IMG_SIZE == [192, 224] == from_dict(to_dict(cfg), "card").DATA.IMG_SIZE
     assert from_dict({}, "mine", {"DATA.IMG_SIZE": [224, 224]}).DATA.IMG_SIZE == 224
     for bad in ([224], [192, 224, 3]):
-        with pytest.raises(UsageError, match="^mine: DATA.IMG_SIZE is .* but must be a side, or height and width$"):
+        with pytest.raises(
+            UsageError,
+            match="^mine with your DATA.IMG_SIZE: DATA.IMG_SIZE is .* but must be a side, or height and width$",
+        ):
             from_dict({}, "mine", {"DATA.IMG_SIZE": bad})
 
 

@@ -169,7 +169,11 @@ def test_its_keys_are_checked_as_ours_are(toy):
     assert default_config().MODEL.TOY.HIDDEN == 16
     for key, value, says in (
         ("MODEL.TOY.HIDDEN", "many", "MODEL.TOY.HIDDEN must be a whole number, not .many."),
-        ("MODEL.TOY.HIDDEN", "0", "toy.yaml: MODEL.TOY.HIDDEN is 0, but must be at least 1 and at most 4096"),
+        (
+            "MODEL.TOY.HIDDEN",
+            "0",
+            "toy.yaml with your MODEL.TOY.HIDDEN: MODEL.TOY.HIDDEN is 0, but must be at least 1 and at most 4096",
+        ),
         ("MODEL.TOY.HIDEN", "1", "unknown key MODEL.TOY.HIDEN; did you mean MODEL.TOY.HIDDEN"),
         ("MODEL.TYPE", "toys", "MODEL.TYPE is 'toys', but must be one of swin, swinv2, timm, toy"),
     ):

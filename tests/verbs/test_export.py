@@ -101,7 +101,7 @@ MEANINGLESS = [
     ("--for onnx --sm 80", "--sm: means nothing to --for onnx"),
     ("--for fastertransformer --opset 20", "--opset: means nothing to --for fastertransformer"),
     ("--for onnx --opset 16", "opset 16: must be 17 to 20"),
-    ("--for openvino --float-type float16", "choose float32"),
+    ("--for openvino --float-type float16", "give --float-type float32"),
     ("--for openvino --policy cpu --int4-weights", "has no weights of 4 bits"),
     ("--for onnx --policy none-such", "none-such"),
     ("--for onnx --off *.attn.*", "name the policy that --off"),

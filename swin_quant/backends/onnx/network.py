@@ -220,7 +220,9 @@ class Rewriter:
         if names and self.builds_on and self.builds_on not in names:
             raise UsageError(f"rewrite {min(names)} builds on {self.builds_on}: give both")
         if options.floats == "float16" and self.halve is None:
-            raise UsageError("float16: this architecture has no rewrites that set types of layers: choose float32")
+            raise UsageError(
+                "float16: this architecture has no rewrites that set types of layers: give ‹float_type› float32"
+            )
         if options.floats == "float16" and not self.for_half <= names:
             needed = " and ".join(name for name in self.table if name in self.for_half)
             raise UsageError(f"float16 needs the rewrites {needed}: they set types of layers")

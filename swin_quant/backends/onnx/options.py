@@ -79,7 +79,9 @@ class OnnxOptions:
             raise UsageError(f"opset {self.opset}: {why}")
         is_half = self.floats == "float16"
         if is_half and not self.wants.takes_float16:
-            raise UsageError(f"target {self.target} is for CPUs, which cast float16 back and forth: choose float32")
+            raise UsageError(
+                f"target {self.target} is for CPUs, which cast float16 back and forth: give ‹float_type› float32"
+            )
         if is_half and self.precision == "int8" and self.version < 19:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
