@@ -89,14 +89,19 @@ def checked_class(kind: type[_R]) -> type[_R]:
 
 
 def _check_types(name: str, hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """UsageError for text, a number or a mapping where none fits; arguments that take other classes are left alone."""
+    """UsageError for a number where only others fit, for text where only numbers do, for a mapping in place of a class.
+
+    An argument that takes classes which are not of data, as a model does, is left to its function.
+    """
     for key, value in given.items():
-        taken: set[Any] = {*(get_args(hints.get(key)) or [hints.get(key)])} - {type(None)}
-        several = {kind for kind in taken if get_origin(kind) in (tuple, Sequence)}
-        due: dict[Any, str] = {kind: word for kind, word in _PLAIN.items() if kind in taken}
-        due |= {kind: f"a {kind.__name__}" for kind in taken - several if isinstance(kind, type) and is_dataclass(kind)}
+        taken = [kind for kind in get_args(hints.get(key)) or [hints.get(key)] if kind is not type(None)]
+        taken = [kind for kind in taken if get_origin(kind) not in (tuple, Sequence)]
+        plain = {kind: word for kind, word in _PLAIN.items() if kind in taken}
+        data = {kind: f"a {kind.__name__}" for kind in taken if isinstance(kind, type) and is_dataclass(kind)}
+        due: dict[Any, str] = plain | data
         fits = value is None or type(value) in due or (type(value) is int and float in due)
-        if due.keys() == taken - several and type(value) in (*_PLAIN, dict) and not fits:
+        asked = {*_PLAIN, dict} - {str} if data else {*_PLAIN}
+        if due.keys() == {*taken} and type(value) in asked and not fits:
             raise UsageError(f"{name}: {key} is {value!r:.60}: must be {' or '.join(due.values())}")
 
 

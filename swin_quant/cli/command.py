@@ -131,7 +131,8 @@ class Command:
             if isinstance(error, cyclopts.UnknownOptionError):
                 told = self._unknown(error.token.keyword or error.token.value)
             if isinstance(error, cyclopts.MissingArgumentError) and (asked := error.argument):
-                unknown = (word for word in arguments if word[:2] == "--" and word.partition("=")[0] not in self.flags)
+                flags = (word for word in arguments if word[:2] == "--" and word[2:])
+                unknown = (flag for flag in flags if flag.partition("=")[0] not in self.flags)
                 if flag := next(unknown, None):  # a misspelt flag leaves its own missing
                     raise UsageError(f"{self._unknown(flag)}; see swin-quant {self.name} --help") from error
                 given = {word.partition("=")[0] for word in arguments}

@@ -71,7 +71,7 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         transform: Makes a tensor of a picture.
         augment: Whether the transform draws crops, for the record.
     """
-    found = replace(pictures.with_default_split("train"), cache_mode="no")  # each is read once
+    found = pictures.with_default_split("train")
     opened = found.open()
     count = min(len(opened), CALIBRATED_ON) if found.count is None else found.count
     largest = max(min(found.batch or _BATCH, _BATCH), 1)
