@@ -95,7 +95,7 @@ def test_a_file_that_runs_in_float_is_not_called_int8(exported, tmp_path):
     (found,) = by_engine(file, ("onnxruntime",)).values()
     assert found.is_float and found.floats and f"{found.integer} of {found.quantized}" in str(found)
     record = {"engine": "onnxruntime", "passed": True, "int8_products": found.integer}
-    (said,) = Verification([record | {"quantized_products": found.quantized}], None).failures
+    (said,) = Verification([record | {"quantized_products": found.quantized}], file).failures
     assert "is called int8, and onnxruntime runs it in float" in said
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from swin_quant.report.engines import Verification
 from swin_quant.score.engine import Engine, is_float
 from swin_quant.score.run_engines import Inferred, difference
 from swin_quant.verbs.verify import compare, get_tolerance
+
+FILE = Path("x.onnx")
 
 
 @pytest.fixture
@@ -131,15 +134,15 @@ def test_a_quantized_artifact_is_judged_by_fake_quant_and_told_against_float():
     first, second = judged("int8", off_simulated=0.01, off_float=9.0)
     assert (first["reference"], first["passed"]) == ("torch fake-quant", True)
     assert (second["reference"], second["passed"], second["tolerance"]) == ("torch float32", None, None)
-    assert second["mean"] == pytest.approx(9.0) and Verification([first, second], None)
-    (failed,) = Verification(judged("int8", off_simulated=0.03, off_float=0.0), None).failures
+    assert second["mean"] == pytest.approx(9.0) and Verification([first, second], FILE)
+    (failed,) = Verification(judged("int8", off_simulated=0.03, off_float=0.0), FILE).failures
     assert failed == "onnxruntime: mean |Δlogit| against torch fake-quant is 0.03, not below 0.02"
 
 
 def test_a_float_artifact_is_judged_by_float_and_half_precision_is_allowed_its_rounding():
     (record,) = judged("float32", off_simulated=9.0, off_float=0.0005)
     assert record["reference"] == "torch float32" and record["passed"]
-    assert len(Verification(judged("float32", off_simulated=0.0, off_float=0.002), None).failures) == 1
+    assert len(Verification(judged("float32", off_simulated=0.0, off_float=0.002), FILE).failures) == 1
     assert judged("bfloat16", 0.0, 0.02)[0]["passed"] and not judged("bfloat16", 0.0, 0.06)[0]["passed"]
     assert get_tolerance("openvino", "int8+bfloat16") == get_tolerance("openvino", "bfloat16")
     assert get_tolerance("openvino", "bfloat16") > get_tolerance("openvino", "int8")
