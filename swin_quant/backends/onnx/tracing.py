@@ -68,6 +68,10 @@ def is_translated(program: ExportedProgram, table: Mapping[Any, Callable[..., An
                 return False
         if operator in _RESHAPES and sum(not isinstance(side, int) for side in node.meta["val"].shape) > 1:
             return False
+        if operator is _aten.chunk.default:  # ONNX's Split has as many parts as it is asked for, torch may have fewer
+            parts = node.meta["val"]
+            if len(parts) != node.args[1] or any(part.shape != parts[0].shape for part in parts):
+                return False
         if operator is _aten.to.dtype and (len(node.args) > 2 or node.kwargs):
             return False
     for node in list(program.graph.nodes):

@@ -27,6 +27,14 @@ class Half(nn.Module):
         return (x * 4097).half().float()
 
 
+class Uneven(nn.Module):
+    """Three chunks of four: torch makes two."""
+
+    def forward(self, x):
+        first, second = x.chunk(3, dim=2)
+        return first - second
+
+
 class InPlace(nn.Module):
     def forward(self, x):
         kept = x * 2
@@ -63,8 +71,8 @@ def write(module, images, file):
 
 @pytest.mark.parametrize(
     ("module", "times"),
-    [(Idle(), 0), (Half(), 0), (InPlace(), 1), (Unknown(), 1)],
-    ids=["idle", "half", "in place", "unknown"],
+    [(Idle(), 0), (Half(), 0), (Uneven(), 1), (InPlace(), 1), (Unknown(), 1)],
+    ids=["idle", "half", "uneven", "in place", "unknown"],
 )
 def test_a_file_computes_what_the_module_does_for_any_batch(module, times, decomposed, tmp_path):
     images = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(1))
