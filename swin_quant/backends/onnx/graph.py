@@ -13,7 +13,8 @@ from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules.common import materialize_reshape_shape_rule
 
 from swin_quant.backends.backend import OnnxTarget
-from swin_quant.backends.onnx.pairs import REDUCTIONS, constant, finish_pairs, sum_unstacked
+from swin_quant.backends.onnx.pairs import REDUCTIONS, constant, finish_pairs
+from swin_quant.backends.onnx.stacks import sum_unstacked
 from swin_quant.base.errors import UsageError
 
 _ROLES = {("QuantizeLinear", 2): "zero_point", ("DequantizeLinear", 2): "zero_point", ("Reshape", 1): "shape"}
