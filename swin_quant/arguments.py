@@ -91,7 +91,7 @@ def checked_class(kind: type[_R]) -> type[_R]:
 def _check_types(name: str, hints: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """UsageError for a number where only others fit, for text where only numbers do, for a mapping in place of a class.
 
-    An argument that takes classes which are not of data, as a model does, is left to its function.
+    An argument that also takes other classes, such as a model, is checked by its function.
     """
     for key, value in given.items():
         taken = [kind for kind in get_args(hints.get(key)) or [hints.get(key)] if kind is not type(None)]

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 _aten = torch.ops.aten
-# Views of which torch keeps none in a decomposed program, though the exporter translates them as they are
+# Views that torch always decomposes, although the exporter translates them
 _TRANSLATED = (_aten.chunk.default, _aten.contiguous.default, _aten.reshape.default)
 _RESHAPES = (_aten.flatten.using_ints, _aten.unflatten.int)
 
@@ -52,7 +52,7 @@ class _WithoutIdleOperations(TorchFunctionMode):
 
 
 def is_translated(program: ExportedProgram, table: Mapping[Any, Callable[..., Any]]) -> bool:
-    """Whether the exporter translates each operator of a program; casts and reshapes are then made such, in place.
+    """Whether the exporter translates each operator of a program; if so, casts and reshapes are rewritten, in place.
 
     `table`: the decompositions of what it does not translate. Of the operators that torch can decompose, those that are
     not in the table are translated.
