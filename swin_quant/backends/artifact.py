@@ -86,14 +86,14 @@ def read_artifact(path: str | Path) -> Artifact:
         why = f"has no run card {card_path(file).name}: it is no artifact, or its export did not finish"
         raise SwinQuantError(f"{file}: {why}: name what `export` wrote, or export again")
     artifact = Artifact(file, RunCard.read(card_path(file)))
+    if artifact.record["file"] != file.name:
+        raise SwinQuantError(f"{card_path(file)}: is the run card of {artifact.record['file']}, not of {file.name}")
     for record in (artifact.record, *artifact.record["others"]):
         part = file.with_name(record["file"])
         if not part.is_file():
             raise SwinQuantError(f"{part}: is missing: it belongs to {file.name}; export again")
         if compute_sha256(part) != record["sha256"]:
             raise SwinQuantError(f"{part}: is not the file of its run card {card_path(file).name}: one was replaced")
-    if artifact.record["file"] != file.name:
-        raise SwinQuantError(f"{card_path(file)}: is the run card of {artifact.record['file']}, not of {file.name}")
     return artifact
 
 

@@ -36,6 +36,7 @@ class Exports:
     `with_operators`: the best of `policies` where operators are compiled, and the name of a function that says whether
     they are, for the model of a configuration (a dict).
     `needs`: the packages that the exporter imports, and the extra that brings them.
+    `classifiers`: the model types whose classifiers are the only networks that it has kernels for; empty: any network.
     `detail`: data for the exporter alone.
     """
 
@@ -53,6 +54,7 @@ class Exports:
     file_name: str = ""
     with_operators: tuple[str, str] | None = None
     needs: tuple[tuple[str, ...], str] | None = None
+    classifiers: tuple[str, ...] = ()
     detail: Any = None
 
     def check_packages(self) -> None:

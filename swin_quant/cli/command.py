@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -40,7 +40,7 @@ class Command:
 
     def __init__(self, name: str) -> None:
         module = importlib.import_module(f"swin_quant.verbs.{name}")
-        self.name, self.function = name, getattr(module, name)
+        self.name, self.module = name, module
         self.examples: str = getattr(module, "EXAMPLES", "")
         self.saves = "save_in" in dir(inspect.signature(self.function).return_annotation)
         self.arguments = {one.name: one for one in command_arguments(self.function)}
@@ -58,16 +58,24 @@ class Command:
         self.app.default(self._flat())
 
     @property
+    def function(self) -> Callable[..., Any]:
+        """The verb."""
+        return cast("Callable[..., Any]", getattr(self.module, self.name))
+
+    @cached_property
     def flags(self) -> set[str]:
         """Every flag, in all its spellings."""
-        arguments = self.app.assemble_argument_collection()
-        return {name for argument in arguments for name in argument.names if name[:2] == "--"}
+        return {name for argument in self._collection for name in argument.names if name[:2] == "--"}
 
-    @property
+    @cached_property
+    def _collection(self) -> cyclopts.ArgumentCollection:
+        return self.app.assemble_argument_collection()
+
+    @cached_property
     def words(self) -> dict[str, str]:
         """Field of a message -> the flag that sets it."""
         found: dict[str, str] = {}
-        for argument in self.app.assemble_argument_collection():
+        for argument in self._collection:
             flag = next((name for name in argument.names if name.startswith("--")), None)
             if flag and argument.field_info.name:
                 found |= {argument.field_info.name: flag, flag.lstrip("-").replace("-", "_"): flag}
@@ -177,9 +185,12 @@ class Command:
         return self.function(**direct)
 
 
+open_command = cache(Command)
+
+
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run the command `name`. Returns 0; errors are raised."""
-    command = Command(name)
+    command = open_command(name)
     with speaking(command.words):
         given = command.parse(arguments)
     if given is None:

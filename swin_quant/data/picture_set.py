@@ -20,7 +20,7 @@ from swin_quant.config.load import check_channels
 from swin_quant.config.outputs import count_classes
 from swin_quant.data.archives import ZipPictures
 from swin_quant.data.folder import NamedPictures
-from swin_quant.data.loader import Batch
+from swin_quant.data.loader import Batch, UnreadableLimit
 from swin_quant.data.pictures import Pictures
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.sampling import sample, shard
@@ -70,6 +70,7 @@ class PictureSet:
         for name in ("count", "batch"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"‹{name}› {value}: must be at least 1")
+        UnreadableLimit(0, self.max_unreadable)  # refused before a picture is read
 
     @classmethod
     def from_config(cls, cfg: CfgNode, split: str | None = None, **how: Any) -> "PictureSet":

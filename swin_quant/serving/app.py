@@ -178,6 +178,7 @@ def build_app(service: Service) -> Any:
         """The one line that answers a request which failed."""
         if isinstance(error, HTTPException):
             status, why = error.status_code, error.detail
+            why = f"{why}: this server has {', '.join(served)}" if status == 404 else why
         elif isinstance(error, TimeoutError | ClientDisconnect):
             status, why = 504, f"not received and answered within {limits.timeout_s:g} s"
         elif isinstance(error, SwinQuantError):
@@ -223,6 +224,7 @@ def build_app(service: Service) -> Any:
         facts |= {path: description, f"{path}/ready": {"ready": True}}
         routes.append(post(f"{path}/infer", infer))
     routes += [Route(path, JSONResponse(content), methods=["GET"]) for path, content in facts.items()]
+    served = [route.path for route in routes]
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 

@@ -72,7 +72,7 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         augment: Whether the transform draws crops, for the record.
     """
     found = pictures.with_default_split("train")
-    opened = found.open()
+    opened = replace(found, cache_mode="no").open()  # each is read once
     count = min(len(opened), CALIBRATED_ON) if found.count is None else found.count
     largest = max(min(found.batch or _BATCH, _BATCH), 1)
     size = next(size for size in range(largest, 0, -1) if count % size == 0)

@@ -24,7 +24,7 @@ from swin_quant.quant.policy import apply_policy, settings_for
 from swin_quant.quant.quantizer import named_nodes
 from swin_quant.verbs.export_compared import compared as beside_fake_quant
 from swin_quant.verbs.export_here import build_engine, check_tunable, find_onnx, tuned_forms, write_fastest
-from swin_quant.verbs.export_target import ExportTarget
+from swin_quant.verbs.export_target import ExportTarget, check_model
 
 EXAMPLES = """swin-quant export out/my_calib.pth --for openvino --output out/openvino
 swin-quant export out/my_calib.pth --for openvino --precision float --output out/openvino
@@ -133,6 +133,7 @@ def export(
     else:
         model = open_model(model)
         folder, card, file = folder or Path("output", model.name), model.card, model.file
+    check_model(target.backend, cfg if isinstance(model, ModelFile) else model.card.config)
     if tune:
         check_tunable(target, asked, card)
     forms = tuned_forms(target) if tune else [(target.policy(card, file, asked), ())]

@@ -18,6 +18,7 @@ from swin_quant.base.files import compute_sha256, ensure_writable_dir, resolve_p
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard
 from swin_quant.checkpoint.opened import open_checkpoint
+from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.policy import Policy, builtin_policies, described, is_builtin, load_policy, policy_from_dict
 
 
@@ -113,6 +114,13 @@ class ExportTarget:
         return made
 
 
+def check_model(target: Backend, config: Mapping[str, Any]) -> None:
+    """UsageError for the model of a configuration (empty: a wrapped module) that `target` has no kernels for."""
+    only, model = target.exporting.classifiers, config.get("MODEL", {})
+    if only and (model.get("TYPE") not in only or model.get("OUTPUT_KIND", LOGITS) != LOGITS):
+        raise UsageError(f"‹backend› {target.name} runs Swin V1 and V2 as classifiers only: choose another backend")
+
+
 def check_policy(target: Backend, policy: Policy) -> None:
     """UsageError for a built-in policy of other targets where `target` runs its own alone, and for activations of bits
     that no file of `target` holds."""
@@ -168,10 +176,11 @@ def policy_for(target: str, card: RunCard | None, checkpoint: str | Path | None 
     is_other = is_other or not (fits or is_narrow) and stays
     # A file for any engine has no best policy.
     if is_other or chosen is not own or (chosen.name != fitting[0] and backend.load and not is_narrow):
-        told = f"policy {chosen.name} goes into the file. The run card's is {own.name}, and"
+        told = f"policy {chosen.name} goes into the file, not the run card's {own.name}"
         if chosen is own:
-            told = f"the run card's policy {own.name} goes into the file;"
-        log.log(WARNING if is_other else INFO, "%s %s runs %s best: ‹policy› chooses", told, target, fitting[0])
+            told = f"the run card's policy {own.name} goes into the file"
+        told += "; %s runs policy %s best: ‹policy› chooses"
+        log.log(WARNING if is_other else INFO, told, target, fitting[0])
     return chosen
 
 

@@ -27,7 +27,7 @@ from swin_quant.quant.calibration import Method
 from swin_quant.report.engines import Verification
 from swin_quant.report.verdict import DeployVerdict, export_verdict
 from swin_quant.score.options import EngineOptions
-from swin_quant.verbs.calibrate import calibrate
+from swin_quant.verbs.calibrate import calibrate, plan_passes
 from swin_quant.verbs.evaluate import evaluate
 from swin_quant.verbs.evaluation import Evaluated, Evaluation
 from swin_quant.verbs.export import export
@@ -74,6 +74,7 @@ def quantize(
     float_type: Literal["float32", "bfloat16", "float16"] | None = None,
     threads: int | None = None,
     half: Literal["auto", "none", "float16", "bfloat16"] = "auto",
+    score_pictures: int | None = None,
     dry_run: bool = False,
     config: Annotated[str | Path | None, Parameter(parse=False)] = None,
 ) -> Quantized | None:
@@ -102,6 +103,7 @@ def quantize(
         float_type: type of float layers (default float32; GPUs float16)
         threads: threads of the engine (default: its own choice)
         half: type in which the float model is scored, too; auto: the device's
+        score_pictures: how many pictures of val score, a seeded sample (default: all)
         dry_run: print the steps, as commands, and do nothing
         config: For a checkpoint whose model no run card or shape tells.
 
@@ -115,7 +117,8 @@ def quantize(
     one_process("quantize")
     choice = PolicyChoice((policy,) if policy else ()) if isinstance(policy, str | None) else policy
     refuse_contradictions(choice, budget != Budget(), tune, bool(float_type or int4_weights))
-    EngineOptions(threads=threads)  # a number that is impossible is refused now, not by the last step
+    EngineOptions(threads=threads)  # what is impossible is refused now, not by a later step
+    plan_passes(passes)
     with called_in_python(calibrator="method"):
         Method.choose(method, percentile)
     is_searched = isinstance(choice, PolicyChoice) and choice.policy == (AUTO,)
@@ -124,7 +127,8 @@ def quantize(
     elif config and not isinstance(model, ModelFile):
         raise UsageError("‹config› is for a checkpoint: a model in memory has its own")
     source, target = asked_for(PictureSet() if pictures is None else pictures), target_named(backend)
-    plan, engine = make_plan(model, source, target, choice, passes, scored_on, tune), engine_for(target)
+    plan = make_plan(model, source, target, choice, passes, scored_on, score_pictures, tune)
+    engine = engine_for(target)
     files, place, subject = plan.files, plan.place, plan.subject
     if files is None and dry_run:
         raise UsageError("‹dry_run› prints commands, which name files: give a checkpoint, a place and named options")
@@ -132,6 +136,7 @@ def quantize(
     check_target(plan, target, is_searched, int4_weights, tune)
     folder = Path(folder or Path("output", plan.name))
     calibrated = files.calibrated_file(folder, plan.used) if files else folder
+    file = folder / files.expected_file(plan.used, target, int4_weights) if files else folder
     read = files.hash_calibration(plan.used, passes) if files else {}
     is_scored = engine is not None and plan.scored is not None
     read_val = {"the pictures": files.hash_scored()} if files and is_scored else {}
@@ -162,7 +167,6 @@ def quantize(
     read |= {"the CPU": str(cpu_kind())} if tune else {}
     how = {"model": own, "backend": target.name, "folder": folder, "policy": None if tune else used}
     how |= {"int4_weights": int4_weights, "tune": tune, **float_types}
-    file = folder / files.expected_file(plan.used, target, int4_weights) if files else folder
     file, exported = steps.run(export, how, read, file, replaces=True)
     on_engine = {"engine": (engine,), **timing}
     if engine:

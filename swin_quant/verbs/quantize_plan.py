@@ -27,7 +27,7 @@ from swin_quant.quant import AUTO
 from swin_quant.quant.policy import Policy
 from swin_quant.score.engine import get_precision
 from swin_quant.verbs.export_here import check_tunable
-from swin_quant.verbs.export_target import ExportTarget, check_policy, engine_for, exporter_options
+from swin_quant.verbs.export_target import ExportTarget, check_model, check_policy, engine_for, exporter_options
 from swin_quant.verbs.timing import timed_backend
 
 _PLACES = ("RESUME", "PRETRAINED")  # keys of a config that name files
@@ -120,7 +120,14 @@ class Plan:
 
 
 def make_plan(
-    model: Any, pictures: Source, target: Backend, choice: Policies, passes: Any, scored_on: Source | None, tune: bool
+    model: Any,
+    pictures: Source,
+    target: Backend,
+    choice: Policies,
+    passes: Any,
+    scored_on: Source | None,
+    score_pictures: int | None,
+    tune: bool,
 ) -> Plan:
     """Settle what is asked for.
 
@@ -155,17 +162,20 @@ def make_plan(
         log.warning(told, card.name, before["name"], used.name)
     place = files.place if files else place
     shown, scored = pictures if scored_on is None else scored_on, scored_on
+    if score_pictures is not None and (score_pictures < 1 or not place or scored_on is not None):
+        raise UsageError(f"‹score_pictures› {score_pictures}: takes so many, at least 1, of a place's val")
     if place and scored_on is None:
         has_val = place_has(place.path, "val", bool(place.zip_mode))
         shown = replace(place, split="val" if has_val else TRAIN, count=None, batch=None, seed=None)
-        scored = replace(place, split=None, count=None, seed=None) if has_val else None
+        scored = replace(place, split=None, count=score_pictures, seed=None) if has_val else None
     return Plan(subject, files, name, policy, used, place or pictures, shown, scored)
 
 
 def check_target(plan: Plan, target: Backend, is_searched: bool, int4_weights: bool, tune: bool) -> None:
-    """UsageError for a policy that the target does not run, for INT4 where no file of the target, or no rule of the
-    policy, has such weights, and for ‹tune› where the target or the model cannot have it."""
+    """UsageError for a model or policy that the target does not run, for INT4 where no file of the target, or no rule
+    of the policy, has such weights, and for ‹tune› where the target or the model cannot have it."""
     policy, card = plan.used, plan.files.card if plan.files else plan.subject.card
+    check_model(target, plan.files.cfg if plan.files else plan.subject.card.config)
     check_policy(target, policy)
     if is_searched:
         timed_backend(target.name, this_world().device.type)

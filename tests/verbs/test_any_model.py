@@ -60,6 +60,13 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
         names = {tensor.name for tensor in onnx.load(file).graph.initializer}
         assert {"conv1._weight_quantizer.values", "layer4.0.conv2.bias"} <= names
         assert open_artifact(file).record["options"]["rewrites"] == []
+    done = run("export", calibrated, "--for", "tensorrt", "--output", tmp_path / "tensorrt").ok()
+    graph = onnx.load(done.out.strip()).graph
+    assert {tensor.data_type for tensor in graph.initializer if tensor.name.endswith("bias")} == {onnx.TensorProto.FLOAT}
+    assert "float layers are float32 in this file" in done.err
+    for backend in ("cuda", "fastertransformer"):
+        refused = run("export", calibrated, "--for", backend, "--output", tmp_path / "new").error(2)
+        assert f"--for {backend} runs Swin V1 and V2 as classifiers only" in refused
     before = kinds.count("QuantizeLinear")
     assert before < sum(node.op_type == "DequantizeLinear" for node in onnx.load(file).graph.node)
 

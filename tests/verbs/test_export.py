@@ -140,7 +140,7 @@ def test_a_policy_of_one_s_own_in_the_card_stays(target, caplog):
     assert policy_for(target, None) == built_in
     float8 = policy_for(target, RunCard("x", {}, {}, policy=load_policy("tensorrt-fp8").to_dict()))
     assert float8.name == ("tensorrt-fp8" if target in ("onnx", "tensorrt", "cuda") else built_in.name)
-    assert (f"{built_in.name} goes into the file. The run card's is tensorrt" in caplog.text) == (float8 == built_in)
+    assert (f"{built_in.name} goes into the file, not the run card's tensorrt" in caplog.text) == (float8 == built_in)
     assert policy_for(target, RunCard("x", {}, {}, policy=load_policy("w4a8").to_dict())).name == "w4a8"
 
 
@@ -164,9 +164,9 @@ SCORED = {"engine": "fake-quant", "precision": "int8", "dataset": {"name": "x", 
           "device": "cpu"}  # fmt: skip
 
 
-BETTER = "{target} runs cpu best"
-OTHER = "policy {gets} goes into the file. The run card's is {own}"
-OWN = "the run card's policy {own} goes into the file; {target} runs cpu best"
+BETTER = "{target} runs policy cpu best"
+OTHER = "policy {gets} goes into the file, not the run card's {own}"
+OWN = "the run card's policy {own} goes into the file; {target} runs policy cpu best"
 CHOSEN = [  # the card's policy, what was scored, the target, the file's policy, what is said
     *[("qdq", "qdq", name, "qdq", "") for name in ("onnx", "onnxruntime", "tensorrt", "cuda", "torchscript")],
     *[("a16", "a16", "onnx", "a16", ""), ("ft-mode1", "ft-mode1", "cuda", "ft-mode1", "")],

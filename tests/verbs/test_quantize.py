@@ -85,6 +85,7 @@ def test_exports_with_other_options_are_not_reused(run, words, made):
 def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_nothing(run, words, tmp_path):
     (tmp_path / "my own.yaml").write_text("name: mine\nrules:\n  - enable: ['role:gemm_input', 'role:gemm_weight']\n")
     asked = ["--calibrator", "mse", "--split", "val", "--seed", 3, "--half", "none", "--threads", 1, "--batch", 4]
+    asked += ["--score-pictures", 5]
     asked += ["--img-size", 32, "--window", 4, "--weights", "raw"]
     done = run("quantize", *words, "--policy", tmp_path / "my own.yaml", *asked, "--dry-run").ok()
     told = [(name, Command(name).parse(rest)) for _, name, *rest in map(shlex.split, done.out.splitlines())]
@@ -94,6 +95,7 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
     assert calibrate["policy"] == export["policy"] == (str(tmp_path / "my own.yaml"),)
     assert calibrate["cfg"] and (calibrate["method"], calibrate["split"], calibrate["seed"]) == ("mse", "val", 3)
     assert (calibrate["img_size"], calibrate["window"], calibrate["weights"]) == ("32", 4, "raw")
+    assert (calibrate["count"], evaluate["count"]) == (8, 5)
     assert calibrate["batch"] == evaluate["batch"] == 4 and (evaluate["half"], verify["threads"]) == ("none", 1)
 
 
@@ -237,6 +239,10 @@ REFUSED = [
     ("--for cuda --float-type float32", "--float-type float32: the CUDA engine has float16 and bfloat16"),
     ("--int4-weights", "policy onnxruntime has no weights of 4 bits"),
     ("--for tensorrt --int4-weights", "means nothing to --for tensorrt"),
+    ("--passes fst", "no recipe of passes 'fst'; did you mean fast?"),
+    ("--max-unreadable 5", "--max-unreadable 5.0: a share from 0 to 1"),
+    ("--off no.such.layer", "no.such.layer"),
+    ("--score-pictures 0", "--score-pictures 0: takes so many, at least 1, of a place's val"),
 ]
 
 
@@ -351,7 +357,7 @@ def test_quantize_in_memory_does_all_that_it_is_asked_for(model, pictures, tmp_p
     assert (record["percentile"], record["exact"], record["seed"], record["split"]) == (99.5, True, 3, "train")
     assert {result.precision for result in made.evaluation.results} == {"float32", "int8"}
     known = {"model", "pictures", "backend", "folder", "policy", "scored_on", "half", *asked, *timing}
-    elsewhere = {"config", "dry_run", "budget", "int4_weights", "tune"}  # above, and test_search.py
+    elsewhere = {"config", "dry_run", "budget", "int4_weights", "score_pictures", "tune"}  # above, and test_search.py
     assert {*inspect.signature(sq.quantize).parameters} == known | elsewhere
 
 

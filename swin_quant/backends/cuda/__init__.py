@@ -17,6 +17,7 @@ BACKEND = Backend(
         float_type="float16",
         next_step=("swin-quant verify {file} --data-path {data}",),
         file_name="{name}_{precision}_cuda.safetensors",
+        classifiers=("swin", "swinv2"),
     ),
     writes="one file for our own Triton kernels",
     runs_on="GPUs of sm 80 and newer; here an emulator",

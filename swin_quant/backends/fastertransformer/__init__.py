@@ -21,6 +21,7 @@ BACKEND = Backend(
         only=True,
         next_step=("swin-quant verify {file} --data-path {data}",),
         file_name="{name}_{precision}_sm80.safetensors",
+        classifiers=("swin", "swinv2"),
     ),
     writes="calibrated .pth, weight list, manifest, loader",
     runs_on="FasterTransformer; here an emulator",

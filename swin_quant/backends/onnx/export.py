@@ -97,6 +97,11 @@ def export(model: Classifier, card: RunCard, folder: str | Path, options: OnnxOp
     if options.labels and len(options.labels) != model.classes:
         raise UsageError(f"‹labels›: {len(options.labels)} labels for {model.classes} classes: give one each, in order")
     rewriter = get_rewriter(model)
+    if options.float_type is None and options.floats == "float16" and rewriter.halve is None:
+        told = "%s: float layers are float32 in this file, since float16 is for Swin classifiers alone: "
+        told += "its engine needs ‹allow_float32›, and " if options.precision == "int8" else ""
+        log.warning(told + "it may be slower than a float16 model", card.name)
+        options = replace(options, float_type="float32")
     rewrites = rewriter.chosen(options)
     choose_nodes(model, card, options)
     settings = [node.setting for node in enabled_nodes(model).values()]

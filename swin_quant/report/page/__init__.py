@@ -59,7 +59,7 @@ def page(checkpoints: Sequence[PageData]) -> str:
     facts = json.dumps(finite(_facts(shown, drawn)), ensure_ascii=True, separators=(",", ":"))
     sections = dict(_sections(checkpoints, cards, shown, drawn))
     names = list(dict.fromkeys(checkpoint.title for checkpoint in checkpoints))
-    title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: INT8 beside float"
+    title = f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}: quantized beside float"
     when = " to ".join(sorted({day(card.created for card in cards)[:10] for day in (min, max)}))
     parts = {
         "title": _text(title),

@@ -78,6 +78,6 @@ def serve_describes_it_as_its_package(file, package):
 
 def test_fastertransformer_has_classifiers_only(exports, tmp_path, run):
     words = ["--for", "fastertransformer", "--output-kind", "features", "--output", tmp_path]
-    said = "FasterTransformer has kernels of Swin V1 and V2 as classifiers only"
+    said = "--for fastertransformer runs Swin V1 and V2 as classifiers only"
     done = run("export", exports.checkpoint, *words)
     assert done.code == 2 and said in done.err.splitlines()[-1]
