@@ -62,7 +62,8 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
         assert open_artifact(file).record["options"]["rewrites"] == []
     done = run("export", calibrated, "--for", "tensorrt", "--output", tmp_path / "tensorrt").ok()
     graph = onnx.load(done.out.strip()).graph
-    assert {tensor.data_type for tensor in graph.initializer if tensor.name.endswith("bias")} == {onnx.TensorProto.FLOAT}
+    biases = {tensor.data_type for tensor in graph.initializer if tensor.name.endswith("bias")}
+    assert biases == {onnx.TensorProto.FLOAT}
     assert "float layers are float32 in this file" in done.err
     for backend in ("cuda", "fastertransformer"):
         refused = run("export", calibrated, "--for", backend, "--output", tmp_path / "new").error(2)

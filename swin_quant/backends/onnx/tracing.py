@@ -1,16 +1,22 @@
 """Shorter ways through torch's exporter to ONNX, to the same graph.
 
-torch.export records a cast for each `x.float()`, also where x is float32, and torch.onnx.export traces the recorded
-program a second time to decompose operators that ONNX lacks. Most networks have none of these.
+torch.export records a cast for each `x.float()`, also where x is float32, and the lines of Python behind each operator.
+torch.onnx.export traces the recorded program a second time to decompose operators that ONNX lacks, which most networks
+have none of, and computes each operator once more to see where types are promoted. What it reads for that, it reads
+anew for each namespace of operators (the list of all), export (the translations) and node (its ONNX schema).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, fx
+from torch._export import utils
 from torch.export import ExportedProgram
 from torch.overrides import TorchFunctionMode
 
@@ -22,20 +28,62 @@ _RESHAPES = (_aten.flatten.using_ints, _aten.unflatten.int)
 
 @contextmanager
 def short_traces() -> Iterator[None]:
-    """Inside the context, torch.onnx.export records no idle operations, and decomposes only what it must."""
-    decompose = ExportedProgram.run_decompositions
+    """Inside the context, torch.onnx.export records no idle operations, and computes nothing again that is known."""
+    from onnx_ir.schemas import OpSignature
+    from torch.onnx._internal.exporter import _registration
+    from torch.onnx._internal.fx.passes import type_promotion
+
+    decompose, interpreter = ExportedProgram.run_decompositions, type_promotion._TypePromotionInterpreter
 
     def decompose_if_needed(program: ExportedProgram, table: Any = None, **options: Any) -> ExportedProgram:
         if table is not None and is_translated(program, table):
             return program
         return decompose(program, table, **options)
 
-    try:
-        ExportedProgram.run_decompositions = decompose_if_needed  # type: ignore[method-assign]
-        with _WithoutIdleOperations():
-            yield
-    finally:
-        ExportedProgram.run_decompositions = decompose  # type: ignore[method-assign]
+    def promote(self: Any, node: fx.Node) -> Any:
+        with self._set_current_node(node):
+            if rule := type_promotion.get_type_promotion_rule(node, self.type_promotion_table):
+                self._maybe_promote_node(node, rule)
+        is_known = node.op == "call_function" and "val" in node.meta
+        return node.meta["val"] if is_known else fx.Interpreter.run_node(self, node)
+
+    read, signatures = OpSignature.from_op_schema, dict[Any, Any]()
+
+    def signature(schema: Any) -> Any:
+        key = schema.domain, schema.name, schema.since_version
+        if key not in signatures:
+            signatures[key] = read(schema)
+        return signatures[key]
+
+    changes: list[tuple[Any, str, Any]] = [
+        (fx.config, "do_not_emit_stack_traces", True),
+        (ExportedProgram, "run_decompositions", decompose_if_needed),
+        (interpreter, "run_node", promote),
+        (utils, "_materialize_cpp_cia_ops", cache(utils._materialize_cpp_cia_ops)),
+        (_registration.onnxscript_apis, "get_torchlib_ops", _list_translations),
+        (OpSignature, "from_op_schema", signature),
+    ]
+    with ExitStack() as changed:
+        for place, name, value in changes:
+            changed.enter_context(patch.object(place, name, value))
+        changed.enter_context(_WithoutIdleOperations())
+        yield
+
+
+@cache
+def _list_translations() -> list[Any]:
+    """onnxscript's translations, without a field for which it parses the source of each."""
+    from onnxscript.function_libs.torch_lib import ops, registration  # `ops` registers them
+
+    del ops
+    kinds = ((False, "overloads"), (True, "complex"))
+    return [
+        SimpleNamespace(qualified_name=name, function=function, is_complex=is_complex)
+        for name, found in registration.default_registry.items()
+        if not name.startswith("internal::")
+        for is_complex, kind in kinds
+        for function in getattr(found, kind)
+    ]
 
 
 class _WithoutIdleOperations(TorchFunctionMode):

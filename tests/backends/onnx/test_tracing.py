@@ -27,6 +27,14 @@ class Half(nn.Module):
         return (x * 4097).half().float()
 
 
+class Promoted(nn.Module):
+    """Sums and quotients of floats and whole numbers, of which ONNX has none."""
+
+    def forward(self, x):
+        numbers = torch.arange(4)
+        return x + numbers + numbers / 3 - (x * 4).to(torch.int32) * 0.5
+
+
 class Uneven(nn.Module):
     """Three chunks of four: torch makes two."""
 
@@ -71,8 +79,8 @@ def write(module, images, file):
 
 @pytest.mark.parametrize(
     ("module", "times"),
-    [(Idle(), 0), (Half(), 0), (Uneven(), 1), (InPlace(), 1), (Unknown(), 1)],
-    ids=["idle", "half", "uneven", "in place", "unknown"],
+    [(Idle(), 0), (Half(), 0), (Promoted(), 0), (Uneven(), 1), (InPlace(), 1), (Unknown(), 1)],
+    ids=["idle", "half", "promoted", "uneven", "in place", "unknown"],
 )
 def test_a_file_computes_what_the_module_does_for_any_batch(module, times, decomposed, tmp_path):
     images = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(1))
@@ -81,7 +89,7 @@ def test_a_file_computes_what_the_module_does_for_any_batch(module, times, decom
     torch.testing.assert_close(torch.from_numpy(found), module(images), rtol=1e-6, atol=1e-6)
     assert len(decomposed) == times
     held = {node.op_type for node in onnx.load(tmp_path / "x.onnx").graph.node}
-    assert ("Cast" in held) == isinstance(module, Half) and "Dropout" not in held
+    assert ("Cast" in held) == isinstance(module, Half | Promoted) and "Dropout" not in held
 
 
 def test_torch_is_left_as_it_was(decomposed):
