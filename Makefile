@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip install --no-compile --disable-pip-version-check --c
 # Keep compiled modules whatever the environment says: else each worker and each command compiles all of them again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all nightly quick-tests all-tests kernels dry-run faults releases fuzz test-cpus lint pins dist site clean
+.PHONY: help demo test test-all nightly quick-tests all-tests slow-tests kernels dry-run faults releases fuzz test-cpus lint pins dist site clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -40,6 +40,9 @@ test-all: $(STAMP)  ## lint, and every test but nightly ones: what CI runs
 
 quick-tests:
 	$(PYTEST) -m "not slow and not kernels and not nightly"
+
+slow-tests: $(STAMP)  ## measure which tests are slow, and list them in tests/slow.txt
+	$(PYTEST) -m "not nightly" --durations=0 --durations-min=0.4 | $(BIN)/python tools/slow_tests.py
 
 all-tests:
 	$(PYTEST) -m "not nightly"

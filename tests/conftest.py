@@ -97,8 +97,14 @@ def pytest_configure(config):
         config.pluginmanager.register(SkipReport(), "skips")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` leaves tests out
 def pytest_collection_modifyitems(items):
-    """Begin with the demo and the files that have slow tests: minutes at the end would leave the other workers idle."""
+    """Mark what tests/slow.txt lists (`make slow-tests` measures it). Begin with the demo and the files that have slow
+    tests: minutes at the end would leave the other workers idle."""
+    listed = {*Path(__file__).with_name("slow.txt").read_text().split()}
+    for item in items:
+        if item.nodeid.partition("[")[0] in listed:
+            item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path.name != "test_demo.py", item.path not in slow))
 

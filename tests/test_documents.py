@@ -86,7 +86,6 @@ def commands():
                 yield line.split("  #")[0].strip()
 
 
-@pytest.mark.slow
 @exact_int8
 def test_the_commands_of_the_readme(reader, run, monkeypatch):
     monkeypatch.chdir(reader)
@@ -130,7 +129,6 @@ def test_the_package_of_docs_extending(install, run, pictures, tmp_path, monkeyp
         assert done.code == 0, (line, done)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", share(["README.md", "docs/python.md"], 2))
 def test_the_python_of_documents(page, reader, monkeypatch, capsys):
     monkeypatch.chdir(reader)
@@ -141,7 +139,6 @@ def test_the_python_of_documents(page, reader, monkeypatch, capsys):
     assert "Δ acc@1" in capsys.readouterr().out and any((reader / "out").glob("*_openvino.onnx"))
 
 
-@pytest.mark.slow
 def test_the_page_is_what_the_limits_say():
     page = runpy.run_path(str(ROOT / "scripts" / "support_matrix.py"))["page"]()
     assert (ROOT / "docs" / "support.md").read_text() == page, "python scripts/support_matrix.py"

@@ -76,7 +76,6 @@ def test_every_script_is_tried():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SCRIPTS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("script", share(SCRIPTS, 2))
 def test_a_script(script, place, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, *(word.format(**place) for word in SCRIPTS[script])])
@@ -95,7 +94,6 @@ def test_there_are_notebooks_without_old_results():
         assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")], book.name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("book", share(BOOKS, 2), ids=lambda book: book.stem)
 @exact_int8
 def test_every_cell_of_a_notebook_runs(book, place, monkeypatch):

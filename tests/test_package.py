@@ -5,7 +5,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
 import tomllib
 
 import swin_quant
@@ -66,7 +65,6 @@ for name in COMMANDS:
 """
 
 
-@pytest.mark.slow
 def test_the_wheel_alone_gives_the_commands(tmp_path):
     """Built here or by CI (BUILT), installed and started elsewhere: every command, with all files that it reads."""
     quiet = {"cwd": ROOT, "check": True, "capture_output": True, "text": True}

@@ -26,7 +26,6 @@ def site(tmp_path):
     return tmp_path / "site"
 
 
-@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_fetches_nothing(site):
     pages = {page.name: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
     assert {"index.html", "quantize.html", "support.html", "api.html", "commands.html"} <= set(pages)

@@ -124,7 +124,6 @@ def test_a_float16_file_is_given_float16(small_net, artifact_of, images):
         engine(torch.zeros(1, 3, 9, 9))
 
 
-@pytest.mark.slow
 def test_a_signal_after_the_last_engine_has_gone_is_heard(small_net, artifact_of, images):
     """On CPUs with AMX the library makes signals arrive on its own stack, which it used to free with the last
     engine."""

@@ -50,12 +50,10 @@ def test_what_ranks_send_each_other_runs_nothing(ranks, monkeypatch):
     assert ranks(work) == [(names, 15.0, (3, (1, 2), None), None)] * 2
 
 
-@pytest.mark.slow
 def test_a_rank_that_is_slow_at_the_end_is_waited_for(ranks):
     assert ranks(lambda world: time.sleep(2 * world.rank)) == [None, None]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("late", "seconds", "times", "tick"),
     [

@@ -130,7 +130,6 @@ def mmpretrain():
     return pytest.importorskip("mmpretrain.models.backbones")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("version", "sizes"), [("", [(224, 224), (448, 448), (224, 320)]), ("V2", [(256, 256)])])
 @pytest.mark.parametrize("outputs", [(0, 1, 2, 3), (3,)])
 def test_mmpretrains_backbones_at_their_published_size(version, sizes, outputs, mmpretrain, tmp_path, caplog):
@@ -153,7 +152,6 @@ def test_mmpretrains_backbones_at_their_published_size(version, sizes, outputs, 
             ours(torch.randn(1, 3, 160, 160))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("version", "windows"), [(3, "mmpretrain"), (1, "detection")])
 def test_the_versions_in_a_state_dict_tell_the_library(version, windows, mmpretrain, tmp_path, caplog):
     """mmpretrain's module has version 3; those of mmdetection and mmsegmentation have torch's own, 1."""

@@ -175,7 +175,6 @@ def load(tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     share([(V1, "timm"), (V1, "Microsoft"), (V2, "Microsoft"), (V2, "timm"), (V1, "Lightning"), (V2, "Lightning")], 2),
@@ -190,7 +189,6 @@ def test_a_classifier_gives_its_publisher_s_logits(kind, name, load):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
@@ -206,7 +204,6 @@ def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 def test_a_model_of_timm_takes_the_names_of_another_publisher(load):
     """`models/test_timm` has timm's own names."""
     model = randomised(timm.create_model(V1, num_classes=37))
@@ -216,7 +213,6 @@ def test_a_model_of_timm_takes_the_names_of_another_publisher(load):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 def test_weights_chooses_among_the_encoders_of_moby(load):
     """Its file holds an encoder, and the average of it, `encoder_k`."""
     models = {prefix: randomised(timm.create_model(V1, num_classes=0)) for prefix in ("encoder.", "encoder_k.")}
@@ -236,7 +232,6 @@ def test_weights_chooses_among_the_encoders_of_moby(load):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 def test_a_backbone_of_detectron2_gives_the_maps_of_its_stages(load):
     """Its code pads and always shifts; at 224 pixels with four whole windows a map, timm's stages compute the same."""
     model = randomised(timm.create_model(V1, img_size=448))
@@ -254,7 +249,6 @@ def test_a_backbone_of_detectron2_gives_the_maps_of_its_stages(load):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
 def test_a_swin_of_masked_image_modelling_gives_its_embedding(load, kind):
     sizes = {"image_size": 256, "window_size": 8} if kind == "Swinv2" else {}
@@ -267,7 +261,6 @@ def test_a_swin_of_masked_image_modelling_gives_its_embedding(load, kind):
 
 
 @torch.no_grad()
-@pytest.mark.slow
 def test_the_last_norm_of_a_backbone_is_that_of_its_embedding(load):
     model = timm.create_model(V1).eval()
     state = published.microsoft_names(model.state_dict())
@@ -320,7 +313,6 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_names_its_kind_and_the_way(load, name):
     make, says = REFUSED[name]
@@ -329,7 +321,6 @@ def test_what_is_refused_names_its_kind_and_the_way(load, name):
     assert "damaged" not in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [detr, of_smp])
 def test_the_backbone_of_a_larger_model_opens_with_features(load, make):
     model = load(make().state_dict(), output_kind="features")

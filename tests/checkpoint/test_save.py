@@ -61,7 +61,6 @@ def test_ranges_of_rows_that_follow_from_the_weight_are_saved_as_the_range_of_th
     assert torch.equal(calibrated_state(made)[f"{name}._amax"], weight.abs().max() if share == 1 else ranges)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("amax", [None, torch.tensor(0.0), torch.tensor(float("nan")), torch.tensor(float("inf"))])
 def test_a_model_with_a_node_that_has_no_range_is_not_saved(tmp_path, amax):
     made = model("swin")

@@ -32,7 +32,6 @@ CASES = [pytest.param(name, marks=[pytest.mark.nightly] * (name not in CHOSEN)) 
 HEADLESS = {"vit_tiny_patch16_dinov3_qkvb", "sam2_hiera_tiny"}  # without classes: they give an embedding
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_family_loads_and_computes_what_timm_computes(name, tmp_path):
     torch.manual_seed(0)

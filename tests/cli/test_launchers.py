@@ -35,7 +35,6 @@ def calibrate(micro, pictures, tmp_path):
     return go
 
 
-@pytest.mark.slow
 def test_the_line_of_fastertransformer_s_guide_runs_to_its_last_line(calibrate, tmp_path):
     """As the guide starts it: torch.distributed.launch, one process."""
     done = calibrate("launch")
@@ -61,7 +60,6 @@ def test_every_launcher_starts_main_py_and_gives_the_same_bits(calibrate, tmp_pa
     assert {result["pictures"] for result in cards[1]["results"]} == {7}
 
 
-@pytest.mark.slow
 def test_calibrate_py_is_the_command(micro, pictures, tmp_path):
     words = [sys.executable, "calibrate.py", "--cfg", micro / "swin.yaml", "--checkpoint", tmp_path / "no.pth"]
     words += ["--data-path", pictures]

@@ -39,7 +39,6 @@ def both(run, forked, scoring_flags, card_of, tmp_path):
     return go
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", share([["--calibrator", "percentile", "--exact"], ["--calibrator", "max"]], 2))
 def test_two_ranks_give_the_ranges_and_figures_of_one(both, float_flags, how):
     """3 batches and 7 pictures of val: the ranks' shares are unequal in both passes."""
@@ -122,7 +121,6 @@ def test_ranks_agree_on_whether_pictures_are_of_several_sizes(forked, float_flag
     assert [done.code for done in refused] == [2, 2] and "needs pictures of one size" in refused[0].err
 
 
-@pytest.mark.slow
 def test_a_picture_that_cannot_be_read_is_of_no_size(run, float_flags, wide, card_of, tmp_path):
     flags = [*float_flags, "--data-path", wide((48, 32), (48, 32), None, (48, 32)), "--output-kind", "features",
              "--policy", "qdq", "--opts", "TEST.SHAPE", "whole"]  # fmt: skip
@@ -150,7 +148,6 @@ def refuse():
     raise SwinQuantError("the moon is full")
 
 
-@pytest.mark.slow
 def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path):
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     other, failed = forked(2, "calibrate", *flags, before=dies(1, refuse))
@@ -159,7 +156,6 @@ def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path
     assert snapshot(tmp_path / "out") == {}
 
 
-@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_other(forked, float_flags, snapshot, tmp_path):
     """The other waits in a collective, where the broken connection shows at once."""
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
@@ -218,7 +214,6 @@ def test_a_port_that_is_taken(run, float_flags, monkeypatch):
     assert f"cannot meet the other ranks at 127.0.0.1:{place['MASTER_PORT']}" in line and "in use" in line
 
 
-@pytest.mark.slow
 def test_what_runs_in_one_process_says_so(forked, tmp_path):
     ends = forked(2, "demo", "--output", tmp_path / "out")
     assert all("without torchrun" in done.error(2) or "without torchrun" in done.error(1) for done in ends)

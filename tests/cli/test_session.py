@@ -54,7 +54,6 @@ print(code, [name for name in slow if name in sys.modules], time.process_time() 
     assert done.stderr == "0 [] True\n"
 
 
-@pytest.mark.slow
 def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     flags = [*float_flags, "--policy", "ft-mode1", "--output", tmp_path]
     loud, quiet = run("calibrate", *flags), run("calibrate", *flags, "--quiet")
@@ -64,7 +63,6 @@ def test_quiet_prints_results_and_warnings_only(run, float_flags, tmp_path):
     assert weights.code == 0  # a calibrated checkpoint can be calibrated again
 
 
-@pytest.mark.slow
 def test_without_output_a_command_writes_beside_the_ones_before_it(run, float_flags, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.chdir(tmp_path)
@@ -117,7 +115,6 @@ def test_a_worker_process_is_no_obstacle_to_ctrl_c(fork, float_flags, tmp_path):
     assert "interrupted" in child.wait().error(130)
 
 
-@pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own_and_a_reader_that_has_seen_enough(float_flags, tmp_path):
     """A fork cannot show start-up and the end of the interpreter. `show | head -1` is no error."""
     hook = "import time, sys; from swin_quant import cli; from swin_quant.data.loader import DrawnBatches; "

@@ -116,7 +116,6 @@ BOMBS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_small_file_takes_no_more_memory_than_it_should(tmp_path, pyarrow, files, name):
     columns, options, said = BOMBS[name]

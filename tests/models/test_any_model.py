@@ -48,7 +48,6 @@ def name(request):
     return request.param
 
 
-@pytest.mark.slow
 def test_it_computes_what_timm_does_and_keeps_its_names(name, images, tmp_path):
     model = family(name)
     extra = {"img_size": 32} if name.startswith(("vit", "deit")) else {}
@@ -84,7 +83,6 @@ def test_calibrated_folded_saved_and_read(name, images, tmp_path):
         torch.testing.assert_close(other(images), simulated)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", share([name for name in FAMILIES if name != "resnet50"], 3))
 def test_an_engine_computes_what_was_simulated(name, images, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -188,7 +188,6 @@ MODULES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODULES)
 def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_path):
     given, module, fresh = alike(MODULES[kind], 3)
@@ -207,13 +206,11 @@ def test_it_computes_what_the_module_does_in_float_in_int8_and_loaded(kind, tmp_
     assert torch.equal(loaded(x), model(x))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(MODULES, 9))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     check_engine(MODULES[kind], ["equalize"], tmp_path)
 
 
-@pytest.mark.slow
 @exact_int8
 def test_openvino_leaves_out_the_rounding_of_a_convolution_that_is_added_to_a_relu(tmp_path):
     """Its answers are those of fake-quant without this one node, and no farther from the module than with it."""
@@ -277,7 +274,6 @@ def test_a_module_that_cannot_be_captured_is_one_true_line(kind):
     assert str(caught.value).startswith("x: ") and why in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
 def test_an_operation_without_a_form_in_onnx_is_named(tmp_path):
     pytest.importorskip("onnxruntime")
     module = _two(lambda net, x: net.b(torch.linalg.inv(net.a(x) + 3 * torch.eye(6))))().eval()

@@ -94,7 +94,6 @@ def quantized(tiny_model, use_policy):
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy"), share([("swinv2", "ft-mode1"), ("swin", "qdq")], 2))
 def test_export_serves_any_batch(kind, policy, quantized):
     model = quantized(kind, policy)
@@ -109,7 +108,6 @@ def test_export_serves_any_batch(kind, policy, quantized):
             assert torch.equal(exported(x), model(x))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_compile_makes_one_graph(kind, quantized):
     torch._dynamo.reset()

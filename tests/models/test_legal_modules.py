@@ -231,7 +231,6 @@ def test_it_computes_what_the_module_does_in_float_and_in_int8(kind):
     assert wanted.square().sum() > 1000 * noise.square().sum()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(MODULES, 12))
 def test_an_engine_computes_what_the_module_does(kind, tmp_path):
     check_engine(MODULES[kind], [], tmp_path)

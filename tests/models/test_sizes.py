@@ -36,7 +36,6 @@ def test_another_size_is_refused_in_words(model):
                 run(torch.randn(*shape))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["swin", "wrapped"], indirect=True)
 def test_the_check_stays_when_a_model_is_compiled_or_exported(model):
     compiled = torch.compile(model.module, dynamic=True, backend="eager")

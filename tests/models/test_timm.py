@@ -24,7 +24,6 @@ SLIM = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "timm_name"), share(SLIM, 2), ids=[name for name, _ in SLIM])
 def test_every_window_and_pretrained_window(name, timm_name, randomise):
     heads = [4, 8, 16, 32] if "c24" in name else [1, 2, 4, 8]
@@ -86,7 +85,7 @@ def theirs(name, state, **options):
     return model.eval()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", share(NAMES[:1] + ["convnext_atto", "mobilenetv3_small_050"], 3))
 def test_maps_are_those_of_features_only_at_any_size(name):
     ours = made(name, "features")
     expected = theirs(name, made(name).state_dict(), features_only=True)
@@ -97,7 +96,6 @@ def test_maps_are_those_of_features_only_at_any_size(name):
     assert ours.output_stages == tuple(range(len(expected.feature_info)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     share(

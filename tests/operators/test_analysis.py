@@ -52,7 +52,6 @@ EXPORTED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", EXPORTED)
 def test_torch_writes_what_the_table_says(name):

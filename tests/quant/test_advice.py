@@ -67,7 +67,6 @@ def test_branches_that_do_nothing_and_values_beyond_float16(subject):
     assert found["beyond-half"].warns and "float16" in found["beyond-half"].text
 
 
-@pytest.mark.slow
 def test_four_bits_ask_for_a_recipe_once_and_not_where_it_would_be_refused(subject):
     findings = subject(bits=4, method="mse")[1]
     assert "passes" in kinds(findings)

@@ -78,7 +78,6 @@ def test_models_that_mix_pictures_run_one_by_one_with_one_message(caplog):
     assert caplog.text.count("one picture at a time") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_threads_change_no_count_of_a_model(kind, tiny_model, threads):
     model, images = tiny_model(kind), torch.randn(3, 3, 32, 32)

@@ -75,7 +75,6 @@ def test_exact_mode_counts_every_value_and_the_maximum_is_that_of_all_in_any_mod
         assert statistics.counts.tolist() == counts.long().tolist(), name
 
 
-@pytest.mark.slow
 @KINDS
 def test_methods_differ_weights_take_their_maximum_and_no_range_is_above_max(kind, tiny_model):
     model = tiny_model(kind, **SMALL)
@@ -226,7 +225,6 @@ def test_an_overflow_inside_attention_names_its_node(tiny_model):
         calibrate(model, [torch.randn(2, 3, 32, 32)])
 
 
-@pytest.mark.slow
 def test_dead_nodes_are_listed_and_get_a_positive_range(tiny_config):
     """A new V2 adds nothing in its branches: exactly their operands are zero."""
     model = build_model(tiny_config("swinv2", **SMALL))

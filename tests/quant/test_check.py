@@ -82,7 +82,6 @@ def test_the_methods_of_mixed_bits_are_compared_with_each_alone(subject):
     assert set(check.others) == {"max", "percentile", "mse", "entropy"}
 
 
-@pytest.mark.slow
 def test_no_method_is_named_that_is_refused_for_float8(subject):
     """Entropy only takes equal steps: the advice could not be followed."""
     model, calibration, batches = subject()

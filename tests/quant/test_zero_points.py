@@ -101,7 +101,6 @@ def test_learning_moves_the_width_and_keeps_the_zero_point():
     assert (node.bounds[1] - node.bounds[0]).item() == pytest.approx(1e-3 * (3.17 + 1.3)) and node.grid == grid
 
 
-@pytest.mark.slow
 def test_compiles_into_one_graph_and_exports():
     node, x = node_between(-0.17, 3.0), torch.randn(50)
     expected = node(x)

@@ -20,7 +20,6 @@ def work(job):
     return len(SEEN), os.getpid()
 
 
-@pytest.mark.slow
 def test_what_ends_a_job_ends_no_other():
     jobs = JobProcess(work)
     try:

@@ -124,7 +124,6 @@ RECIPES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stop"),
     share(
@@ -190,7 +189,6 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
     assert signal.getsignal(number) is handler and 5 <= newest(stopped)["position"]["total"] <= 6
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "kind", "place"),
     share(
@@ -229,7 +227,6 @@ def test_qat_that_was_stopped_ends_with_the_same_bits(job, use_policy, mode, kin
     assert untimed(resumed, "epochs.csv") == epochs and len(epochs) == 3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", [(Table, "add"), (Snapshots, "save_best")])
 def test_a_run_that_is_killed_with_results_of_its_first_epoch_goes_on(job, monkeypatch, place):
     """Between its row or best weights and its snapshot: `--continue` used to refuse results without a snapshot."""

@@ -38,7 +38,6 @@ def resnet(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")
     words = ("--pictures", 8, "--batch", 4, "--policy", "cpu", "--output", tmp_path)
@@ -139,7 +138,6 @@ def toy(install, tmp_path):
     return config
 
 
-@pytest.mark.slow
 @exact_int8
 def test_from_a_float_checkpoint_to_onnx_runtime(toy, run, pictures, tmp_path):
     data = ("--data-path", pictures, "--device", "cpu")

@@ -32,7 +32,6 @@ def assert_all(function, *names):
     assert {*inspect.signature(function).parameters} == {*names}
 
 
-@pytest.mark.slow
 def test_package(verb, exported, tmp_path, heard):
     (tmp_path / "names.txt").write_text("one\ntwo\nthree\n")
     calls = heard(verb("package"), "write_package", ends=True)

@@ -74,7 +74,6 @@ def evaluate(run, runs, pictures):
     return go
 
 
-@pytest.mark.slow
 def test_deltas_are_to_the_float_checkpoint_s_own_figures(_runs):
     found, ptq = measured(qat(_runs)), measured(_runs / "ptq" / "swin_micro_calib.pth")
     assert list(found) == [FLOAT32, PTQ, QAT, UNQUANTIZED]
@@ -140,7 +139,6 @@ def test_without_a_run_card_the_user_s_word_counts(run, runs, pictures, write_co
     assert "--opts" not in line and "--replace-head" not in line
 
 
-@pytest.mark.slow
 def test_an_artifact_of_qat_in_a_sibling_folder(run, runs, pictures):
     folder = runs / "out" / "traced"
     run("export", qat(runs), "--for", "torchscript", "--policy", "qdq", "--output", folder).ok()

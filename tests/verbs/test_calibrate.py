@@ -94,7 +94,6 @@ def test_ranges_of_max_are_those_of_the_float_model_on_the_evaluation_transform(
             assert state[f"{name}._amax"].item() == weight.abs().max().item()
 
 
-@pytest.mark.slow
 def test_ranges_that_clip_the_signal_away_are_warned_of_with_the_calibrator_that_does_better(
     run, float_flags, tmp_path
 ):
@@ -149,7 +148,6 @@ def test_refusals_come_before_the_first_forward(run, float_flags, tmp_path, monk
     assert "test" in run(*words, "--split", "test").error(1)
 
 
-@pytest.mark.slow
 def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was(micro, train, monkeypatch):
     one = sq.load(micro / "swin.pth", config=micro / "swin.yaml")
     passes = ["equalize", {"name": "reconstruct", "iterations": 2, "batch": 4}]
@@ -168,7 +166,6 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was(micro, train, m
     assert same(one.module.state_dict(), before)
 
 
-@pytest.mark.slow
 def test_recalibration_keeps_the_passes_that_changed_the_weights(model, train):
     """Passes that only chose ranges are not listed, since their ranges are gone."""
     few = {"name": "range_search", "pictures": 8, "rounds": 2}
@@ -191,7 +188,6 @@ def test_one_picture_is_too_few(run, float_flags, card_of, tmp_path):
     assert "sample" in [one["kind"] for one in card["calibration"]["advice"]]
 
 
-@pytest.mark.slow
 def test_the_sample_is_seeded_and_batches_only_cut_it(calibrate):
     def ranges(*flags):
         state, card = calibrate(*flags)
@@ -250,7 +246,6 @@ def of_8_bits(float_flags, tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_other_bits_are_refused_until_they_are_calibrated(run, scoring_flags, of_8_bits, float_flags, tmp_path):
     four = ["--policy", "ft-mode1", "--aprec", 4]
     line = run("evaluate", *scoring_flags, "--checkpoint", of_8_bits / f"{NAME}.pth", *four).error(2)
@@ -263,7 +258,6 @@ def test_other_bits_are_refused_until_they_are_calibrated(run, scoring_flags, of
     assert "for 4 bits" in run("evaluate", *scoring_flags, "--checkpoint", file, "--policy", "ft-mode1").error(2)
 
 
-@pytest.mark.slow
 def test_export_and_training_refuse_them_unless_that_finds_new_ones(run, scoring_flags, of_8_bits, tmp_path, recipe):
     four = tmp_path / "four.yaml"
     four.write_text("name: four\nrules:\n- {enable: ['role:gemm_input', 'role:gemm_weight'], bits: 4}\n")
@@ -291,7 +285,6 @@ def calibrate_here(run, float_flags, tmp_path):
     return go
 
 
-@pytest.mark.slow
 def test_another_calibration_does_not_replace_what_an_artifact_was_made_of(run, calibrate_here, tmp_path):
     otherwise = ("--policy", "qdq", "--calibrator", "max")
     first, _ = calibrate_here("--policy", "qdq")

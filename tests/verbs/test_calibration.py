@@ -78,7 +78,6 @@ def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeyp
     assert not any(place.startswith("layers.") for place in places())
 
 
-@pytest.mark.slow
 def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(tiny_model, use_policy):
     method, found = Method(), []
     for training in (False, True):
@@ -112,7 +111,6 @@ def told_in(card):
     return {one["kind"]: one for one in card["calibration"]["advice"]}
 
 
-@pytest.mark.slow
 def test_channels_that_stand_out_are_evened_out_unasked_and_said(run, float_flags, planted, card_of, tmp_path):
     flags = [*float_flags, "--checkpoint", planted, "--policy", "ft-mode1", "--output"]
     done = run("calibrate", *flags, tmp_path / "on")
@@ -165,7 +163,6 @@ def changed(changed_once, tmp_path):
     return tmp_path / changed_once.name
 
 
-@pytest.mark.slow
 @exact_int8
 def test_every_backend_computes_what_the_changed_weights_say(run, changed, pictures, tmp_path):
     for target, policy in (("fastertransformer", "ft-mode1"), ("openvino", "cpu")):
@@ -175,7 +172,6 @@ def test_every_backend_computes_what_the_changed_weights_say(run, changed, pictu
         run("verify", file, "--data-path", pictures, "--checkpoint", changed).ok()
 
 
-@pytest.mark.slow
 def test_deltas_are_to_the_file_that_the_user_had(run, changed, pictures, card_of):
     done = run("evaluate", changed, "--data-path", pictures, "--policy", "ft-mode1", "qdq", "--half", "none")
     assert done.code == 0 and "corrected" in done.out, done
@@ -248,7 +244,6 @@ def evened(uneven):
     return make
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy, engine", share([("qdq", "onnxruntime"), ("cuda", "cuda")], 2))
 def test_engines_compute_with_them(policy, engine, evened, tmp_path):
     model = evened(policy)
@@ -259,7 +254,6 @@ def test_engines_compute_with_them(policy, engine, evened, tmp_path):
     assert (found - expected).abs().mean() < max(0.02, noise)
 
 
-@pytest.mark.slow
 def test_fastertransformer_has_no_such_multiplication(evened, uneven, tmp_path):
     with pytest.raises(UsageError, match=r"`equalize` put factors at norm.factors.*under ft-mode1"):
         again = sq.load(evened("qdq").save(tmp_path / "evened.pth"))
@@ -269,7 +263,6 @@ def test_fastertransformer_has_no_such_multiplication(evened, uneven, tmp_path):
     assert sq.export(model, "fastertransformer", tmp_path / "ft").file.is_file()
 
 
-@pytest.mark.slow
 def test_other_tools_get_the_names_that_they_know(evened, tmp_path):
     model = evened("qdq")
     plain = sq.load(model.save(tmp_path / "plain.safetensors"))

@@ -54,7 +54,6 @@ def test_the_card_says_the_form_of_gelu(files):
     assert "degree 5 in the exponent, within 2.8e-7" in fp8["fp8"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", share(FORMS, 2))
 def test_verify_finds_every_form_to_be_the_model(run, files, calibrated_32, pictures, flags):
     words = ("--checkpoint", calibrated_32, "--data-path", pictures, "--pictures", 4, "--device", "cpu")
@@ -62,7 +61,6 @@ def test_verify_finds_every_form_to_be_the_model(run, files, calibrated_32, pict
     assert "cuda (emulated)" in done.out + done.err
 
 
-@pytest.mark.slow
 def test_predict_and_evaluate(run, file, pictures):
     picture = sorted((pictures / "val").rglob("*.png"))[0]
     assert run("predict", file, picture, "--device", "cpu").code == 0

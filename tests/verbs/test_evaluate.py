@@ -195,7 +195,6 @@ def test_half_types(monkeypatch, flags, auto):
     refused(lambda: half_type("int4", CPU), "half int4", kind=UsageError)
 
 
-@pytest.mark.slow
 def test_labelled_tensors_score_as_their_pictures_do(model, train, val, tensors):
     sq.calibrate(model, train, "qdq")
     one, other = sq.evaluate(model, val, half="none"), sq.evaluate(model, tensors("val"), half="none")
@@ -298,7 +297,6 @@ def quantized(model, chosen):
     return {engine.policy: engine for engine in engines.values() if engine.policy}
 
 
-@pytest.mark.slow
 @torch.no_grad()
 def test_any_list_in_any_order_scores_as_each_alone(checkpoints, micro):
     cfg = load_config(micro / "swin.yaml")

@@ -181,7 +181,6 @@ def test_further_arguments_of_export(file, tmp_path, heard):
     assert names_of("export") == {*OPTIONS, *more, *(name for one in asked for name in one)}
 
 
-@pytest.mark.slow
 def test_an_export_is_compared_where_it_is_asked_for(tensors, tmp_path, heard):
     compared = heard(VERBS["export"], "beside_fake_quant")
     model = sq.wrap(nn.Sequential(nn.Flatten(), nn.Linear(3072, 3)), 32)
@@ -239,7 +238,6 @@ def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, hear
     assert names_of("finetune") == known | {"distill", "half", "no_eval"}
 
 
-@pytest.mark.slow
 def test_finetune_scores_as_it_is_asked_to(file, pictures, tmp_path):
     how = {"epochs": 1, "batch_size": 4, "changes": {"augment.crop": "padded"}}
     scored = sq.finetune(file, pictures, tmp_path / "scored", half="bfloat16", distill=True, **how)

@@ -32,7 +32,6 @@ def exported(done):
     return open_artifact(done.ok().out.strip())
 
 
-@pytest.mark.slow
 def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_path):
     done = run("export", "--checkpoint", calibrated, "--for", "openvino", "--output", tmp_path / "new")
     artifact = exported(done)
@@ -59,7 +58,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", share(CHANGES, 2))
 def test_a_policy_is_changed_in_place_as_python_changes_it(run, calibrated, tmp_path, change):
     flags, changed = CHANGES[change]
@@ -199,7 +197,6 @@ def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that
     assert "not the built-in cpu: policy cpu takes that one" in caplog.text and "cpu (mine " in caplog.text
 
 
-@pytest.mark.slow
 def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, calibrated, tmp_path):
     model = sq.load(calibrated)
     before = model.nodes()
@@ -276,7 +273,6 @@ def test_the_fastest_of_the_most_accurate_files_is_chosen(rows):
     assert all(row["sqnr_db"] < most - 0.3 or prod(row["ms"].values()) >= prod(best["ms"].values()) for row in rows)
 
 
-@pytest.mark.slow
 def test_the_fastest_file_is_written_and_its_card_has_the_comparison(run, calibrated, tmp_path, quick):
     done = run("export", calibrated, "--for", "openvino", "--tune", "--output", tmp_path).ok()
     artifact = open_artifact(done.out.strip())

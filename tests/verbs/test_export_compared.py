@@ -68,7 +68,6 @@ def noisy(monkeypatch):
     return break_it
 
 
-@pytest.mark.slow
 @exact_int8
 def test_it_is_compared_on_what_calibrated_it_and_its_card_says_so(model, images, tmp_path, said):
     made = sq.export(model, "openvino", tmp_path)
@@ -92,7 +91,6 @@ def test_without_examples_noise_in_the_calibrated_range_is_compared(model, image
     assert said()[0].endswith(f" on 16 inputs of seeded noise up to {input_amax(again.module):.3g}, as calibrated")
 
 
-@pytest.mark.slow
 @exact_int8
 def test_an_engine_that_computes_something_else_leaves_nothing_behind(model, tmp_path, noisy):
     noisy(0.2)
@@ -105,14 +103,12 @@ def test_an_engine_that_computes_something_else_leaves_nothing_behind(model, tmp
     assert sq.export(model, "openvino", tmp_path, compared=False).file.exists()
 
 
-@pytest.mark.slow
 def test_a_cpu_that_saturates_is_warned_of_and_the_file_stays(model, tmp_path, noisy):
     noisy(0.2, caution="this CPU has no VNNI")
     made = sq.export(model, "openvino", tmp_path)
     assert made.file.exists() and made.card.verification[0]["passed"] is False
 
 
-@pytest.mark.slow
 def test_without_an_engine_a_line_says_that_it_was_not_compared(model, tmp_path, said, monkeypatch):
     sq.export(model, "tensorrt", tmp_path, "qdq", float_type="float32")
     assert said()[0].endswith("not compared with fake-quant: tensorrt builds its engine from this file")
@@ -135,7 +131,6 @@ def test_a_likeness_leaves_what_chance_does():
     assert not lost.spare_db >= 0
 
 
-@pytest.mark.slow
 def test_artifacts_are_timed_beside_each_other_and_aligned_with_their_model(model, images, tmp_path, run):
     quantized, plain = (sq.export(model, "onnxruntime", tmp_path, precision=what) for what in ("int8", "float"))
     words = [plain.file, quantized.file, "--no-accuracy", "--batch", 2, "--threads", 1, "--json"]

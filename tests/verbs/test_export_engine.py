@@ -58,7 +58,6 @@ def trt(monkeypatch):
     return module
 
 
-@pytest.mark.slow
 def test_from_an_export_to_an_engine_that_scores_like_the_model(run, trt, exported, onnx_file):
     done = run("export", onnx_file, *TENSORRT, "--max-batch", 16).ok()
     assert "trtexec --onnx=" in done.err and "--maxShapes=images:16x3x32x32" in done.err
@@ -118,7 +117,6 @@ def calibrated_export(calibrated, tmp_path_factory):
     return folder / "swin_micro_fp8_tensorrt.onnx"
 
 
-@pytest.mark.slow
 def test_an_engine_is_verified(run, trt, calibrated_export, pictures, tmp_path):
     done = run("export", calibrated_export, *TENSORRT, "--output", tmp_path, "--opt-batch", 2, "--max-batch", 2).ok()
     engine = tmp_path / "swin_micro_fp8_tensorrt_sm89.engine"
@@ -130,7 +128,6 @@ def test_an_engine_is_verified(run, trt, calibrated_export, pictures, tmp_path):
     assert report["float8_wanted"] > 0 and report["float8_lost"] == 0
 
 
-@pytest.mark.slow
 def test_an_engine_that_computes_something_else_is_told_and_its_card_knows(
     run, trt, calibrated_export, pictures, tmp_path, monkeypatch
 ):

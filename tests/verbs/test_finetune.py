@@ -46,7 +46,6 @@ def weights(file):
     return read_state_dict(file)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("amax", share(["learned", "reestimated"], 2))
 def test_qat_leaves_a_calibrated_checkpoint_its_card_and_logs(
     run, qat_flags, tmp_path, calibrated, micro, card_of, amax
@@ -98,7 +97,6 @@ def test_results_of_the_calibrated_weights_are_not_copied_to_the_trained_ones(
     assert card["created"] > then, "that of the training"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("amax", "policy"), share([("learned", "qdq"), ("frozen", "qdq")], 2))
 def test_the_written_file_scores_as_the_trained_model(run, qat_flags, tmp_path, card_of, policy, amax):
     """The file scores as the trained model did, also with ranges by channel and a weight decayed or driven out of its
@@ -114,7 +112,6 @@ def test_the_written_file_scores_as_the_trained_model(run, qat_flags, tmp_path, 
         assert {**one, "ms_per_picture": None} == {**other, "ms_per_picture": None}
 
 
-@pytest.mark.slow
 def test_fastertransformers_command_calibrates_trains_and_scores(run, ft_flags, tmp_path, monkeypatch, micro, card_of):
     monkeypatch.chdir(tmp_path)
     teach = ["--distill", "--teacher", micro / "swin.pth", "--num-epochs", 1, "--qat-lr", 1e-4]
@@ -160,7 +157,6 @@ def test_without_distillation_qat_is_that_of_fastertransformer(
     assert rows["ours"][0]["loss"] != pytest.approx(loss, rel=1e-4)  # the recipe's drop path of 0.1
 
 
-@pytest.mark.slow
 def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
     flags = ["--amax", "reestimated", "--set", "amax.batches=2"]
     run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--output", tmp_path / "out" / "one").ok()
@@ -183,7 +179,6 @@ def test_a_sharded_rank_without_a_picture_does_not_hang_the_other(forked, qat_fl
     assert card["results"][0]["pictures"] == 1 and card["training"]["epochs"][0]["clipped_share"] > 0
 
 
-@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(run, qat_flags, own_pictures, micro, tmp_path):
     teacher = Path(shutil.copy(micro / "swin.pth", tmp_path))
     words = ["finetune", *qat_flags, "--teacher", teacher, "--distill", "--no-eval", "--epochs", 1]
@@ -255,7 +250,6 @@ def test_bad_input_is_one_line(run, qat_flags, case, tmp_path, micro, pictures):
     assert not list((tmp_path / "out").rglob("*_qat.pth"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("in_memory", share([False, True], 2))
 def test_finetune_is_the_command(model, train, pictures, tmp_path, in_memory):
     small = {"epochs": 1, "batch_size": 4}

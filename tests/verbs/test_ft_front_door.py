@@ -210,7 +210,6 @@ def test_bugs_2_and_13_n_batches_are_n_by_the_evaluation_transform_without_a_gra
     assert {(recording, recorded) for _, recording, recorded, _ in forwards} == {(False, False)}
 
 
-@pytest.mark.slow
 def test_bug_6_flags_of_quantization_are_no_decoration(run, ft_flags, card_of, tmp_path):
     """FasterTransformer parsed and overwrote them; here each is in the policy that was scored (test_evaluate.py has the
     effect)."""

@@ -36,7 +36,6 @@ def test_everything_that_it_names_is_there_and_says_what_it_is():
         _ = sq.nonsense
 
 
-@pytest.mark.slow
 def test_a_calibrated_file_is_loaded_and_saved_with_its_ranges(model, train, tmp_path):
     first = sq.calibrate(model, train, "qdq", method="entropy").save(tmp_path / "first.pth")
     second = sq.load(first).save(tmp_path / "second.pth")
@@ -185,7 +184,6 @@ def after_passes(model, pictures, tmp_path):
     return made
 
 
-@pytest.mark.slow
 def test_corrected_weights_are_no_float_baseline_of_themselves(run, after_passes, scoring_flags, tmp_path):
     """The original of both files is the float file that was calibrated."""
     done = run("evaluate", after_passes(["gptq"], sq.policy("qdq").bits("role:gemm_weight", 4)), *scoring_flags)
@@ -194,7 +192,6 @@ def test_corrected_weights_are_no_float_baseline_of_themselves(run, after_passes
     assert [result["weights"] for result in results] == ["original", "ptq"]
 
 
-@pytest.mark.slow
 def test_passes_that_changed_the_weights_stay_in_the_card(after_passes, micro, card_of):
     """The card keeps `equalize` even though logits equal the original's, since maps of stages may not."""
     card = card_of(after_passes(["equalize", {"name": "range_search", "pictures": 4, "rounds": 1}], "cpu"))

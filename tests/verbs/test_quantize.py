@@ -54,7 +54,6 @@ def made(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "out") / "swin_micro_int8_onnxruntime.json"
 
 
-@pytest.mark.slow
 def test_a_scored_artifact_whose_finished_steps_are_not_repeated(run, words, made, tmp_path, snapshot):
     before = snapshot(tmp_path / "out")
     again = run("quantize", *words)
@@ -147,7 +146,6 @@ def test_a_dry_run_of_pictures_that_are_turned_and_a_seed_of_zero_says_both(micr
 CHANGED = ["--policy", "qdq", "--wprec", 7, "--quant-per-tensor", "--narrow-range", "--off", "layers.0.*", "*.attn.*"]
 
 
-@pytest.mark.slow
 def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quick, tmp_path):
     assert run("quantize", *quick, *CHANGED).code == 0
     files = ("swin_micro_calib.json", "swin_micro_w7a8.torchscript.json")
@@ -157,7 +155,6 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quic
     assert run("quantize", *quick, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_train", [False, True], ids=["flat", "train alone"])
 def test_a_folder_without_a_split_to_score_ends_with_a_verified_file(run, quick, pictures, tmp_path, has_train):
     """Pictures that lie in the folder itself, without classes; and training pictures alone."""
@@ -180,7 +177,6 @@ CHANGES = ["--pictures 12", "--calibrator max", "--policy cpu", "--seed 1", "--p
 CHANGES += ["--opts TEST.CROP True", "--opts MODEL.SWIN.APE True"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_options_need_a_new_calibration(run, words, made, change):
     planned = run("quantize", *words, *change.split(), "--dry-run")
@@ -194,7 +190,6 @@ def test_what_decides_the_file_is_given_to_the_exporter(run, words):
         assert [flag in line for line in lines] == [False, True, on, on]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("split, done", [("train", 0), ("val", 3)])
 def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, words, made, pictures, split, done):
     """There are as many, in a folder of the same name: only their own names differ."""
@@ -205,7 +200,6 @@ def test_other_pictures_at_the_same_place_are_calibrated_and_scored_on(run, word
     assert run("quantize", *words, "--dry-run").out.count("# done") == done
 
 
-@pytest.mark.slow
 def test_a_calibrated_checkpoint_is_not_calibrated_over_itself(run, words, made, snapshot):
     words[0] = made.with_name("swin_micro_calib.pth")
     before = snapshot(made.parent)
@@ -214,7 +208,6 @@ def test_a_calibrated_checkpoint_is_not_calibrated_over_itself(run, words, made,
     assert snapshot(made.parent) == before
 
 
-@pytest.mark.slow
 def test_without_an_engine_here_it_ends_with_the_export(run, words):
     done = run("quantize", *words, "--for", "tensorrt")
     assert done.code == 0 and "neither verified nor scored" in done.out and "tensorrt-cu" in done.out
@@ -222,7 +215,6 @@ def test_without_an_engine_here_it_ends_with_the_export(run, words):
     assert deploy.split()[-1].endswith("swin_micro_int8_tensorrt.onnx") and "export" in last
 
 
-@pytest.mark.slow
 def test_an_artifact_that_computes_something_else_is_not_scored(run, words, monkeypatch, tmp_path):
     monkeypatch.setattr("swin_quant.verbs.verify.get_tolerance", lambda *_: 0.0)
     assert "verification failed" in run("quantize", *words).err
@@ -327,7 +319,6 @@ def file(micro):
     return micro / "swin.pth", micro / "swin.yaml"
 
 
-@pytest.mark.slow
 def test_quantize_is_the_command(file, pictures, tmp_path, run):
     checkpoint, config = file
     place, out = sq.pictures(pictures, "train", 8), tmp_path / "python"
@@ -342,7 +333,6 @@ def test_quantize_is_the_command(file, pictures, tmp_path, run):
     assert is_said(made) and made.verdict.pictures == VAL and made.evaluation.quantized.delta_acc1_se is not None
 
 
-@pytest.mark.slow
 def test_quantize_in_memory_does_all_that_it_is_asked_for(model, pictures, tmp_path, heard):
     """Each argument reaches the step that it is for; a new one has to be named here."""
     calibrate, _, verify, evaluate = (heard(verb, name) for name in ("calibrate", "export", "verify", "evaluate"))

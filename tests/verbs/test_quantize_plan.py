@@ -70,7 +70,6 @@ def test_with_compiled_operators_only_networks_with_other_products_get_7_bits(
     assert f"--policy {policy} --output" in calibration.replace(" --pictures 8", "")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="other CPUs have no such kernels")
 def test_on_such_a_cpu_the_file_is_verified(micro, pictures, tmp_path, monkeypatch):
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")

@@ -147,7 +147,6 @@ def page(run, tmp_path):
     return written
 
 
-@pytest.mark.slow
 def test_every_node_with_the_figures_of_its_file(page, own):
     text = page(own.with_suffix(".json"))
     facts = facts_of(text)
@@ -165,14 +164,12 @@ def test_every_node_with_the_figures_of_its_file(page, own):
     assert f">{card.results[-1]['acc1']:.2f}</td>" in text and "ft-mode1" in text
 
 
-@pytest.mark.slow
 def test_a_folder_of_pictures_is_spoken_of_where_a_command_needs_one(page, own):
     text = page(own.with_suffix(".json"))
     shown = re.findall(r'<td data-title="next"[^>]*>(.*?)</td>', text)
     assert ("DIR is your folder" in text) == any("DIR" in cell for cell in shown)
 
 
-@pytest.mark.slow
 def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(page, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
@@ -186,7 +183,6 @@ def test_nothing_is_fetched_and_nothing_but_its_own_scripts_runs(page, own, tmp_
     assert not re.findall(r'<(?:link|img|script|iframe)[^>]*(?:src|href)="(?!data:)', markup)
 
 
-@pytest.mark.slow
 def test_pictures_that_the_quantized_model_sees_otherwise(page, own, pictures, tmp_path):
     """The page shows as many as the agreement in the card's result implies."""
     text = page(own.with_suffix(".json"), "--data-path", pictures)
@@ -198,7 +194,6 @@ def test_pictures_that_the_quantized_model_sees_otherwise(page, own, pictures, t
     assert text.count("data:image/jpeg") == otherwise
 
 
-@pytest.mark.slow
 def test_a_checkpoint_that_is_gone(page, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     card["checkpoint"]["sha256"] = "0" * 64
@@ -225,7 +220,6 @@ def test_a_missing_library_is_named_with_its_extra(run, own, tmp_path, monkeypat
     assert "[report]" in done.error(2) and not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.slow
 def test_a_search_is_drawn_once_for_each_engine(page, own, tmp_path):
     """The card of an artifact repeats that of its checkpoint."""
     card = RunCard.read(own.with_suffix(".json"))

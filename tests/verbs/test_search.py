@@ -73,7 +73,6 @@ def sqnr(module, policy, batches):
     return 10 * math.log10(expected.square().sum() / error) if error else math.inf
 
 
-@pytest.mark.slow
 def test_the_search_keeps_the_budget_and_is_about_as_fast_as_the_best_subset(clock, model, some, tmp_path):
     """A greedy knapsack loses at most its largest item against the best of all subsets (Dantzig, 1957)."""
     base = load_policy("qdq")
@@ -131,7 +130,6 @@ def test_rounds_that_do_not_agree_tell_nothing(monkeypatch, rounds, beyond, best
     assert (timer.ratio(None, beyond_chance=True), timer.ratio(None)) == (beyond, best)
 
 
-@pytest.mark.slow
 def test_on_the_engine_itself(words, run, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "SECONDS", 0.01)
     done = run(*words, "--policy", "qdq", "--off", *OFF, "--min-sqnr", 0).ok()

@@ -28,7 +28,6 @@ def test_table_json_and_card_agree(run, words, own, tmp_path):
     assert worst["name"] in done.out.replace("\n", "") and "layers.1.blocks.0" in done.out
 
 
-@pytest.mark.slow
 def test_the_error_through_the_depth_as_table_and_in_python(run, words, own):
     table = run(*words, "--kind", "profile").out
     record = RunCard.read(own.with_suffix(".json")).sensitivity
@@ -37,7 +36,6 @@ def test_the_error_through_the_depth_as_table_and_in_python(run, words, own):
     assert "role:" not in table and all(name in str(Costs(record)) for name in record["profile"])
 
 
-@pytest.mark.slow
 def test_python_measures_what_the_command_measures(run, words, own, model, train, pictures):
     with pytest.raises(sq.UsageError, match="no policy"):
         sq.sensitivity(model, train)

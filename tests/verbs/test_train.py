@@ -48,7 +48,6 @@ def slow_down():
     loop._agree = agree
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)])
 def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, fork, float_run, tmp_path, how):
     slow = [*float_run, "--epochs", 6, "--set", "save_minutes=1e-9", "--device", "cpu"]
@@ -66,7 +65,6 @@ def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, for
     assert len([*read_table(tmp_path / "killed" / "steps.csv")]) == 36
 
 
-@pytest.mark.slow
 def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
     assert run(*float_run, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
     forked(2, *float_run, "--output", tmp_path / "two", code=0)
@@ -77,7 +75,6 @@ def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_r
     assert all(torch.allclose(one[key], two[key], rtol=1e-4, atol=1e-6) for key in one)
 
 
-@pytest.mark.slow
 def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
     flags = [*float_run, "--set", "ema=0", "save_minutes=1e-9"]
     assert run(*flags, "--accumulation-steps", 2, "--output", tmp_path / "one").code == 0
@@ -92,7 +89,6 @@ def test_fsdp_trains_the_same_and_goes_on(run, forked, float_run, tmp_path):
     assert all(torch.allclose(one[key], two[key], rtol=1e-3, atol=1e-5) for key in one)
 
 
-@pytest.mark.slow
 def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp_path, snapshot):
     words, file = [*float_run, "--output", tmp_path / "out"], tmp_path / "out" / f"{NAME}.pth"
     assert run(*words).code == 0

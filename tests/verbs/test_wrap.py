@@ -172,7 +172,6 @@ def _convolutions(kind, channels):
     return nn.Sequential(kind(channels, 8, 3), nn.ReLU(), kind(8, 8, 3), pools[kind](1), nn.Flatten(), nn.Linear(8, 4))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "shape"),
     [
@@ -237,7 +236,6 @@ def test_a_policy_is_searched_for_against_the_module_that_was_wrapped(tmp_path, 
     assert chosen == pytest.approx(sqnr(), abs=1e-3) and sqnr() >= whole + 1
 
 
-@pytest.mark.slow
 def test_unnamed_the_policy_uses_the_whole_grid_behind_relu(tmp_path):
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3), *[layer for _ in range(4) for layer in (nn.ReLU(), nn.Conv2d(16, 16, 3))]]

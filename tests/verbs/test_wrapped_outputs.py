@@ -62,7 +62,6 @@ def _wrapped(give, images, **options):
     return sq.calibrate(sq.wrap(Net(give), (8, 10), name="mine", **options), [images], "cpu", passes=[])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(STRUCTURES, 2))
 def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, tmp_path):
     give, names = STRUCTURES[kind]
@@ -197,7 +196,6 @@ class Queries(nn.Module):
         return self.cross(queries.expand(tokens.shape[0], -1, -1), tokens, tokens)[0].flatten(1)
 
 
-@pytest.mark.slow
 def test_a_projection_that_no_picture_reaches_is_exported(tmp_path):
     torch.manual_seed(0)
     model, images = sq.wrap(Queries(), 16), torch.randn(8, 3, 16, 16)
@@ -253,7 +251,6 @@ def test_it_is_saved_and_loaded_into_a_module_of_its_structure(model, batch, tmp
     assert all(torch.equal(one, again(batch)[key]) for key, one in model(batch).items())
 
 
-@pytest.mark.slow
 @exact_int8
 def test_it_runs_on_engines_by_the_names_of_its_inputs(model, batch, tmp_path):
     made = sq.export(model, "openvino", tmp_path)

@@ -70,7 +70,6 @@ def kernels():
     return list(found.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("capability", share((90, 80, 86, 89, 100, 120), 6))
 def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
     assert {call.name for call in kernels} >= KERNELS
@@ -130,7 +129,6 @@ def of_float8():
     return [call for call in kinds.values() if "*fp8e4nv" in (dict(call.types).get("w"), dict(call.types).get("qkv"))]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("capability", share((89, 90, 100, 120), 4))
 def test_float8_runs_on_its_tensor_cores(of_float8, capability):
     assert {call.name for call in of_float8} == {"gemm", "attention", "norm_gemm", "gemm_norm", "attention_norm", "mlp"}

@@ -97,6 +97,7 @@ def by_token(x, linear):
     return x @ (np.round(weight / rows) * rows).T + linear.bias.double().numpy()
 
 
+@pytest.mark.nightly
 def test_weights_alone_give_int8_products_by_the_token(written):
     model = made(TwoLinears)
     artifact, simulated = written(model, "executorch")
@@ -115,6 +116,7 @@ def test_fixed_ranges_with_results_are_int8_and_equal_fake_quant(written):
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "int8"}
 
 
+@pytest.mark.nightly
 def test_without_a_rounded_result_a_layer_stays_float_by_name_and_equals_fake_quant(written):
     """The result of fc1 is rounded by the node of fc2, behind ReLU."""
     artifact, expected = written(made(TwoLinears), "cpu")
@@ -130,7 +132,7 @@ def test_convolutions(written, policy, kinds):
     assert sqnr(expected, load(artifact)(IMAGES)) > 30
 
 
-@pytest.mark.nightly  # CI has one through the commands: tests/verbs/artifacts/test_program.py
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_a_swin_has_all_products_of_its_blocks_in_int8(kind, tiny_model, written):
     more = {"PRETRAINED_WINDOW_SIZES": [0, 0]} if kind == "swinv2" else {}

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import share
 
 from swin_quant.backends.fastertransformer.emulator import Emulator
 from swin_quant.backends.fastertransformer.export import FasterTransformerOptions, export
@@ -282,8 +283,7 @@ def test_a_picture_s_features_do_not_depend_on_its_batch(exported):
     assert torch.all((emulator(images)[2:3] - emulator(images[2:3])).abs() <= bound)
 
 
-@pytest.mark.parametrize(("kind", "mode", "fused"), [("swin", 1, True), ("swin", 2, False), ("swinv2", 1, True)])
-@pytest.mark.slow
+@pytest.mark.parametrize("kind, mode, fused", share([("swin", 1, True), ("swin", 2, False), ("swinv2", 1, True)], 3))
 def test_a_trained_model_on_real_pictures(shared, tmp_path, kind, mode, fused):
     """docs/reference, section 8: mean |logit difference| between INT8 op and fake-quant model below 0.1.
 

@@ -117,7 +117,6 @@ def test_the_loader_builds_the_op_s_list(exported, kind, count):
     assert torch.equal(head[0], model.head.weight)
 
 
-@pytest.mark.slow
 def test_the_loader_needs_nothing_of_this_package(exported, tmp_path):
     artifact, _ = exported("swin")
     code = """import sys
@@ -150,7 +149,6 @@ def test_the_check_finds_rounding_and_no_more(exported, model, kind, sm):
     assert kind != "float32" or max(differences.values()) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fix", [False, True])
 def test_what_is_said_of_a_bias_that_the_kernel_misreads(calibrated, card, tmp_path, caplog, fix):
     model = calibrated("swin", MLP_RATIO=68.0)

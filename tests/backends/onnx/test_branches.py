@@ -248,7 +248,6 @@ def replaced(network, images):
         return model, model(images), taken
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tokens", share([16, 1], 2))
 def test_branches_are_found_by_pattern_and_the_others_stay_plain(tokens):
     """All ways to write a block in one network, which computes the same afterwards."""
@@ -278,7 +277,6 @@ def test_a_block_that_runs_twice_and_one_of_float_attention():
         assert sqnr(network(images), found) > 40
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("side, any_size, attentions", share([(16, False, 2), (16, True, 0), (100, False, 0)], 3))
 def test_attention_is_compiled_by_default_for_as_many_tokens_as_are_fast(
     side, any_size, attentions, measured, tmp_path
@@ -317,7 +315,6 @@ FAMILIES = [  # timm's model, its options, the MLPs that are compiled, and why o
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name, options, mlps, left", share(FAMILIES, 3))
 def test_the_mlps_of_other_families_are_compiled_or_the_card_says_why_not(name, options, mlps, left):
     """By their publishers, at their published widths: the network computes what fake-quant does."""

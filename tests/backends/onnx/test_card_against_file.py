@@ -30,7 +30,6 @@ def exported(tmp_path_factory, tiny_model, tiny_config):
     return sq.export(model, "onnx", folder).file
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", EDITS)
 def test_an_edited_card_is_refused_by_its_key(exported, place, tmp_path):
     file = Path(shutil.copy(exported, tmp_path))

@@ -83,7 +83,6 @@ SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in 
 SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 12), ("swinv2", 8, 12)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind, window, side", [*CASES, *share(SLOW_CASES, 3)])
 def test_a_file_with_the_operator_computes_what_fake_quant_does(
     kind, window, side, calibrated_for, with_operators, tmp_path
@@ -169,7 +168,6 @@ def test_what_openvino_keeps_of_a_file_computes_the_same_bits(kind, plugins, cal
             np.testing.assert_array_equal(kept(how), wanted, how)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, plugins",
     share([("swin", None), ("swin", MANY), ("swinv2", MANY), ("swinv2", None)], 2),
@@ -193,7 +191,6 @@ def test_a_file_reshaped_to_pictures_of_another_size_is_refused(kind, plugins, c
     assert float((engine.load(artifact, EngineOptions())(images) - wanted).abs().mean()) < ONNX_TOLERANCES.quantized
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "gains, wanted",
     [pytest.param({"attention": 1.2}, OPERATOR, marks=pytest.mark.kernels), ({"attention_branch": 1.1}, BRANCH)],
@@ -214,7 +211,6 @@ def test_what_no_operator_is_compiled_for():
         assert OnnxOptions(**{"target": "openvino"} | options).compiled == ()
 
 
-@pytest.mark.slow
 @exact_int8
 def test_a_file_runs_as_plain_nodes_where_the_library_is_not_to_be_had(file, with_operators, monkeypatch, caplog):
     images = pictures(3, 28)
@@ -228,7 +224,6 @@ def test_a_file_runs_as_plain_nodes_where_the_library_is_not_to_be_had(file, wit
     assert said == f"{file.file}: its operators run as plain nodes, slower: no C++ compiler is installed"
 
 
-@pytest.mark.slow
 def test_a_file_runs_as_plain_nodes_where_the_library_cannot_run_them(
     file, with_operators, tmp_path, monkeypatch, caplog
 ):
@@ -258,7 +253,6 @@ def test_a_file_runs_as_plain_nodes_where_the_library_cannot_run_them(
     assert "Mlp: wants 13 inputs" in said[0] and "cannot load it as an extension" in said[1]
 
 
-@pytest.mark.slow
 def test_a_file_whose_products_all_run_in_operators_is_not_said_to_saturate(
     file, calibrated_for, with_operators, tmp_path, monkeypatch
 ):

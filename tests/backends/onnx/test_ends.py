@@ -65,7 +65,6 @@ def test_normalisation_in_a_convolution_and_before_one(pixels, padding):
     assert list(net.state_dict()) == ["conv.weight", "conv.bias"]
 
 
-@pytest.mark.slow
 def test_a_file_that_takes_pixels_computes_the_same(exported, run, pixels):
     """In float up to rounding; `test_swin_maps` has int8."""
     plain = exported("swin", precision="float")
@@ -76,7 +75,6 @@ def test_a_file_that_takes_pixels_computes_the_same(exported, run, pixels):
     np.testing.assert_allclose(given, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
 def test_engines_take_prepared_pictures_for_either(name, exported, pixels):
     """Callers that pass pictures to engines need not know which kind a file takes."""
@@ -89,7 +87,6 @@ def test_engines_take_prepared_pictures_for_either(name, exported, pixels):
         torch.testing.assert_close(engine(pixels[:count]), plain[:count], rtol=0, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_probabilities_and_the_best_classes_beside_logits(exported, run, images):
     artifact = exported("swin", precision="float", softmax=True, top_k=3)
     found = run(artifact.file, images)
@@ -113,7 +110,6 @@ def otherwise(model, card):
     return replace(card, preprocess={**card.preprocess, "mean": [0.1, 0.2, 0.3]})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -18,7 +18,6 @@ KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 EXACT = {"session.x64quantprecision": "1"}
 
 
-@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize(
     ("level", "entries"),
@@ -29,7 +28,6 @@ def test_onnx_runtime_at_every_level(kind, level, entries, exported, run, images
     assert_quantized_alike(run(exported(kind).file, images, level, entries)["logits"], kind)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["swin", "swinv2"])
 def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
     pytest.importorskip("openvino")
@@ -38,7 +36,6 @@ def test_openvino(kind, exported, images, assert_quantized_alike, exact_on):
     assert_quantized_alike(compiled(images.numpy())[0], kind)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", pytest.param("float", marks=pytest.mark.kernels)])
 def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, exported, optimized, count):
     """The exporter's own order of it stays five operators."""
@@ -48,7 +45,6 @@ def test_gelu_is_one_operator_of_onnx_runtime_at_the_default_opset(precision, ex
     assert ops["Gelu"] + ops["BiasGelu"] == 3 and "Erf" not in ops  # one in each block
 
 
-@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("target", ["portable", "tensorrt"])
 def test_onnx_checker_with_strict_shape_inference(kind, target, exported):
@@ -61,7 +57,6 @@ def test_onnx_checker_with_strict_shape_inference(kind, target, exported):
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.slow
 @KINDS
 def test_polygraphy_finds_nothing_wrong(kind, exported):
     pytest.importorskip("polygraphy")
@@ -72,7 +67,6 @@ def test_polygraphy_finds_nothing_wrong(kind, exported):
     assert done.returncode == 0 and "PASSED" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind, policy", share([("swin", "onnxruntime"), ("swin", "cpu"), ("swinv2", "qdq")], 3))
 def test_every_quantized_product_is_an_integer_one_in_plain_sessions(kind, policy, exported):
     """ONNX Runtime once merged linears of a fixed batch into float Gemms: 48 of 63 of Swin-T."""
@@ -83,7 +77,6 @@ def test_every_quantized_product_is_an_integer_one_in_plain_sessions(kind, polic
         assert (found.quantized, found.integer, found.floats) == (products, products, ())
 
 
-@pytest.mark.slow
 def test_a_file_that_runs_in_float_is_not_called_int8(exported, tmp_path):
     """Biases of one dimension: what ONNX Runtime made of a fixed batch, and what is said of it."""
     model = onnx.load(exported("swin", "onnxruntime", batch=2).file)

@@ -64,7 +64,6 @@ def test_every_level_of_every_node_is_fake_quant_s(kind, exported, calibrated, r
         assert steps.max() <= 1 and steps.mean() <= 0.02, name
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("opset", "kind"), share([(18, "swinv2"), (17, "swin"), (17, "swinv2"), (19, "swin")], 4))
 def test_older_opsets_compute_the_same(kind, opset, exported, run, assert_quantized_alike, images):
     file = exported(kind, opset=opset).file
@@ -85,7 +84,6 @@ def test_float_is_the_float_model_for_any_batch(kind, exported, run, fake_quant)
         np.testing.assert_allclose(run(artifact.file, images)["logits"], fake_quant(kind, images)[1], atol=1e-5)
 
 
-@pytest.mark.slow
 @KINDS
 def test_every_active_node_is_one_pair_under_its_name(kind, graph, calibrated):
     graph, (model, _) = graph(kind), calibrated(kind)
@@ -158,7 +156,6 @@ def test_metadata_and_card(calibrated, tmp_path):
     assert found["swin_quant.run_card_sha256"] == compute_data_sha256(kept)
 
 
-@pytest.mark.slow
 def test_weights_beyond_the_limit_go_into_a_second_file(
     calibrated, run, images, assert_quantized_alike, tmp_path, monkeypatch
 ):

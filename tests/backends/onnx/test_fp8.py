@@ -28,7 +28,6 @@ def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_
 
 
 @KINDS
-@pytest.mark.slow
 @pytest.mark.parametrize("options", share([{}, {"target": "tensorrt"}], 2))
 def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, assert_quantized_alike, images):
     artifact = exported(kind, "tensorrt-fp8", **options)
@@ -37,7 +36,6 @@ def test_our_engine_runs_it_with_its_optimizations(kind, options, exported, asse
     assert_quantized_alike(engine(images).numpy(), kind, "tensorrt-fp8")
 
 
-@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize(("options", "floats"), [({}, np.float32), ({"target": "tensorrt"}, np.float16)])
 def test_values_are_float8_and_scales_of_the_graphs_type(kind, options, floats, graph):
@@ -56,7 +54,6 @@ def test_values_are_float8_and_scales_of_the_graphs_type(kind, options, floats, 
             assert tensors[node.input[1]] == floats(1 / 448)
 
 
-@pytest.mark.slow
 def test_weights_are_torchs_cast_of_what_was_trained(calibrated, exported):
     model, _ = calibrated("swin", "tensorrt-fp8")
     apply_policy(model, load_policy("tensorrt-fp8"))
@@ -87,7 +84,6 @@ def test_a_small_row_of_q_leaves_its_layer_float16(largest, calibrated, caplog):
     torch.testing.assert_close(values[:, 3], expected[:, 3], rtol=2.0**-11, atol=2.0**-23)
 
 
-@pytest.mark.slow
 def test_openvino_is_not_given_such_a_file(exported):
     pytest.importorskip("openvino")
     with pytest.raises(UsageError, match="openvino is not given float8"):

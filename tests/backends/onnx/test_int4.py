@@ -26,7 +26,6 @@ def weights(model):
     return {name: node for name, node in enabled_nodes(model).items() if node.role is Role.GEMM_WEIGHT}
 
 
-@pytest.mark.slow
 @ALL
 def test_the_levels_are_fake_quant_s_two_in_a_byte_as_card_and_graph_say(kind, policy, exported, calibrated):
     model, _ = calibrated(kind, policy)
@@ -57,7 +56,6 @@ def test_onnx_s_own_reference_computes_the_same(kind, policy, exported, images, 
     assert_quantized_alike(found.run(None, {"images": images.numpy()})[0], kind, policy)
 
 
-@pytest.mark.slow
 @ALL
 @pytest.mark.parametrize("engine", [pytest.param("onnxruntime", marks=pytest.mark.kernels), "openvino"])
 def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_quant):
@@ -83,7 +81,6 @@ def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, i
     assert np.isfinite(run(artifact.file, images)["logits"]).all()
 
 
-@pytest.mark.slow
 def test_blocks_of_a_row_have_scales_of_their_own(exported, calibrated):
     model, _ = calibrated("swin", BLOCKS)
     proto = onnx.load(exported("swin", BLOCKS, int4_weights=True).file)
@@ -108,7 +105,6 @@ def test_blocks_are_for_int4_files(flags, says, calibrated, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_onnx_runtime_multiplies_blocks_as_they_lie(exported):
     pytest.importorskip("onnxruntime")
     gemms = engine_named("onnxruntime").loader(exported("swin", BLOCKS, int4_weights=True)).details["gemms"]

@@ -45,7 +45,6 @@ def ranks(file):
     return max(len(value.type.tensor_type.shape.dim) for value in values)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("policy, kind", share(FORMS, 3))  # int8 of V1, 16 bits of V2
 def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kind, policy):
     newest = {"opset": 20} if policy == "qdq" else {}  # GELU as one operator, as NPUs want it
@@ -61,7 +60,6 @@ def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kin
     assert sqnr(expected, after) == pytest.approx(sqnr(expected, before), abs=0.5)
 
 
-@pytest.mark.slow
 def test_16_bits_are_uint16_pairs_and_nearly_the_model_with_rounded_weights(written, calibrated):
     artifact, expected, images = written("swin", "a16")
     model = onnx.load(artifact.file)
@@ -75,7 +73,6 @@ def test_16_bits_are_uint16_pairs_and_nearly_the_model_with_rounded_weights(writ
         assert sqnr(alone(images), expected) > 55
 
 
-@pytest.mark.slow
 def test_qnn_s_policy_rounds_each_result_of_an_int8_weight_and_gives_a_weight_one_range(written):
     graph = onnx.load(written("swin", "a16-qnn", npu=True)[0].file).graph
     maker, dims = {node.output[0]: node for node in graph.node}, {one.name: list(one.dims) for one in graph.initializer}

@@ -29,7 +29,6 @@ def plain(exported):
     return exported("swinv2", precision="float")
 
 
-@pytest.mark.slow
 def test_plugins_are_nodes_of_their_domain_and_the_file_runs(plain, exported, run):
     plugged = exported("swinv2", precision="float", plugin=SPECS)
     model = onnx.load(plugged.file)
@@ -65,7 +64,6 @@ def test_a_sum_inside_a_branch_s_operator_is_the_block_s():
     assert find_module_outputs(model, ["images"]) == {"a": "a.mlp.Mlp", "down": "down.Merging"}
 
 
-@pytest.mark.slow
 def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run):
     replaced = exported("swinv2", precision="float", replace=("roll", "qkv_split", "gather", "reshape"))
     model = onnx.load(replaced.file)
@@ -97,7 +95,6 @@ def attending(exported, request):
     return exported(*request.param), exported(*request.param, plugin=("attention=swin_quant::Attention",))
 
 
-@pytest.mark.slow
 def test_attention_as_one_operator_on_int8(attending, run, request):
     """q, k, v and the output are int8; the function in the file computes the same as the nodes."""
     plain, own = attending
@@ -116,7 +113,6 @@ def test_attention_as_one_operator_on_int8(attending, run, request):
     assert np.abs(difference).mean() < 0.005
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 32])
 @pytest.mark.parametrize("length, rounds", share([(49, 4), (16, 1), (64, 1), (256, 1)], 4))
 @pytest.mark.parametrize("of_softmax", [[1 / 127], [], [0.0]], ids=["rounded", "not rounded", "not rounded, before"])
@@ -148,7 +144,6 @@ def test_compiled_attention(width, length, rounds, of_softmax, library):
     assert found.dtype == np.int8 and wanted.std() > 10 and difference.max() <= most and (difference > 0).mean() < some
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("float_type", ["float32", "bfloat16"])
 def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exported, with_operators, exact_on, images):
     exact_on("openvino")
@@ -162,7 +157,6 @@ def test_openvino_runs_a_file_whose_blocks_are_two_operators(float_type, exporte
     assert float((found - wanted).square().sum() / wanted.square().sum()) < 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place, said", [(3, "must be finite and above zero"), (13, "its graph makes no sense")])
 def test_a_scale_that_a_call_gives_to_the_function_is_checked(place, said, exported, tmp_path):
     model = onnx.load(exported("swinv2", "cpu", plugin=("mlp=swin_quant::Mlp",)).file)

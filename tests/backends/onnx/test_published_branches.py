@@ -35,7 +35,6 @@ def exported(given, side, folder, *forms):
     return model, images, files
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name, options, blocks, mlps", share(TIMM, 5))
 def test_every_branch_of_a_published_vit_is_compiled(name, options, blocks, mlps, with_operators, tmp_path):
     """By timm, at its published width and number of tokens: as near to fake-quant as the plain file."""
@@ -77,7 +76,6 @@ class FirstToken(nn.Module):
         return self.model(images).last_hidden_state[:, 0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 4))
 def test_the_branches_of_other_publishers_vits_are_compiled(name, measured, tmp_path):
     """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention, rotations, gates

@@ -48,7 +48,6 @@ def test_the_scale_leaves_no_trace_and_rounds_no_weight_anew(calibrated):
     torch.testing.assert_close(attn.matmul_q_input_quantizer.scale, amax * trained.scale / 127)
 
 
-@pytest.mark.slow
 def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count):
     """The int8 product of q, k and v has one range, so that q alone cannot be scaled in it. It is scaled after the
     pair."""
@@ -57,7 +56,6 @@ def test_a_shared_range_of_qkv_keeps_the_scale_outside_the_weights(graph, count)
     assert modes["Mul"] - gelus == 3 and count(graph("swin"))["Mul"] == gelus
 
 
-@pytest.mark.slow
 @pytest.mark.kernels
 @pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_onnx_runtime_transposes_keys_inside_their_product(kind, exported, count, optimized):

@@ -47,7 +47,6 @@ def assert_alike(engines, model, images, limit):
     return expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", share(["int8", "float"], 2))
 @exact_int8
 def test_the_file_gives_the_maps_of_the_model_at_any_size(backbone, precision, tmp_path):
@@ -111,7 +110,6 @@ OBLONG = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy", "keys", "options"), share(OBLONG, 3), ids=lambda given: str(given)[:24])
 @exact_int8
 def test_a_classifier_of_pictures_that_are_not_square(kind, policy, keys, options, calibrated, tmp_path):
@@ -129,7 +127,6 @@ SMALL = {"IMG_SIZE": 28, "WINDOW_SIZE": 7, "DEPTHS": [2, 1], "NUM_HEADS": [1, 2]
 COMPILED = [("swin", "cpu-operators", "timm"), ("swinv2", "qdq", "detection")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind, policy, windows", COMPILED, ids=["swin", "swinv2"])
 def test_openvino_runs_a_backbone_of_any_size_whose_operators_are_compiled(
     kind, policy, windows, calibrated, with_operators, tmp_path

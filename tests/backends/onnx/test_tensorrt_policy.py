@@ -33,7 +33,6 @@ def trt(graph):
     return lambda kind, policy="tensorrt", **options: Graph(graph(kind, policy, target="tensorrt", **options))
 
 
-@pytest.mark.slow
 @KINDS
 def test_all_inputs_of_products_are_quantized_no_output_and_no_residual_addition(kind, trt):
     """Weights have a scale for each row, activations one."""
@@ -53,7 +52,6 @@ def test_all_inputs_of_products_are_quantized_no_output_and_no_residual_addition
     assert len(sums) == 6 and not any(found.maker(name) == "DequantizeLinear" for add in sums for name in add.input)
 
 
-@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("policy", share(["tensorrt", "tensorrt-fp8"], 2))
 def test_attention_has_the_shape_that_fuses(kind, policy, trt):
@@ -90,7 +88,6 @@ def test_attention_has_the_shape_that_fuses(kind, policy, trt):
         assert not found.of("Mul") and not found.of("Div")
 
 
-@pytest.mark.slow
 @KINDS
 def test_a_policy_may_fix_the_scale_behind_softmax(kind, trt):
     """Like NVIDIA's exporter: a range of 1 instead of the calibrated one, 1 / 127 in int8. All else stays."""

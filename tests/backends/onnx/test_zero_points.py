@@ -86,7 +86,6 @@ def test_a_range_without_lower_end_is_refused(calibrated, tmp_path):
 CENTRED = "tensorrt-centred"
 
 
-@pytest.mark.slow
 @KINDS
 def test_a_file_for_tensorrt_is_symmetric_and_computes_what_zero_points_do(
     kind, exported, run, images, assert_quantized_alike

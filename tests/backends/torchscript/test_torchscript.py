@@ -48,7 +48,6 @@ def operators(artifact):
     return {node.kind() for node in torch.jit.load(str(artifact.file)).inlined_graph.nodes()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "policy"), [("swin", "qdq"), ("swin", "cpu"), ("swinv2", "ft-mode1")])
 def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, policy):
     """Up to a few values between two levels, which may round either way."""
@@ -61,7 +60,6 @@ def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, polic
     assert ("aten::fake_quantize_per_channel_affine" in kinds) == (policy != "ft-mode1")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 3, 64, 64), (1, 3, 32, 64), (3, 1, 32, 32), (3, 32, 32, 3)])
 def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
     """The number of windows gives the batch: two pictures of 64 pixels would be answered as eight of 32."""
@@ -99,7 +97,6 @@ def test_float8_is_refused_by_node(written):
         written("swin", "tensorrt-fp8")
 
 
-@pytest.mark.slow
 def test_a_broken_file_is_one_line(written):
     artifact, _ = written(precision="float")
     artifact.file.write_bytes(artifact.file.read_bytes()[:1000])

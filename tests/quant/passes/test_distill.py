@@ -20,7 +20,6 @@ def make_context(make_context):
     return partial(make_context, pictures=24)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, images):
     context = make_context(kind)

@@ -89,7 +89,6 @@ def test_channels_that_are_too_small_are_found_by_what_reads_or_answers_them(kin
     assert max(in_first_block, default=0) > 10
 
 
-@pytest.mark.slow
 def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, use_policy):
     model = use_policy(shallow("swin"), "ft-mode1")
     expected = logits(model, images)
@@ -101,7 +100,6 @@ def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, use_policy
     assert planted < unplanted - 3 and worth(model, images, expected) > unplanted - 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind, where", share(PLACES, 3))
 def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")

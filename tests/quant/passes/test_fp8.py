@@ -16,7 +16,6 @@ def fixed_ranges(model):
     return {name: node.amax.item() for name, node in enabled_nodes(model).items() if node.setting.amax is not None}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "options", "rounds_weights"),
     [

@@ -49,7 +49,6 @@ def on_grid(layer):
     return torch.equal(fake_quant(layer.weight.detach(), node.range_for(layer.weight), *node.grid), layer.weight)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 @pytest.mark.parametrize("policy, weights, activations", share(FORMATS, 4))
 def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
@@ -77,7 +76,6 @@ def test_weights_lie_on_the_grid_and_stay_there_in_a_file(
     assert torch.equal(logits(again, images), logits(model, images))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_logits_come_nearer_to_float_on_other_pictures(kind, tiny_model, images):
     model, other = tiny_model(kind, **SMALL), torch.randn(16, 3, 32, 32)
@@ -173,7 +171,6 @@ def test_the_shrinkage_follows_the_fit_on_held_out_pictures():
         assert least <= change.norm() / (0.3 * weight).norm() <= most
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 24])
 def test_few_pictures_are_split_for_judging_too(count, tiny_model, images):
     """Fewer than four batches: with no judging pictures, weights would silently stay float's."""

@@ -19,7 +19,6 @@ def images():
     return torch.randn(48, 3, 32, 32, generator=torch.Generator().manual_seed(7))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind, policy", share([("swinv2", "ft-mode1"), ("swin", "qdq"), ("swin", "cpu")], 3))
 def test_weights_stay_and_the_first_unit_s_output_for_other_pictures_comes_nearer(kind, policy, small, images):
     """Only the first: later units' inputs change with it, and a random network's logits are no sum of units."""

@@ -26,7 +26,6 @@ from tests.helpers.settings import change
 SHORT = ReconstructOptions(iterations=6, batch=8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 def test_logits_of_other_pictures_come_nearer_to_float(kind, make_context, images):
     context = make_context(kind, bits=3, pictures=24)

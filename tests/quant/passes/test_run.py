@@ -29,7 +29,6 @@ def test_harm_is_taken_back_where_nobody_else_judged(judges_itself, tiny_model, 
     assert same(model.state_dict(), before) is not judges_itself
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["equalize", "gptq", "range_search", "reconstruct"])
 def test_a_unit_that_is_not_finite_is_left_as_it_was_and_named(name, tiny_model, use_policy):
     """The last one: all others are as without it."""

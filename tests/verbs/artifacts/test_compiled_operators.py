@@ -35,7 +35,6 @@ def kinds(file):
     return {node.op_type for node in onnx.load(file).graph.node}
 
 
-@pytest.mark.slow
 @exact_int8
 def test_every_verb_finds_the_library_and_a_package_brings_it(run, given, pictures, with_operators, tmp_path):
     flags = ["--data-path", pictures, "--for", "openvino", "--pictures", "8", "--output", tmp_path / "out"]

@@ -41,7 +41,6 @@ def test_a_file_that_was_exported_again_meanwhile_keeps_its_own_card(evaluate, h
     assert RunCard.read(path).artifact["sha256"] == compute_sha256(hand_made) and not measured(hand_made)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "seen"), [(8, {7}), (4, {4, 3})])
 def test_an_engine_s_own_float_gets_the_batches_that_int8_gets(run, exports, pictures, monkeypatch, batch, seen):
     """Filled up with zeros, 7 pictures would be timed as 8, and int8 would look faster beside them; of several batches
@@ -54,7 +53,6 @@ def test_an_engine_s_own_float_gets_the_batches_that_int8_gets(run, exports, pic
     assert done.code == 0 and sizes == seen, (done.err, sizes)
 
 
-@pytest.mark.slow
 def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results(evaluate, exports, pictures):
     done = evaluate(exports.onnx, exports.ft, "--batch", 4)
     assert done.code == 0, done.err
@@ -69,7 +67,6 @@ def test_artifacts_of_one_checkpoint_share_a_baseline_and_keep_their_own_results
     assert "onnxruntime" in done.out and "openvino" in done.out and "FasterTransformer (emulated)" in done.out
 
 
-@pytest.mark.slow
 def test_the_float_of_the_same_engine_is_scored_beside_int8(run, exports, pictures):
     """Exported anew, in place of torch's half precision; where a float file is scored as well, it is that."""
     words = ["evaluate", exports.onnx, "--engine", "onnxruntime", "--data-path", pictures, "--device", "cpu"]
@@ -84,7 +81,6 @@ def test_the_float_of_the_same_engine_is_scored_beside_int8(run, exports, pictur
     assert not list(exports.onnx.parent.glob("*fp32*")), "it is not kept"
 
 
-@pytest.mark.slow
 def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports):
     exports.checkpoint.unlink()
     source = exports.checkpoint.with_name("micro.pth")

@@ -27,7 +27,6 @@ def wide(tmp_path):
     return tmp_path / "wide"
 
 
-@pytest.mark.slow
 def test_a_backbone_calibrated_on_mixed_sizes_is_exported_verified_and_run(exports, wide, tmp_path):
     out, images = tmp_path / "out", ["--images", wide / "train" / "x"]
     words = ["--cfg", exports.config, "--data-path", wide, "--output-kind", "features", "--pictures", 4]

@@ -80,7 +80,6 @@ def test_pictures_need_preprocessing_that_somebody_said(files):
         sq.wrap(nn.Sequential(nn.Conv2d(3, 4, 8), nn.Flatten(), nn.AdaptiveAvgPool1d(4)), 8)(files)
 
 
-@pytest.mark.slow
 def test_commands_say_so_of_a_file_that_takes_no_pictures(files, tmp_path, run):
     model = sq.calibrate(sq.wrap(Net(), 8, name="mine"), [torch.randn(16, 3, 8, 8)], passes=[])
     made = sq.export(model, "onnxruntime", tmp_path)
@@ -151,7 +150,6 @@ def test_predictions_are_of_pictures_of_any_kind(exports, pictures):
     assert len(sq.predict(model, sq.pictures(pictures, "val", 3))) == 3
 
 
-@pytest.mark.slow
 def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_module(tmp_path, run):
     torch.manual_seed(1)
     module = Net()

@@ -52,7 +52,6 @@ def expected(artifact, engine, files):
     return np.concatenate([engine(transform(pictures.read(i))[None]).numpy() for i in range(len(files))])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pictures, tmp_path, engine):
     """An int8 Swin gives them to the bit."""
@@ -70,7 +69,6 @@ def test_infer_gives_our_logits_without_torch_and_without_us(_exports, run, pict
     assert best == [("cat", "dog", "fox")[row.argmax()] for row in ours]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("target", "other"), share([("openvino", "onnxruntime"), ("onnxruntime", "openvino")], 2))
 def test_infer_runs_the_engine_that_the_file_was_exported_for(run, remade, pictures, tmp_path, target, other):
     """The other engine is there, too, and of no use."""
@@ -85,7 +83,6 @@ sys.modules[{other!r}].__spec__ = importlib.machinery.ModuleSpec({other!r}, None
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_infer_names_what_was_not_copied_with_it(packaged, tmp_path):
     copy = shutil.copytree(packaged, tmp_path / "package")
     for lost in ("models/the_means/1/model.onnx", "package.json"):
@@ -225,7 +222,6 @@ def test_words_that_do_not_fit(run, exported, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_only_onnx_and_programs_are_packaged(run, _exports, tmp_path):
     line = run("package", _exports.ft, "--output", tmp_path / "out").error(2)
     assert "only ONNX files and ExecuTorch programs are packaged" in line and not (tmp_path / "out").exists()
@@ -280,7 +276,6 @@ def test_pictures_of_every_mode_are_prepared_to_the_bit(tmp_path):
             np.testing.assert_array_equal(namespace["preprocess"](file, settings), ours, err_msg=f"{file} {settings}")
 
 
-@pytest.mark.slow
 def test_the_example_in_c_gives_the_same_logits(packaged, exported, pictures, tmp_path):
     """CMake compiles it against OpenVINO's headers, which its wheel has; ONNX Runtime's has none."""
     place = f"-DOpenVINO_DIR={Path(openvino.__file__).parent / 'cmake'}"

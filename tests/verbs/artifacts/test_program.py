@@ -16,6 +16,8 @@ from swin_quant.cards.card import RunCard
 from swin_quant.score.options import EngineOptions
 from tests.verbs.artifacts.test_package import alone, expected
 
+pytestmark = pytest.mark.nightly  # CI writes and runs smaller programs: tests/backends/executorch
+
 
 @pytest.fixture(scope="module")
 def _program(_exports) -> Path:
@@ -33,7 +35,6 @@ def program(_program, exports, tmp_path) -> Path:
     return folder / _program.name
 
 
-@pytest.mark.slow
 def test_an_executorch_program_is_verified_scored_and_asked(run, program, pictures, tmp_path):
     """Nearer to fake-quant than to float it is not: the runtime rounds inputs, too, which fake-quant leaves as they
     are."""
@@ -48,7 +49,6 @@ def test_an_executorch_program_is_verified_scored_and_asked(run, program, pictur
     assert len(json.loads((tmp_path / "answers.json").read_text())["pictures"]) == 7
 
 
-@pytest.mark.slow
 def test_every_product_of_the_blocks_is_int8_and_one_picture_is_answered_as_in_a_batch(program):
     artifact = open_artifact(program)
     products = artifact.record["options"]["products"]
@@ -61,7 +61,6 @@ def test_every_product_of_the_blocks_is_int8_and_one_picture_is_answered_as_in_a
         loaded(torch.zeros(3, 3, 32, 32))
 
 
-@pytest.mark.slow
 def test_a_program_is_packaged_with_its_runner_and_the_lines_for_devices(run, program, pictures, tmp_path):
     """Three pictures through a program of two give our logits to the bit; no file of another engine is there."""
     run("package", program, "--output", tmp_path / "package").ok()

@@ -47,7 +47,6 @@ def ask(url, body=None):
         return error.code, json.loads(error.read())
 
 
-@pytest.mark.slow
 def test_a_service_from_start_to_end(served, hand_made, pictures, arithmetic):
     address, port, child = served(hand_made, "--engine", "onnxruntime", "--timeout-s", 1, "--max-megabytes", 0.1)
     files = sorted((pictures / "val").rglob("*.png"))

@@ -32,7 +32,6 @@ def records(artifact):
     return RunCard.read(artifact.with_suffix(".json")).verification
 
 
-@pytest.mark.slow
 @exact_int8
 def test_every_engine_against_fake_quant_and_float(verify, exports):
     done = verify(exports.onnx).ok()
@@ -94,7 +93,6 @@ def test_without_pictures_or_without_a_checkpoint(run, verify, exports, hand_mad
     assert "its run card names no checkpoint" in verify(hand_made).error(1)
 
 
-@pytest.mark.slow
 def test_too_many_unreadable_pictures(run, exports, own_pictures):
     next((own_pictures / "val").rglob("*.png")).write_bytes(b"broken")
     words = ("verify", exports.ft, "--data-path", own_pictures)

@@ -100,7 +100,6 @@ def test_attention_of_several_windows_a_program(run, seed, m, batch, windows, si
         assert torch.equal(one.float(), several.float())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("window", "keys"), [(8, 64), (12, 32), (16, 64), (24, 64)])
 @pytest.mark.parametrize("how", ["int8", "int8, no shift", "int8 and half", "float8", "half"])
 def test_attention_in_tiles_of_keys(run, window, keys, how):
