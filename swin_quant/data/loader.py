@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
@@ -147,11 +146,8 @@ class UnreadableLimit:
         raise SwinQuantError(f"{bad} of {self.total} pictures are unreadable: {listed(self._names)}; {advice}")
 
 
-Numbered = tuple[int, Batch]
-
-
 class DrawnBatches:
-    """A seeded sample of pictures in numbered batches; pictures of several sizes come one by one.
+    """A seeded sample of pictures in batches; pictures of several sizes come one by one.
 
     Unreadable pictures are left out of their batch, and at the end replaced by the next readable pictures of the seeded
     order, in batches of their own. There are fewer pictures if the data hold no more.
@@ -186,22 +182,20 @@ class DrawnBatches:
     def __len__(self) -> int:
         return self.count
 
-    def __iter__(self) -> Iterator[Numbered]:
+    def __iter__(self) -> Iterator[Batch]:
         total, wanted, seed, size = len(self.pictures), self.wanted, self.seed, self.size
         sample(total, wanted, seed)  # refuses more pictures than there are
         order = sample(total, total, seed)
         first = [order[:wanted][number * size : (number + 1) * size] for number in range(self.count)]
         missing, spare = 0, order[wanted:]
-        for number, batch in enumerate(self._loaded(first, self.workers)):
+        for batch in self._loaded(first, self.workers):
             missing += len(batch.unreadable)
-            yield number, batch
-        for number in count(self.count):
-            if not missing or not spare:
-                return
+            yield batch
+        while missing and spare:
             some = min(missing, size)
             batch, spare = next(self._loaded([spare[:some]])), spare[some:]
             missing -= len(batch.labels)
-            yield number, batch
+            yield batch
 
     def names(self) -> list[str]:
         """The pictures that were read, in order."""

@@ -130,7 +130,7 @@ def calibrate(
     subject.calibration, subject.file = calibration, None
     if not subject.card.config:
         subject.keep_weights()
-    subject.examples = found.images[0][1][:KEPT].cpu() if subject.card.wrapped and found.images else None
+    subject.examples = found.images[0][:KEPT].cpu() if subject.card.wrapped and found.images else None
     if not is_named:
         told = "policy %s, because none is named (%s): give that of your engine; `swin-quant show policies` lists them"
         log.info(told, chosen.name, chosen.description.rstrip("."))

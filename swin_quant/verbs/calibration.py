@@ -2,9 +2,8 @@
 passes and the advice behind it, on its own pictures."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +17,7 @@ from swin_quant.cards import records
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import CalibrationRecord, PassRecord
 from swin_quant.checkpoint.ranges import bits_record
-from swin_quant.data.loader import DrawnBatches, Numbered
+from swin_quant.data.loader import Batch, DrawnBatches
 from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.data.prepared import Prepared
 from swin_quant.data.preprocess import Transform
@@ -46,19 +45,17 @@ _SHOWN = 5  # lines of advice on the screen, beside warnings
 
 @dataclass(frozen=True)
 class CalibrationBatches:
-    """Numbered batches to calibrate on.
+    """Batches to calibrate on.
 
     Args:
-        batches: The batches, each with its number.
-        size: Pictures a number.
+        batches: The batches.
         record: The run card's part on the batches that were seen.
         class_names: Those of the pictures.
-        count: How many batches, if that is known.
+        count: How many pictures, if that is known.
     """
 
-    batches: Iterable[Numbered]
-    size: int
-    record: Callable[[Sequence[Numbered]], CalibrationRecord]
+    batches: Iterable[Batch]
+    record: Callable[[Sequence[Batch]], CalibrationRecord]
     class_names: Sequence[str] = ()
     count: int | None = None
 
@@ -79,7 +76,7 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
     seed, split = found.seed or 0, found.split or ""
     drawn = DrawnBatches(opened, transform, count, seed, size, found.max_unreadable or 0.0)
 
-    def record(_: Sequence[Numbered]) -> CalibrationRecord:
+    def record(_: Sequence[Batch]) -> CalibrationRecord:
         unreadable, names = drawn.unreadable(), drawn.names()
         if unreadable:
             log.warning("%d of %d pictures are unreadable: %s", len(unreadable), len(opened), listed(unreadable))
@@ -88,58 +85,55 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         return cast("CalibrationRecord", {**sampled, "augment": augment, "place": Path(found.path).name, **used})
 
     shown = track(drawn, "running the model", len(drawn), "batches")
-    return CalibrationBatches(shown, drawn.size, record, opened.class_names, len(drawn))
+    return CalibrationBatches(shown, record, opened.class_names, count)
 
 
 def take(source: Iterable[Any], prepared: Prepared) -> CalibrationBatches:
-    """Batches of any size, numbered by their first picture; a hash of their values stands for names."""
+    """Batches of any size; a hash of their values stands for names."""
+    total = len(source) if isinstance(source, Sized) else None
 
-    def numbered() -> Iterator[Numbered]:
-        total, first = len(source) if isinstance(source, Sized) else None, 0
-        for batch in track(batches(source, labelled=False, prepared=prepared), "running the model", total, "batches"):
-            yield first, batch
-            first += len(batch.images)
-
-    def record(seen: Sequence[Numbered]) -> CalibrationRecord:
+    def record(seen: Sequence[Batch]) -> CalibrationRecord:
         values = hashlib.sha256()
-        for _, batch in seen:
+        for batch in seen:
             values.update(batch.images.numpy(force=True).tobytes())
-        size = max(len(batch.images) for _, batch in seen)
+        size = max(len(batch.images) for batch in seen)
         sampled = {"batches": len(seen), "batch_size": size, "seed": 0, "split": "", "augment": False}
         known = {"pictures_sha256": values.hexdigest(), "files": [], "unreadable": []}
         return cast("CalibrationRecord", {**sampled, **known})
 
-    return CalibrationBatches(numbered(), 1, record)
+    made = batches(source, labelled=False, prepared=prepared)
+    return CalibrationBatches(track(made, "running the model", total, "batches"), record)
 
 
 class Observed(NamedTuple):
-    """A calibration and its record; its numbered batches, and the first pictures with their logits, for the check."""
+    """A calibration and its record; its batches, and the first pictures with their logits, for the check."""
 
     calibration: Calibration
     record: CalibrationRecord
     method: Method
     some: list[Shown]
-    images: list[tuple[int, Tensor]]
+    images: list[Tensor]
 
 
 def observe_batches(model: nn.Module, shown: CalibrationBatches, method: Method, has_passes: bool = False) -> Observed:
     """Calibrate `model`: show it each batch, then search the ranges. `has_passes`: passes follow, which take longer."""
     device = next(model.parameters()).device
-    seen: list[Numbered] = []
+    seen: list[Batch] = []
     some: list[Shown] = []
-    start = clock()
+    start, before = clock(), 0
     with observing(model, method) as observation:
-        for number, batch in shown.batches:
+        for batch in shown.batches:
             images = batch.images.to(device)
             logits = observation.show(images)
-            seen.append((number, replace(batch, images=images)))
+            seen.append(replace(batch, images=images))
             if len(seen) == 1:  # which tries how batches can run
                 start = clock()
             elif len(seen) == 2 and shown.count:
-                seconds = (shown.count + _CHECKED / shown.size) * (clock() - start)
+                seconds = (shown.count + _CHECKED) * (clock() - start) / max(len(images), 1)
                 log.info("calibration takes about %s in all%s", span(seconds), ", then come the passes" * has_passes)
-            if (wanted := PICTURES - number * shown.size) > 0:
+            if (wanted := PICTURES - before) > 0:
                 some.append((images[:wanted], logits[:wanted]))
+            before += len(images)
     calibration = observation.calibration()
     set_ranges(model, calibration, method)
     record: CalibrationRecord = {
@@ -152,7 +146,7 @@ def observe_batches(model: nn.Module, shown: CalibrationBatches, method: Method,
         "advice": [],
         **search_record(method, model, calibration),
     }
-    return Observed(calibration, record, method, some, [(number, batch.images) for number, batch in seen])
+    return Observed(calibration, record, method, some, [batch.images for batch in seen])
 
 
 def search_record(method: Method, model: nn.Module, calibration: Calibration) -> records.SearchRecord:
@@ -169,11 +163,11 @@ def search_record(method: Method, model: nn.Module, calibration: Calibration) ->
 
 
 def improve(
-    context: PassContext, calibration: Calibration, images: Sequence[tuple[int, Tensor]], plan: PassPlan
+    context: PassContext, calibration: Calibration, images: Sequence[Tensor], plan: PassPlan
 ) -> tuple[Calibration, list[PassRecord]]:
     """Run the passes of `plan` on a calibrated model under its policy: the last calibration, and a record a pass.
 
-    `images`: the numbered batches that calibrated it.
+    `images`: the batches that calibrated it.
     """
     steps, model, method = plan.steps, context.model, context.method
     if not steps and not (plan.automatic and _is_known(model) and enabled_nodes(model)):
@@ -195,7 +189,7 @@ def improve(
         return calibration, []
 
     def observe_again() -> Calibration:
-        return calibrate(model, [batch for _, batch in images], method)
+        return calibrate(model, images, method)
 
     calibration, records = run_passes(context, steps, calibration, observe_again)
     if lost := [one["name"] for one in records if not one["kept"]]:
@@ -219,9 +213,9 @@ def _is_known(model: nn.Module) -> bool:
     return isinstance(model, Classifier) and (model.architecture is not None or bool(model.own_units))
 
 
-def make_context(model: nn.Module, images: Sequence[tuple[int, Tensor]], method: Method) -> PassContext:
-    """The context of passes on a model: the pictures of numbered batches in their order, in batches of _BATCH."""
-    batches = [batch for _, batch in sorted(images, key=itemgetter(0)) if len(batch)]
+def make_context(model: nn.Module, images: Sequence[Tensor], method: Method) -> PassContext:
+    """The context of passes on a model: the pictures of batches in their order, in batches of _BATCH."""
+    batches = [batch for batch in images if len(batch)]
     pictures = list(torch.cat(batches).split(_BATCH)) if batches else []
     if not _is_known(model):
         return PassContext(model, pictures, method, changes=False)
@@ -238,7 +232,7 @@ def improved(
     """
     calibration, record, method = found.calibration, found.record, found.method
     passes, channels = passes_in_weights(before), list[OutlierChannels]()
-    if len({batch.shape[1:] for _, batch in found.images if len(batch)}) > 1:  # an empty batch may be of any size
+    if len({batch.shape[1:] for batch in found.images if len(batch)}) > 1:  # an empty batch may be of any size
         if plan.steps:
             what = "needs pictures of one size, and these are of several: leave it out, or set TEST.SHAPE square"
             raise UsageError(f"‹passes›: {what}")

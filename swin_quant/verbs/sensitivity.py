@@ -68,7 +68,7 @@ def read_sample(model: Model, pictures: Source | None, usual: int) -> Sample:
     size = min(pictures.batch or BATCH, BATCH)
     asked = count, (pictures.seed or 0) + 1, size, pictures.max_unreadable or 0.0
     drawn = DrawnBatches(opened, model.preprocess, *asked, workers=default_workers(pictures.workers or 0, 1, count))
-    read = [batch.images for _, batch in drawn if len(batch.labels)]
+    read = [batch.images for batch in drawn if len(batch.labels)]
     if lost := drawn.unreadable():
         log.warning("%d pictures are unreadable, others are taken where there are more: %s", len(lost), listed(lost))
     return Sample(read, digest(drawn.names()), pictures.split or "")

@@ -54,7 +54,7 @@ def model(tiny_model, use_policy):
 @pytest.mark.parametrize("steps", [(HALVE, SPOIL), (SPOIL, HALVE)])
 def test_a_rejected_pass_leaves_the_statistics_after_the_kept_one(steps, model):
     first = calibrate(model, [IMAGES], Method())
-    found, records = improve(make_context(model, [(0, IMAGES)], Method()), first, [(0, IMAGES)], PassPlan(steps))
+    found, records = improve(make_context(model, [IMAGES], Method()), first, [IMAGES], PassPlan(steps))
     assert [one["kept"] for one in records] == [step is HALVE for step in steps]
     anew = calibrate(model, [IMAGES], Method())
     assert found.largest == anew.largest and found.largest != first.largest
@@ -68,10 +68,10 @@ def test_outliers_that_equalize_leaves_are_reported(least, cured, model, monkeyp
     plant(model, "norms", 100)
     images = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     first, plan = calibrate(model, [images], Method()), PassPlan(parse_steps(["equalize"]))
-    _, records = improve(make_context(model, [(0, images)], Method()), first, [(0, images)], plan)
+    _, records = improve(make_context(model, [images], Method()), first, [images], plan)
 
     def places():
-        return [one.place for one in outliers_left(make_context(model, [(0, images)], Method()), records) if one.cure]
+        return [one.place for one in outliers_left(make_context(model, [images], Method()), records) if one.cure]
 
     assert records[0]["kept"] and (places() == []) is cured
     apply_policy(model, load_policy("qdq").and_then(Rule(disable=("layers.*",))))
@@ -83,7 +83,7 @@ def test_a_network_in_training_mode_is_improved_as_out_of_it_and_stays_in_it(tin
     for training in (False, True):
         model = use_policy(tiny_model("swin", **TWO_BLOCKS, DROP_RATE=0.5, DROP_PATH_RATE=0.5), "qdq").train(training)
         model.layers[0].eval()
-        first = Observed(calibrate(model, [IMAGES], method), {}, method, [], [(0, IMAGES)])
+        first = Observed(calibrate(model, [IMAGES], method), {}, method, [], [IMAGES])
         improved(model, first, PassPlan(parse_steps(["gptq"])), None, load_policy("qdq"))
         found.append(copy_state(model))
         assert model.training is model.layers[1].training is training and not model.layers[0].training
