@@ -339,7 +339,8 @@ class Model:
     def save_in(self, folder: Path, world: World) -> None:
         """Write a model that was just calibrated, on rank 0, to the file of `choose_checkpoint_path`."""
         assert self.calibration is not None, "save_in: is for a model that was just calibrated"
-        (place,) = gather([str(place_for(folder, self.module, self.card))] if world.is_main else [])
+        there = [ensure_writable_dir(folder)] if world.is_main else []
+        (place,) = gather([str(place_for(one, self.module, self.card)) for one in there])
         self.file = Path(place)
         if world.is_main:
             self.card = save_calibrated(self.module, self.file, self.card, self.calibration)

@@ -212,10 +212,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
                 ensure_writable_dir(given["output"], keep=world.size > 1)  # before the work; ranks share it
             result = command.call(given)
             if command.saves:
-                folder = given.get("output") or Path("output") / result.name
-                if world.is_main:
-                    ensure_writable_dir(folder)
-                result.save_in(folder, world)
+                result.save_in(given.get("output") or Path("output") / result.name, world)
         if world.is_main and result is not None:
             _show(result, json)
             if hasattr(result, "check"):

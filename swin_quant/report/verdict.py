@@ -32,6 +32,7 @@ _SERVE = "swin-quant serve {file} --engine {engine}"
 _TIME_ON = "swin-quant evaluate {file} --no-accuracy --engine {engine}"
 _FINETUNE = "swin-quant finetune {checkpoint} --data-path {data} --output {folder}"
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
+_PYTHON_SEARCH = 'sq.search(model, pictures, "{target}", budget=sq.Budget(max_drop={drop}))'
 
 
 def has_classes(card: RunCard) -> bool:
@@ -76,6 +77,7 @@ def after_export(card: RunCard, file: Path, target: Backend, data: str = DIR) ->
 
 FLOAT = "the float model"
 _MUCH = 1.0  # points of top-1 that are to be won back next
+_RUINED = 10.0  # with as many lost, float is what to deploy
 _AS_FAST = 1.05  # two times nearer than that are alike
 _INDENT = 8
 
@@ -165,7 +167,9 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     delta, error = row.delta("acc1"), row.delta_acc1_se
     float_ms, float_type = (own.ms_per_picture, own.precision) if own else (None, None)
     ms = result.ms_per_picture
-    if is_slow := bool(ms and float_ms and float_ms / ms < 1 / _AS_FAST):
+    is_slow = bool(ms and float_ms and float_ms / ms < 1 / _AS_FAST)
+    is_wrong = row.verified == "NO"
+    if is_slow or is_wrong:
         target = card.artifact["options"].get("target", card.artifact["backend"]) if card.artifact else result.engine
         words = {"checkpoint": checkpoint, "target": target, "folder": file.parent}
         then = fill(EXPORT_FLOAT, **words) if card.wrapped is None else _PYTHON_FLOAT.format(**words)
@@ -173,10 +177,13 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
         then = fill(_SERVE if card.preprocess else _TIME_ON, file=file, engine=result.engine)
     is_searched = any(one["engine"] == _flag_for(result.engine) for one in card.searches)
     is_bad = delta is not None and delta < -max(_MUCH, 2 * (error or 0.0))
-    if is_bad and not is_slow and card.wrapped is None and not (is_searched and card.is_qat):
+    if is_bad and not (is_slow or is_wrong) and not (is_searched and (card.is_qat or card.wrapped)):
         # Accuracy is won back by a search for layers to leave float; behind one, by QAT.
         words = {"checkpoint": checkpoint, "data": data_path, "target": result.engine, "folder": file.parent}
-        then = fill(_FINETUNE if is_searched else _SEARCH, **words, drop=f"{_MUCH:g}")
+        words |= {"drop": f"{_MUCH:g}"}
+        then = fill(_FINETUNE if is_searched else _SEARCH, **words)
+        if card.wrapped:
+            then = _PYTHON_SEARCH.format(**words | {"target": _flag_for(result.engine)})
     times: dict[str, Any] = {"engine": result.engine, "ms": ms, "float_ms": float_ms, "float_type": float_type}
     loss = loss_in_words(delta, error, result.pictures)
     right = round((result.acc1 - (delta or 0.0)) * result.pictures / 100)
@@ -185,8 +192,11 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
         right_about = f"float32 is right about {right} of {result.pictures:,}"
         loss = f"the loss cannot be measured: {right_about}, and guessing among {classes:,} classes does as well"
     summary = f"{loss}; {speed_in_words(**times)}"
+    if is_wrong:
+        summary = f"NOT verified, the engine computes something else than the model; {summary}"
     figures = (result.pictures, delta, error)
-    return DeployVerdict(FLOAT if is_slow else str(file), summary, then, *figures, **times)
+    is_float = is_slow or is_wrong or (is_bad and delta is not None and delta < -_RUINED)
+    return DeployVerdict(FLOAT if is_float else str(file), summary, then, *figures, **times)
 
 
 def export_verdict(

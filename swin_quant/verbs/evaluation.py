@@ -16,7 +16,7 @@ from swin_quant.backends.backend import function
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.distributed import World, this_world
 from swin_quant.base.errors import SwinQuantError, UsageError, one_line
-from swin_quant.base.files import compute_sha256, one_at_a_time
+from swin_quant.base.files import compute_sha256, ensure_writable_dir, one_at_a_time
 from swin_quant.base.progress import log
 from swin_quant.cards.card import RunCard, update, with_results
 from swin_quant.cards.lineage import find_original
@@ -82,7 +82,7 @@ class Evaluation:
         """Keep the results of a checkpoint: in its run card, else in a new card in `folder`."""
         if self.model is None or self.before is None or self.outputs or not world.is_main:
             return
-        path = self.model.card_file or folder / f"{self.name}_eval.json"
+        path = self.model.card_file or ensure_writable_dir(folder) / f"{self.name}_eval.json"
         if self.model.card_file:
             self.model.card = update(path, self.before, lambda card: with_results(card, self.results))
         else:

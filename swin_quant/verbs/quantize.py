@@ -153,7 +153,7 @@ def quantize(
     how |= {"method": method, "percentile": percentile, "exact": exact}
 
     def save(made: Model) -> None:
-        made.save_in(ensure_writable_dir(folder), this_world())
+        made.save_in(folder, this_world())
 
     output, then = ("--output", shlex.quote(str(folder))), save if files else None
     calibrated, made = steps.run(calibrate, how, read, calibrated, *output, then=then)

@@ -24,6 +24,7 @@ from swin_quant.report.verdict import (
 )
 
 FILE, CHECKPOINT = Path("my out/x_int8_openvino.onnx"), Path("my out/x_calib.pth")
+WRAPPED = {"shape": [3, 32, 32], "stem": False, "output": None, "outputs": ["logits"], "classes": 10}
 LOST = dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0)
 
 
@@ -121,6 +122,22 @@ def test_where_float_is_faster_on_the_engine_it_is_what_to_deploy():
     assert verdict.deploy == FLOAT and "slower than float32 on openvino" in verdict.summary
     assert parsed(verdict.next)["precision"] == "float"
     assert "as fast as float32" in said_of(TORCH, OWN, dataclasses.replace(INT8, ms_per_picture=1.42)).summary
+
+
+def test_a_file_that_is_not_verified_or_ruined_is_not_what_to_deploy():
+    row = {"engine": INT8.engine, "precision": INT8.precision, "policy": INT8.policy, "tolerance": 0.1, "passed": False}
+    row |= {"mean": 1.0, "max": 2.0, "agreement": 30.0, "reference": "fake-quant", "pictures": 8}
+    row |= {"pictures_sha256": "a" * 64, "sqnr_db": 1.0, "step": 0.01}
+    wrong = dataclasses.replace(card_of(TORCH, OWN, INT8), verification=[row])
+    verdict = artifact_verdict(wrong, FILE, CHECKPOINT, "data")
+    assert verdict.deploy == FLOAT and verdict.summary.startswith("NOT verified, the engine computes something else")
+    assert parsed(verdict.next)["precision"] == "float"
+    ruined = card_of(TORCH, OWN, dataclasses.replace(INT8, acc1=31.6, delta_acc1=-48.4))
+    verdict = artifact_verdict(ruined, FILE, CHECKPOINT, "data")
+    assert verdict.deploy == FLOAT and verdict.next.startswith("swin-quant search ")
+    wrapped = dataclasses.replace(ruined, wrapped=WRAPPED)
+    verdict = artifact_verdict(wrapped, FILE, CHECKPOINT, "data")
+    assert verdict.next == 'sq.search(model, pictures, "openvino", budget=sq.Budget(max_drop=1))'
 
 
 def test_what_was_not_measured_is_not_said():

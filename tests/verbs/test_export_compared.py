@@ -103,10 +103,11 @@ def test_an_engine_that_computes_something_else_leaves_nothing_behind(model, tmp
     assert sq.export(model, "openvino", tmp_path, compared=False).file.exists()
 
 
-def test_a_cpu_that_saturates_is_warned_of_and_the_file_stays(model, tmp_path, noisy):
+def test_on_a_cpu_that_saturates_the_way_to_a_file_that_is_right_is_said(model, tmp_path, noisy):
     noisy(0.2, caution="this CPU has no VNNI")
-    made = sq.export(model, "openvino", tmp_path)
-    assert made.file.exists() and made.card.verification[0]["passed"] is False
+    with pytest.raises(sq.SwinQuantError, match="saturate on this CPU: saturation_safe True makes"):
+        sq.export(model, "openvino", tmp_path)
+    assert not list(tmp_path.glob("*.onnx*"))
 
 
 def test_without_an_engine_a_line_says_that_it_was_not_compared(model, tmp_path, said, monkeypatch):

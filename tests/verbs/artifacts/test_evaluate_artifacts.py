@@ -81,7 +81,8 @@ def test_the_float_of_the_same_engine_is_scored_beside_int8(run, exports, pictur
     assert not list(exports.onnx.parent.glob("*fp32*")), "it is not kept"
 
 
-def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports):
+def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     exports.checkpoint.unlink()
     source = exports.checkpoint.with_name("micro.pth")
     assert evaluate(exports.onnx, "--engine", "onnxruntime").code == 0
@@ -95,6 +96,7 @@ def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports
     assert result.engine == "onnxruntime" and result.acc1 is not None
     assert result.agreement is result.sqnr_db is result.delta_acc1 is result.delta_acc1_se is None
     assert "there is no delta" in " ".join(done.out.split())
+    assert not (tmp_path / "output").exists()
 
 
 def test_the_checkpoint_is_found_by_its_hash_not_its_name(evaluate, exports, tmp_path):
