@@ -219,7 +219,7 @@ def batches(source: Iterable[Any], labelled: bool, prepared: Prepared, classes: 
             raise UsageError(f"pictures: a batch is images, (images, labels) or a mapping: {error}") from error
         if labels is None and labelled:
             raise UsageError("pictures: accuracy needs labels: give batches of (images, labels)")
-        labels = torch.full((len(images),), -1) if labels is None else _numbers(labels)
+        labels = torch.full((len(images),), -1) if labels is None else _numbers(labels, labelled)
         if labels.shape != images.shape[:1]:
             raise UsageError(f"pictures: {len(images)} images, but labels are {list(labels.shape)}")
         if labelled and len(labels) and not 0 <= labels.min() <= labels.max() < (classes or labels.max() + 1):
@@ -229,15 +229,19 @@ def batches(source: Iterable[Any], labelled: bool, prepared: Prepared, classes: 
         start += len(images)
 
 
-def _numbers(labels: Any) -> Tensor:
-    """Labels as int64 [B]. UsageError for names."""
+def _numbers(labels: Any, labelled: bool) -> Tensor:
+    """Labels as int64 [B]. UsageError for names, and for fractions where labels are needed."""
     try:
-        return torch.as_tensor(labels).cpu().long()
+        given = torch.as_tensor(labels).cpu()
+        numbers = given.long()
     except (TypeError, ValueError, RuntimeError) as error:
         one = labels[0] if isinstance(labels, Sequence) and labels and not isinstance(labels, str) else labels
         raise UsageError(
             f"pictures: labels are {type(one).__name__} ({one!r:.40}): give numbers, as model.class_names.index(NAME)"
         ) from error
+    if labelled and (is_odd := given != numbers).any():
+        raise UsageError(f"pictures: labels hold {given[is_odd][0]:g}: give whole numbers, one class for each picture")
+    return numbers
 
 
 def _parts(item: Any, names: Sequence[str]) -> tuple[Any, Any]:

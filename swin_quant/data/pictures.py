@@ -113,7 +113,7 @@ def read_bytes(name: str, path: Path, start: int = 0, size: int | None = None) -
             file.seek(start)
             data = file.read(MAX_BYTES + 1 if size is None else min(size, MAX_BYTES + 1))
     except FileNotFoundError as error:
-        raise UnreadablePicture(f"{name}: {reason(error)}{near(path)}") from error
+        raise UnreadablePicture(f"{name}: no such picture{near(path)}") from error
     except OSError as error:
         raise UnreadablePicture(f"{name}: {reason(error)}") from error
     if len(data) > MAX_BYTES:
@@ -149,7 +149,9 @@ def decode(data: bytes | Image.Image, name: str, upright: bool = False) -> Image
             warnings.simplefilter("ignore")  # PIL's warnings about metadata; its bomb limit is checked below
             return _rgb(data if isinstance(data, Image.Image) else opened(data), upright)
     except Exception as error:  # PIL raises a dozen unrelated types on damaged files
-        raise UnreadablePicture(f"{name}: {' '.join(str(error).split()) or type(error).__name__}") from error
+        is_damaged = isinstance(error, OSError | SyntaxError | EOFError)  # as PIL says it; our own refusals are others
+        remedy = ": the picture is damaged or cut off: replace it or leave it out" if is_damaged else ""
+        raise UnreadablePicture(f"{name}: {' '.join(str(error).split()) or type(error).__name__}{remedy}") from error
 
 
 class _File(BytesIO):

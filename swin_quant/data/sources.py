@@ -204,6 +204,10 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
     remedy = did_you_mean(split, [*folders, *archives])
     if (other := next((one for one in SPLITS if place_has(str(root), one)), None)) and not remedy:
         remedy = f": give ‹split› {other}, or put pictures into {split}/" if is_offered("split") else ""
+    if root.name in SPLITS and place_has(str(root.parent), split, zip_mode):
+        remedy = f": give ‹data_path› {root.parent}"
+    if not remedy and not zip_mode:
+        remedy = ": it takes train/<class>/* and val/<class>/* (docs/data.md)"
     raise SwinQuantError(f"{root}: has no {layout}; it holds {held or 'neither folders nor archives'}{remedy}")
 
 

@@ -72,7 +72,7 @@ def test_links_that_lead_out_or_above_are_not_followed_and_named(linked, caplog)
     assert pictures.class_names == ["a", "b"]
     (line,) = (record.getMessage() for record in caplog.records)
     assert "7 links" in line and "a/file.png, a/folder, a/gone.png and 4 more" in line and "cp -rL" in line
-    refused(lambda: pictures.read(2), "b/lost.png: No such file", kind=UnreadablePicture)
+    refused(lambda: pictures.read(2), "b/lost.png: no such picture", kind=UnreadablePicture)
     assert pictures.read(3).getpixel((0, 0)) == (7, 7, 7)
 
 
@@ -186,7 +186,7 @@ def test_a_named_file_is_read_whatever_its_extension_and_a_missing_one_is_unread
     (folder / "picture.data").write_bytes((folder / "a.png").read_bytes())
     pictures = NamedPictures([folder / "picture.data", folder / "notes.txt", folder / "gone.png"])
     assert pictures.read(0).size == (4, 4) and list(pictures.labels) == [-1, -1, -1]
-    for index, message in ((1, "not a picture"), (2, "gone.png: No such file")):
+    for index, message in ((1, "not a picture"), (2, "gone.png: no such picture")):
         with pytest.raises(UnreadablePicture, match=message):
             pictures.read(index)
 

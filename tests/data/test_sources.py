@@ -37,11 +37,13 @@ def test_a_path_that_is_no_folder_is_named(tmp_path):
 
 
 def test_a_missing_split_says_which_there_are(tmp_path):
-    assert "neither folders nor archives" in refusal(SwinQuantError, str(tmp_path), "val")
+    due = "neither folders nor archives: it takes train/<class>/* and val/<class>/* (docs/data.md)"
+    assert due in refusal(SwinQuantError, str(tmp_path), "val")
     zipped(folder(tmp_path, "train/a/1.png", "validation/a/1.png"), {"0.png": b""}, split="test")
     message = refusal(SwinQuantError, str(tmp_path), "val")
     assert "has no folder val, nor val.zip with its map" in message and "train, validation, test.zip" in message
     assert "give split train, or put pictures into val/" in message
+    assert refusal(SwinQuantError, f"{tmp_path}/train", "train").endswith(f"it holds a: give pictures {tmp_path}")
     for typo, meant in (("validatoin", "validation"), ("trian", "train"), ("tset", "test")):
         assert refusal(SwinQuantError, str(tmp_path), typo).endswith(f"; did you mean {meant}?")
     assert "has no val.zip with val_map.txt" in refusal(SwinQuantError, str(tmp_path), "val", zip_mode=True)

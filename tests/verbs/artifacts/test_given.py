@@ -67,7 +67,7 @@ def test_values_that_are_no_pictures_are_refused_in_one_line(loaded):
         (np.array(["a"]), r"images are <U1 \[1\]: give float"),
         (PREPARED[0], r"images \[3, 32, 32\]: must be \[B, 3, H, W\]"),
         (PREPARED.long(), "are int64, not normalised"),
-        ("nowhere.png", "nowhere.png: No such file"),
+        ("nowhere.png", "nowhere.png: no such picture"),
     ):
         for engine in loaded.values():
             with pytest.raises(sq.SwinQuantError, match=says) as raised:
@@ -131,6 +131,7 @@ def test_labels_that_do_not_fit_are_one_line(exports):
     model = sq.load(exports.checkpoint)
     for labels, says in (
         (["cat", "dog"], r"labels are str \('cat'\): give numbers, as model.class_names.index\(NAME\)"),
+        (torch.tensor([0, 1]) / 3 + 1, "labels hold 1.33333: give whole numbers"),
         ([0, 3], "labels are from 0 to 3, but the model has 3 classes, 0 to 2"),
         ([-1, 0], "labels are from -1 to 0, but the model has 3 classes"),
     ):

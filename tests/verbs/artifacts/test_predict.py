@@ -71,13 +71,13 @@ def test_broken_pictures_are_named_and_skipped(run, hand_made, own_pictures, tmp
     (folder / "broken.png").write_bytes(b"\x89PNG broken")
     good = sorted(file for file in folder.glob("*.png") if file.stem != "broken")
     done = run("predict", hand_made, folder, tmp_path / "gone.jpg", "--json", tmp_path / "a.json")
-    assert done.code == 0 and "gone.jpg: No such file" in done.err and "broken.png" in done.err
+    assert done.code == 0 and "gone.jpg: no such picture" in done.err and "broken.png" in done.err
     answer = json.loads((tmp_path / "a.json").read_text())
     assert [one["picture"] for one in answer["pictures"]] == [str(file) for file in good]
     assert set(answer["unreadable"]) == {str(folder / "broken.png"), str(tmp_path / "gone.jpg")}
     line = run("predict", hand_made, folder / "broken.png").error(1)
     assert "broken.png: " in line and "of 1 pictures" not in line
-    assert "gone.jpg: No such file" in run("predict", hand_made, tmp_path / "gone.jpg").error(1)
+    assert "gone.jpg: no such picture" in run("predict", hand_made, tmp_path / "gone.jpg").error(1)
 
 
 def test_flags_that_do_not_fit(run, exports, hand_made, pictures, tmp_path, monkeypatch):
