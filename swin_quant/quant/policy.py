@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, NotRequired, TypedDict
 
@@ -177,7 +178,8 @@ def decide(policy: Policy, roles: Mapping[str, Role]) -> dict[str, Setting]:
     # A policy that fits the model may also name absent roles.
     fits = any(f"role:{key}" in rule.enable for key in there for rule in policy.rules)
     for i, rule in enumerate(policy.rules, 1):
-        where = f"policy {policy.name}: rule {i}"
+        is_own = not rule.disable or f" -{' -'.join(rule.disable)}" not in policy.name  # else ‹off› added it
+        where = f"policy {policy.name}: rule {i}" if is_own else "‹off›"
         on, off = (_matches(selectors, roles, where, fits) for selectors in (rule.enable, rule.disable))
         named = _matches(rule.nodes, roles, where, may_lack=True)
         if both := [name for name in on if name in off]:
@@ -239,8 +241,11 @@ def _matches(
             break
         found |= names
     if absent and not (absent.startswith("role:") and (found or may_lack)):
-        starts = listed(sorted({name.partition(".")[0] for name in roles}), 5)
-        told = f"names no node of this model, whose nodes are in {starts}: `swin-quant show CHECKPOINT` lists them"
+        starts, (first, dot, rest) = sorted({name.partition(".")[0] for name in roles}), absent.partition(".")
+        near = (f"{start}{dot}{rest}" for start in get_close_matches(first, starts))
+        meant = next((one for one in near if any(fnmatchcase(name, one) for name in roles)), None)
+        told = f"whose nodes are in {listed(starts, 5)}: `swin-quant show CHECKPOINT` lists them"
+        told = "names no node of this model" + (f"; did you mean {meant}?" if meant else f", {told}")
         raise UsageError(f"{where}: selector {absent!r} {told}")
     return {name: None for name in roles if name in found}
 

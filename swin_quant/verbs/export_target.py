@@ -129,10 +129,12 @@ def check_policy(target: Backend, policy: Policy) -> None:
         raise UsageError(f"‹policy› {policy.name}: {target.name} runs {' and '.join(names)} alone")
     if held and policy.activation_bits.isdisjoint(held) and not policy.has_float8:
         wide, able = sorted(policy.activation_bits), [name for name, one in targets().items() if one.takes(policy)]
-        remedy = f"; ‹backend› {' or '.join(able)} takes them" if able else ""
+        by_flag = {f"A{bits}" for bits in wide} & {*policy.name.split()}  # as `PolicyChoice` calls it
+        remedy = f"give ‹aprec› {min(held)}" if by_flag else "choose another ‹policy›"
+        remedy += f", or ‹backend› {' or '.join(able)}" if able else ""
         raise UsageError(
-            f"‹policy› {policy.name}: its activations have {' or '.join(map(str, wide))} bits, those in files for "
-            f"{target.name} {' or '.join(map(str, held))}{remedy}"
+            f"‹policy› {policy.name}: {remedy}: its activations have {' or '.join(map(str, wide))} bits, those in "
+            f"files for {target.name} {' or '.join(map(str, held))}"
         )
 
 

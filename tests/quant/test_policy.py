@@ -220,6 +220,8 @@ def test_a_bad_rule_is_a_usage_error_that_names_it(rule, words):
 def test_a_selector_without_a_node_is_answered_with_where_nodes_are():
     with pytest.raises(UsageError, match=r"names no node of this model, whose nodes are in a, .*: `swin-quant show"):
         decided({"enable": "nothing.*"})
+    with pytest.raises(UsageError, match=r"names no node of this model; did you mean b.fc2.\*\?"):
+        decided({"enable": "bb.fc2.*"})
 
 
 FP8, WEIGHT, INPUT = {"format": "fp8"}, {"nodes": "role:gemm_weight"}, {"nodes": "*._input_quantizer"}

@@ -227,19 +227,23 @@ REFUSED = [
     ("--policy auto --wprec 4", "--policy auto: --wprec is for a policy with a name"),
     ("--for fastertransformer --policy cpu", "--policy cpu: fastertransformer runs ft-mode1 and ft-mode2 alone"),
     ("--policy w4a4", "no policy 'w4a4': give --policy qdq --wprec 4 --aprec 4"),
-    ("--policy qdq --aprec 4", "have 4 bits, those in files for onnxruntime 8 or 16; --for torchscript takes"),
+    ("--policy qdq --aprec 4", "--policy qdq A4: give --aprec 8, or --for torchscript: its activations have 4 bits"),
+    ("--policy four.yaml", "choose another --policy, or --for torchscript: its activations have 4 bits"),
     ("--for cuda --float-type float32", "--float-type float32: the CUDA engine has float16 and bfloat16"),
     ("--int4-weights", "policy onnxruntime has no weights of 4 bits"),
     ("--for tensorrt --int4-weights", "means nothing to --for tensorrt"),
     ("--passes fst", "no recipe of passes 'fst'; did you mean fast?"),
     ("--max-unreadable 5", "--max-unreadable 5.0: a share from 0 to 1"),
-    ("--off no.such.layer", "no.such.layer"),
+    ("--policy qdq --off no.such.layer", "--off: selector 'no.such.layer' names no node of this model, whose nodes"),
+    ("--policy qdq --off layer.0.*", "--off: selector 'layer.0.*' names no node of this model; did you mean layers.0"),
     ("--score-pictures 0", "--score-pictures 0: takes so many, at least 1, of a place's val"),
 ]
 
 
 @pytest.mark.parametrize(("flags", "says"), REFUSED)
-def test_what_cannot_be_made_is_refused_before_any_work(run, words, tmp_path, flags, says):
+def test_what_cannot_be_made_is_refused_before_any_work(run, words, tmp_path, monkeypatch, flags, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "four.yaml").write_text("name: four\nrules:\n  - {nodes: ['role:activation'], bits: 4}\n")
     assert says in run("quantize", *words, *flags.split()).error(2)
     assert not (tmp_path / "out").exists()
 
