@@ -179,6 +179,7 @@ def build_app(service: Service) -> Any:
         if isinstance(error, HTTPException):
             status, why = error.status_code, error.detail
             why = f"{why}: this server has {', '.join(served)}" if status == 404 else why
+            why = f"{why}: use {min((error.headers or {})['Allow'].split(', '))}" if status == 405 else why
         elif isinstance(error, TimeoutError | ClientDisconnect):
             status, why = 504, f"not received and answered within {limits.timeout_s:g} s"
         elif isinstance(error, SwinQuantError):
@@ -237,6 +238,9 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, most_m
         if len(files) != 1 or not parts[-1].startswith(b"--"):
             raise UsageError(f"the form must be whole, with one file and at most {_FIELDS} fields")
         (body,) = files
+    how = "send a picture by curl --data-binary @cat.jpg, or curl -F file=@cat.jpg"
+    if not body:
+        raise UsageError(f"the body: is empty: {how}")
     try:
         image = opened(body)
         megapixels = image.width * image.height * count_scans(image, body) / 1e6
@@ -247,8 +251,7 @@ def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, most_m
         if why := next((one for one in (error, error.__cause__) if isinstance(one, TooLargePicture)), None):
             refusal = f"the body: {why}; max_megapixels is {most_megapixels:g}"
             raise library("starlette.exceptions", "serve").HTTPException(413, refusal) from error
-        how = "curl --data-binary @cat.jpg, or curl -F file=@cat.jpg"
-        raise UsageError(f"the body: not a picture that can be read: send one by {how}") from error
+        raise UsageError(f"the body: not a picture that can be read: {how}") from error
 
 
 def build_server(app: Any) -> Any:

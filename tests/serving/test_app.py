@@ -31,7 +31,7 @@ def test_health_metadata_and_unknown_places():
     assert model["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
     assert model["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
     assert other["error"].startswith("Not Found: this server has /metrics, /predict, /v2/models/micro/infer, ")
-    assert called_wrongly == {"error": "Method Not Allowed"}
+    assert called_wrongly == {"error": "Method Not Allowed: use POST"}
 
 
 def test_tensors_in_json_and_as_binary_data(images):
@@ -129,7 +129,8 @@ def test_requests_that_are_wrong_get_one_line_and_others_go_on():
     bad.append((INFER, b"{}", {protocol.LENGTH: "-1"}))
     pictures = (b"", b"\x89PNG broken", png()[:200], b"%PDF-1.7\n", b' {"inputs": []}')
     bad += [("/predict", picture, {}) for picture in pictures] + [("/predict?top=0", png(), {})]
-    lines = [line for _, line in WRONG] + [protocol.LENGTH] + ["not a picture that can be read"] * 5 + ["top must be"]
+    lines = [line for _, line in WRONG] + [protocol.LENGTH]
+    lines += ["the body: is empty", *["not a picture that can be read"] * 4, "top must be"]
 
     async def work(client):
         return [
