@@ -27,6 +27,7 @@ _CLASSES = {  # by name, since some are slow to import
     "Policy": "policy",
 }
 _PLAIN = {str: "text", Path: "a path", bool: "True or False", int: "a whole number", float: "a number"}
+_SHOWN = {"checkpoint": "'path/of/checkpoint.pth'"}  # an argument in the right call, where its name says too little
 _CALLED = {  # a command's or another function's word for an argument -> its names here
     "cfg": ("config",),
     "data_path": ("pictures", "images"),
@@ -151,7 +152,7 @@ def _right_call(name: str, signature: inspect.Signature, given: Mapping[str, Any
     for key, parameter in signature.parameters.items():
         is_needed = _is_needed(parameter)
         if is_needed or (moved and key in texts) or _EXPECTED.get(key) in moved.values():
-            shown.append(("" if is_needed else f"{key}=") + texts.get(key, key))
+            shown.append(("" if is_needed else f"{key}=") + texts.get(key, _SHOWN.get(key, key)))
     return f"sq.{name}({', '.join(shown)})"
 
 

@@ -34,6 +34,7 @@ MISPLACED = [  # a call, what is wrong, the right call
     ),
     ("quantize('onnx', 'a.pth', 'place')", "model is a backend, 'onnx'", "quantize('a.pth', 'place', 'onnx')"),
     ("predict(X, model)", "model is pictures", "predict(model, images)"),
+    ("load(None)", "missing a required argument: 'checkpoint'", "load('path/of/checkpoint.pth')"),
     ("Preprocess(224)", "missing a required argument: 'crop'", "Preprocess(size, crop, interpolation, mean, std)"),
 ]
 UNKNOWN = [  # a word of nobody, of a command or of another function, and the argument that is meant
