@@ -50,9 +50,13 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def offered(word: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown `word`: the name that is near, else all of them."""
+    """The end of a message about an unknown `word`: the name that is near, else all of them.
+
+    A name that merely holds the word is not near, unless it begins with it and is at most twice as long.
+    """
     there = list(names)
-    return did_you_mean(word, there) or f": there are {', '.join(there) or 'none'}"
+    near = (one for one in there if word not in one or (one.startswith(word) and len(one) <= 2 * len(word)))
+    return did_you_mean(word, near) or f": there are {', '.join(there) or 'none'}"
 
 
 def in_words(text: str) -> str:

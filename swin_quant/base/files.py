@@ -81,7 +81,8 @@ def require_file(path: str | os.PathLike[str], what: str) -> None:
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, ValueError) as error:  # ValueError: no file can have this name
-        raise SwinQuantError(f"{path or repr(path)}: no such {what}{near(path)}") from error
+        due = f": give a {what} file, a folder of Hugging Face, or timm:NAME" if "checkpoint" in what else ""
+        raise SwinQuantError(f"{path or repr(path)}: no such {what}{near(path) or due}") from error
     except OSError as error:
         raise SwinQuantError(f"{path}: the {what} cannot be read: {reason(error)}") from error
     if not stat.S_ISREG(mode):

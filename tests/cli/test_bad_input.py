@@ -173,7 +173,8 @@ def test_tracebacks_are_for_verbose(run, float_flags):
     assert "Traceback" not in run("calibrate", *flags).err
     err = run("calibrate", *flags, "--verbose").err
     assert "Traceback (most recent call last)" in err
-    assert err.splitlines()[-1].startswith("error: nowhere.pth: no such checkpoint")
+    due = "give a checkpoint file, a folder of Hugging Face, or timm:NAME"
+    assert err.splitlines()[-1] == f"error: nowhere.pth: no such checkpoint: {due}"
 
 
 def test_a_bug_of_ours_is_one_line_that_asks_for_verbose(run, float_flags, monkeypatch):
@@ -246,6 +247,22 @@ def test_a_word_in_the_wrong_place_is_told_first(run, micro, monkeypatch):
         (["predict", "swin.pth", "a.png", "--engine", "cudaa"], 2, "no engine 'cudaa'; did you mean cuda?"),
     ):
         has(run(*words).error(code), says)
+
+
+def test_a_name_that_only_holds_the_word_is_not_suggested(run, micro, monkeypatch):
+    monkeypatch.chdir(micro)
+    for words, says in (
+        (["evaluate", "swin.pth", "--engine", "torch"], "no engine 'torch': there are "),
+        (["evaluate", "swin.pth", "--engine", "runtime"], "no engine 'runtime': there are "),
+        (["eval"], "no command 'eval'; did you mean evaluate?"),
+    ):
+        has(run(*words).error(2), says)
+
+
+def test_help_is_a_command_too(run):
+    assert run("help").ok().out == run("--help").ok().out
+    assert run("help", "show").ok().out == run("show", "--help").ok().out
+    has(run("help", "shw").error(2), "no command 'shw'; did you mean show?")
 
 
 def test_a_file_of_the_same_kind_alone_is_not_suggested(run, tmp_path, monkeypatch):
