@@ -81,7 +81,7 @@ FLAGS: dict[str, tuple[Any, ...]] = {
 RENAMED = {"distill_weight": "--distillation_loss_scale"}  # a field of ours with its name
 # Fields of messages whose flag here is not called like them.
 FIELDS = {"batch": "--batch-size", "epochs": "--num-epochs", "exact": "--exact-histogram", "checkpoint": "--resume",
-          "pictures": "--num-calib-batch times --calib-batchsz"}  # fmt: skip
+          "pictures": "--num-calib-batch times --calib-batchsz", "off": "--off or --quant-disable-keyword"}  # fmt: skip
 TRAINING = ("num_epochs", "continue", "overwrite", "distill", "teacher", "amax", "qat_lr")  # for --train alone
 
 

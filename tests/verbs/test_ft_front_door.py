@@ -107,6 +107,11 @@ def test_fastertransformer_s_own_keywords_and_mode_are_int8_mode(main_py, flags,
     assert settings_for(model, one) == settings_for(model, two)
 
 
+def test_a_keyword_of_no_node_is_told_with_its_flag(main_py, ft_flags):
+    line = main_py(*MODE.split(), *ft_flags, "--quant-disable-keyword", "qvk").error(2)
+    assert "--off or --quant-disable-keyword: selector '*qvk*' names no node" in line
+
+
 def _card(tmp_path):
     return json.loads((tmp_path / "calib" / "swin_micro_calib.json").read_text())
 
