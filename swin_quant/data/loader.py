@@ -20,6 +20,10 @@ from swin_quant.data.sampling import sample
 _FEW = 256  # pictures decoded in the time that workers take to start
 
 
+class LoaderKilled(SwinQuantError):
+    """A process that loads pictures is gone; what was computed from earlier batches is whole."""
+
+
 @dataclass
 class Batch:
     """The readable pictures of one batch, B of them, in the requested order.
@@ -43,7 +47,8 @@ def load_batches(
     """Yield one Batch for each list of indices, in order; the tensors do not depend on `workers`.
 
     Raises:
-        SwinQuantError: the source itself broke (an archive that vanished), or a worker process died.
+        SwinQuantError: the source itself broke (an archive that vanished).
+        LoaderKilled: a worker process is gone.
     """
     if workers:
         import_timm()  # once here, where forked workers inherit it: it takes 2 s
@@ -56,17 +61,21 @@ def load_batches(
         generator=torch.Generator(),  # the default would draw from, and so change, the global random state
     )
     try:
-        for batch in loader:
+        before = signal.getsignal(signal.SIGCHLD)
+        loaded = iter(loader)
+        # Torch's handler raises wherever the main thread is, such as within a training step; the loop below finds a
+        # dead worker, too, within seconds
+        if before is not None and signal.getsignal(signal.SIGCHLD) != before:
+            signal.signal(signal.SIGCHLD, before)
+        for batch in loaded:
             if isinstance(batch, SwinQuantError):
                 raise batch
             yield batch
     except RuntimeError as error:
-        if "exited unexpectedly" not in str(error):
+        if not str(error).startswith("DataLoader worker (pid"):
             raise
-        raise SwinQuantError(
-            f"a process that loads pictures died ({str(error).splitlines()[0]}), perhaps because memory ran out: "
-            "lower DATA.NUM_WORKERS or the batch size"
-        ) from error
+        what = "a process that loads pictures was killed (for want of memory, perhaps): fewer ‹workers›"
+        raise LoaderKilled(what) from error
 
 
 def _load(pictures: Pictures, transform: Transform, batch: Sequence[int]) -> Batch | SwinQuantError:

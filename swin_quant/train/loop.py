@@ -23,7 +23,7 @@ from swin_quant.base.distributed import World, all_sum, from_main
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.progress import Lines, log, make_bar, track
 from swin_quant.config.outputs import LOGITS
-from swin_quant.data.loader import Batch
+from swin_quant.data.loader import Batch, LoaderKilled
 from swin_quant.data.sampling import seed_all
 from swin_quant.models.classifier import Classifier
 from swin_quant.score.scoring import evaluate
@@ -97,8 +97,8 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
     """Train `job.model` in place. Returns the position reached and the best weights (the last ones without validation).
 
     The model ends in evaluation mode with these weights, unless it was sharded. SIGTERM or SIGINT finishes the current
-    step or validation batch, saves, then raises KeyboardInterrupt. SwinQuantError, naming the step, if loss or gradient
-    is not finite; earlier snapshots stay.
+    step or validation batch, saves, then raises KeyboardInterrupt. LoaderKilled, after saving, too. SwinQuantError,
+    naming the step, if loss or gradient is not finite; earlier snapshots stay.
     """
     recipe, batches = job.recipe, job.batches
     with interruption() as request:
@@ -117,6 +117,10 @@ def fit(job: Job) -> tuple[Position, dict[str, Tensor]]:
         except StopRequested:
             run.save()
             from_main(None)  # a rank that ends would end the others: wait until the main rank has saved
+            raise
+        except LoaderKilled:  # between two steps, or during validation
+            if not is_sharded(job.model):  # other ranks do not know
+                run.save()
             raise
     return position, run.finish()
 

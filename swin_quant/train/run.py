@@ -1,5 +1,7 @@
 """Run a training, float or QAT: its arguments, the checks before the first step, the loop, the record for the card."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.arguments import Parameter
 from swin_quant.base.distributed import World, from_main
-from swin_quant.base.errors import UsageError, is_offered, listed
+from swin_quant.base.errors import SwinQuantError, UsageError, is_offered, listed
 from swin_quant.base.files import ensure_writable_dir, resolve_path, shipped_files
 from swin_quant.base.progress import log
 from swin_quant.base.schema import plain
@@ -19,6 +21,7 @@ from swin_quant.checkpoint.identify import config_given
 from swin_quant.checkpoint.opened import Checkpoint, open_checkpoint
 from swin_quant.config.outputs import count_classes
 from swin_quant.data.class_names import stated
+from swin_quant.data.loader import LoaderKilled
 from swin_quant.data.picture_set import PictureSet
 from swin_quant.data.preprocess import Preprocess
 from swin_quant.data.sampling import digest
@@ -164,6 +167,21 @@ def run_training(
     return trained, position, record, class_names
 
 
+@contextmanager
+def snapshots_named(folder: Path) -> Iterator[None]:
+    """What interrupts a run that has snapshots in `folder` says how to go on."""
+    try:
+        yield
+    except (KeyboardInterrupt, LoaderKilled) as stop:
+        if not Snapshots(folder / "snapshots").newest_first():
+            raise
+        then = "the run is saved: go on with the same command and ‹continue›"
+        then = then if is_offered("continue") else "the same command begins again"
+        if isinstance(stop, LoaderKilled):
+            raise SwinQuantError(f"{stop.args[0]}; {then}") from stop
+        raise KeyboardInterrupt(then) from stop
+
+
 def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
     """Run the loop: the trained model, whole on every rank, and the position reached."""
     batches, memory = job.batches, job.recipe.memory
@@ -173,13 +191,8 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
         told = "%d pictures at a time on a CPU: a step may take minutes and gigabytes; ‹batch› 8 takes less of both"
         log.warning(told, batch)
     whole = without_values(job.model).eval() if memory.fsdp else job.model
-    try:
+    with snapshots_named(folder):
         position, weights = fit(job)
-    except KeyboardInterrupt as stop:
-        if not Snapshots(folder / "snapshots").newest_first():
-            raise
-        then = "the run is saved: go on with the same command and ‹continue›"
-        raise KeyboardInterrupt(then if is_offered("continue") else "the same command begins again") from stop
     if batches.limit.names:
         log.warning("training pictures that could not be read: %s", listed(batches.limit.names))
     if memory.fsdp:

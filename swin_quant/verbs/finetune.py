@@ -1,6 +1,7 @@
 """QAT: fine-tune a calibrated checkpoint with its nodes on: writes <NAME>_qat.pth, its run card and logs; scores it."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,6 +38,7 @@ from swin_quant.train.run import (
     place_to_train_on,
     refuse_to_replace,
     run_training,
+    snapshots_named,
     training_config,
     with_batch_size,
 )
@@ -137,7 +139,8 @@ def finetune(
         how: dict[str, Any] = {"teacher": teacher and str(teacher), "teacher_cfg": qat.config(teacher)}
         how |= {"resume": resume, "overwrite": overwrite, "original": original and str(original)}
         request = training.request(folder_for(folder, cfg), file.opened, place, replace_head=file.replace_head, **how)
-        with only_writer(request.folder, world):  # until the last result is in the run card
+        saved = snapshots_named(request.folder) if resume else nullcontext()
+        with only_writer(request.folder, world), saved:  # until the last result is in the run card
             trained, path, used, is_chosen = _trained(cfg, wanted, request, chosen, world)
             has_logits = cfg.MODEL.OUTPUT_KIND == LOGITS
             if no_eval or (not is_chosen if has_logits else world.size > 1 or not has_split(cfg, "val")):

@@ -1,6 +1,7 @@
 """Train a float model, from scratch or from weights: writes <NAME>.pth, its run card and logs, then scores it."""
 
 import html
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,6 +30,7 @@ from swin_quant.train.run import (
     place_to_train_on,
     refuse_to_replace,
     run_training,
+    snapshots_named,
     training_config,
     with_batch_size,
 )
@@ -95,7 +97,8 @@ def train(
     recipe = with_batch_size(training.change(recipe, epochs=epochs, batch_size=place.batch), cfg)
     how = {"resume": resume, "overwrite": overwrite, "replace_head": model.replace_head}
     request = training.request(folder_for(folder, cfg), start, place, **how)
-    with only_writer(request.folder, world):  # until the last result is in the run card
+    saved = snapshots_named(request.folder) if resume else nullcontext()
+    with only_writer(request.folder, world), saved:  # until the last result is in the run card
         torch.manual_seed(cfg.SEED)
         module = build_model(training_config(cfg, recipe))
         source = load_float(module, start, replace_head=request.replace_head).record() if start else None

@@ -2,6 +2,8 @@
 
 import io
 import os
+import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from PIL import Image
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.data.archives import ZipPictures
 from swin_quant.data.folder import FolderPictures
-from swin_quant.data.loader import DrawnBatches, UnreadableLimit, default_workers, load_batches
+from swin_quant.data.loader import DrawnBatches, LoaderKilled, UnreadableLimit, default_workers, load_batches
 from swin_quant.data.pictures import Pictures, UnreadablePicture
 from swin_quant.data.preprocess import IMAGENET_MEAN, IMAGENET_STD, Augment, Preprocess
 from swin_quant.data.sampling import sample
@@ -91,15 +93,22 @@ def test_a_source_that_breaks_is_one_line_and_not_a_bad_picture(archive, workers
 
 
 class Deadly(Pictures):
-    names, labels, class_names = ["a"], [0], ["a"]
+    names, labels, class_names = ["a", "b"], [0, 0], ["a"]
 
-    def open(self, index: int) -> bytes:
-        os._exit(9)  # as the kernel kills a process that took too much memory
+    def open(self, index: int) -> Image.Image:
+        if index:
+            time.sleep(0.5)  # the first batch is handed over by a living process
+            os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does to a process that took too much memory
+        return Image.new("RGB", (40, 40))
 
 
-def test_a_dead_worker_is_one_line(capfd):
-    with pytest.raises(SwinQuantError, match="process that loads pictures died .* DATA.NUM_WORKERS"):
-        list(load_batches(Deadly(), PREPROCESS, [[0]], workers=1))
+def test_a_killed_worker_is_one_line_where_a_batch_is_awaited():
+    batches, before = load_batches(Deadly(), PREPROCESS, [[0], [1]], workers=1), signal.getsignal(signal.SIGCHLD)
+    assert next(batches).indices == [0]
+    time.sleep(1)  # as a training step takes, within which torch would raise
+    with pytest.raises(LoaderKilled, match=r"^a process that loads pictures was killed .*: fewer workers$"):
+        next(batches)
+    assert signal.getsignal(signal.SIGCHLD) is before
 
 
 def test_workers_stay_within_the_cores_and_are_not_started_for_little(monkeypatch):

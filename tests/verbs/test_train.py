@@ -10,7 +10,9 @@ import torch
 from pass_contexts import same
 
 from swin_quant.checkpoint import read_state_dict
+from swin_quant.data.loader import LoaderKilled
 from swin_quant.train import loop
+from swin_quant.train.batches import TrainingBatches, ValidationBatches
 from swin_quant.train.outdir import read_table
 
 NAME = "swin_micro"
@@ -63,6 +65,37 @@ def test_killed_in_the_middle_and_resumed_it_ends_as_if_it_had_not_been(run, for
     one, other = (tmp_path / name / f"{NAME}.pth" for name in ("whole", "killed"))
     assert same(weights(one), weights(other))
     assert len([*read_table(tmp_path / "killed" / "steps.csv")]) == 36
+
+
+@pytest.mark.parametrize(
+    ("batches", "place", "steps"), [(TrainingBatches, "epoch", 4), (ValidationBatches, "__iter__", 6)]
+)
+def test_the_loss_of_a_loader_and_an_interrupted_preparation_keep_what_was_trained(
+    run, float_run, tmp_path, monkeypatch, batches, place, steps
+):
+    words, told = (
+        [*float_run, "--output", tmp_path / "out"],
+        "the run is saved: go on with the same command and --continue",
+    )
+    assert run(*float_run, "--output", tmp_path / "whole").code == 0
+    load = getattr(batches, place)
+
+    def lose(self, *arguments):
+        yield from itertools.islice(load(self, *arguments), 4 if place == "epoch" else 1)
+        raise LoaderKilled("a process is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batches, place, lose)
+        done = run(*words)
+        assert (done.code, done.err.splitlines()[-1]) == (1, f"error: a process is gone; {told}")
+    assert len([*read_table(tmp_path / "out" / "steps.csv")]) == steps
+    with monkeypatch.context() as patch:
+        patch.setattr("swin_quant.train.run.open_labelled", lambda *_, **how: signal.raise_signal(signal.SIGINT))
+        done = run(*words, "--continue")
+        assert (done.code, done.err.splitlines()[-1]) == (130, f"error: interrupted; {told}")
+    assert f"going on after step {steps} " in run(*words, "--continue").ok().err
+    one, other = (tmp_path / name / f"{NAME}.pth" for name in ("whole", "out"))
+    assert same(weights(one), weights(other))
 
 
 def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
