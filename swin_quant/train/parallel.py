@@ -29,6 +29,11 @@ from swin_quant.score.engine import HALF_TYPES
 from swin_quant.train.recipe import Recipe
 
 
+def is_emulated(half: str, device: torch.device) -> bool:
+    """Whether a device only emulates the half-precision type of a recipe: a CPU without bfloat16 arithmetic."""
+    return device.type == "cpu" and half != "float16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 @dataclass(frozen=True)
 class Precision:
     """A level of precision on a device; `half` is its half-precision type."""
@@ -42,9 +47,9 @@ class Precision:
         """`half` auto is bfloat16, or float16 on a GPU without bfloat16."""
         automatic = "float16" if device.type == "cuda" and not torch.cuda.is_bf16_supported() else "bfloat16"
         chosen = automatic if half == "auto" else half
-        slow = device.type == "cpu" and chosen == "bfloat16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        if slow and level != "O0":
-            log.warning("this CPU has no bfloat16 arithmetic, so %s is emulated: O0 is faster", level)
+        if level != "O0" and is_emulated(half, device):
+            told = "this CPU has no bfloat16 arithmetic, so %s is emulated: ‹amp_opt_level› O0 is faster"
+            log.warning(told, level)
         return cls("O2" if level == "O3" else level, HALF_TYPES[chosen], device)
 
     def network(self, model: nn.Module) -> nn.Module:

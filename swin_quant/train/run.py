@@ -1,6 +1,6 @@
 """Run a training, float or QAT: its arguments, the checks before the first step, the loop, the record for the card."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -36,7 +36,7 @@ from swin_quant.train.distill import load_teacher
 from swin_quant.train.loop import Job, fit
 from swin_quant.train.optim import freeze_stages
 from swin_quant.train.outdir import check_free, list_settings, open_folder
-from swin_quant.train.parallel import check_compiler, check_parallel, without_values
+from swin_quant.train.parallel import check_compiler, check_parallel, is_emulated, without_values
 from swin_quant.train.recipe import Recipe, load_recipe
 from swin_quant.train.snapshot import Position, Snapshots, check_snapshot
 
@@ -204,6 +204,22 @@ def _fitted(job: Job, folder: Path) -> tuple[Classifier, Position]:
 def with_batch_size(recipe: Recipe, cfg: CfgNode) -> Recipe:
     """The recipe, with the config's batch size if it has none."""
     return recipe if recipe.batch_size else recipe.having({"batch_size": cfg.DATA.BATCH_SIZE}, "DATA.BATCH_SIZE")
+
+
+def with_precision(
+    recipe: Recipe, training: "Training", cfg: CfgNode, world: World, changes: Iterable[str] = ()
+) -> Recipe:
+    """The recipe, in O0 if the device of `world` would emulate a precision that the user did not ask for.
+
+    `changes`: keys of the recipe that the user changed, besides those of `training`.
+    """
+    keys = {*changes, *(pair.partition("=")[0] for pair in training.set)}
+    is_asked = training.amp_opt_level or "precision" in keys or cfg.AMP_OPT_LEVEL == recipe.precision
+    if is_asked or recipe.precision == "O0" or not is_emulated(recipe.half, world.device):
+        return recipe
+    told = "precision: O0, for this CPU has no bfloat16 arithmetic; ‹amp_opt_level› %s is slower here"
+    log.info(told, recipe.precision)
+    return recipe.having({"precision": "O0"}, "this CPU")
 
 
 def training_config(cfg: CfgNode, recipe: Recipe) -> CfgNode:

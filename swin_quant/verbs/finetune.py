@@ -41,6 +41,7 @@ from swin_quant.train.run import (
     snapshots_named,
     training_config,
     with_batch_size,
+    with_precision,
 )
 from swin_quant.verbs.evaluation import BATCH, Evaluation, score_model
 from swin_quant.verbs.export import ensure_saved
@@ -134,6 +135,7 @@ def finetune(
         keys = {"epochs": epochs, "batch_size": place.batch, "amax__mode": amax, **qat.keys()}
         wanted = load_recipe(training.recipe or DEFAULT_RECIPE).having(changes or {}, "changes")
         wanted = with_batch_size(training.change(wanted, **keys), cfg)
+        wanted = with_precision(wanted, training, cfg, world, changes or ())
         if (distill or teacher) and not wanted.distill.weight:
             wanted = wanted.having({"distill.weight": 1.0}, "--distill")
         how: dict[str, Any] = {"teacher": teacher and str(teacher), "teacher_cfg": qat.config(teacher)}

@@ -33,6 +33,7 @@ from swin_quant.train.run import (
     snapshots_named,
     training_config,
     with_batch_size,
+    with_precision,
 )
 from swin_quant.verbs.evaluation import Evaluated, Evaluation, score_model
 
@@ -95,6 +96,7 @@ def train(
     cfg = model.config(place.config_keys())
     recipe = load_recipe(training.recipe) if training.recipe else read_recipe(cfg)
     recipe = with_batch_size(training.change(recipe, epochs=epochs, batch_size=place.batch), cfg)
+    recipe = with_precision(recipe, training, cfg, world)
     how = {"resume": resume, "overwrite": overwrite, "replace_head": model.replace_head}
     request = training.request(folder_for(folder, cfg), start, place, **how)
     saved = snapshots_named(request.folder) if resume else nullcontext()

@@ -1,5 +1,6 @@
 """swin-quant train: the checkpoint of a float run; runs that are cut off, resumed, shared by ranks, or refused."""
 
+import importlib
 import itertools
 import os
 import signal
@@ -96,6 +97,31 @@ def test_the_loss_of_a_loader_and_an_interrupted_preparation_keep_what_was_train
     assert f"going on after step {steps} " in run(*words, "--continue").ok().err
     one, other = (tmp_path / name / f"{NAME}.pth" for name in ("whole", "out"))
     assert same(weights(one), weights(other))
+
+
+TOLD = "precision: O0, for this CPU has no bfloat16 arithmetic; --amp-opt-level O1 is slower here"
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "level"),
+    [
+        ("train", [], "O0"),
+        ("finetune", ["--recipe", "micro_w4a4"], "O0"),
+        ("train", ["--amp-opt-level", "O1"], "O1"),
+        ("finetune", ["--recipe", "micro_w4a4", "--set", "precision=O1"], "O1"),
+        ("train", ["--opts", "AMP_OPT_LEVEL", "O1"], "O1"),
+        ("train", ["--recipe", "micro_float", "--set", "half=float16"], "O1"),
+    ],
+)
+def test_a_cpu_without_bfloat16_computes_in_it_only_if_it_is_asked_to(
+    run, scoring_flags, calibrated, heard, monkeypatch, tmp_path, verb, words, level
+):
+    calls = heard(importlib.import_module(f"swin_quant.verbs.{verb}"), "run_training", ends=True)
+    start = ["--checkpoint", calibrated] if verb == "finetune" else []
+    for able, expected in ((False, level), (True, "O1")):
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda able=able: able)
+        done = run(verb, *scoring_flags, *start, "--output", tmp_path, *words)
+        assert calls[-1]["recipe"].precision == expected and (TOLD in done.err) == (expected == "O0")
 
 
 def test_two_ranks_train_as_one_with_twice_the_accumulation(run, forked, float_run, tmp_path):
