@@ -69,7 +69,8 @@ def draw(pictures: PictureSet, transform: Transform, augment: bool = False) -> C
         augment: Whether the transform draws crops, for the record.
     """
     found = pictures.with_default_split("train")
-    opened = replace(found, cache_mode="no").open()  # each is read once
+    # Each picture is read once: the config's default, to hold a rank's part of a zip, would read all of them.
+    opened = replace(found, cache_mode="no" if found.cache_mode == "part" else found.cache_mode).open()
     count = min(len(opened), CALIBRATED_ON) if found.count is None else found.count
     largest = max(min(found.batch or _BATCH, _BATCH), 1)
     size = next(size for size in range(largest, 0, -1) if count % size == 0)
