@@ -65,13 +65,18 @@ def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whos
             f"{place} has {len(data)} classes, but MODEL.NUM_CLASSES is {classes}: correct one of them, or `train` the "
             "model with ‹replace_head›"
         )
+    elif known and is_numbers(known) != is_numbers(data):
+        numbered = whose if is_numbers(known) else "the data"
+        pair = f"{one_line(data[0])[:40]} is taken for {one_line(known[0])[:40]} of {whose}"
+        log.warning("%s: classes are matched by position, since the names of %s are numbers: %s", place, numbered, pair)
 
 
 def stated(names: Sequence[str], classes: int) -> list[str]:
-    """The class names that a data set gives a model without its own; none if they are numbers from 0, or not `classes`
-    many."""
+    """The class names that a data set gives a model without its own; none if they are not `classes` many, or numbers
+    from 0 where there is an ImageNet with so many classes, whose names are more likely."""
     known = _imagenet(names, classes) or list(names)
-    return known if len(known) == classes and known != list(map(str, range(classes))) else []
+    is_nameless = known == list(map(str, range(classes))) and list_wnids(classes) is not None
+    return known if len(known) == classes and not is_nameless else []
 
 
 def in_order(names: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError
-from swin_quant.data.class_names import fit, get_english_names, in_order, list_wnids
+from swin_quant.data.class_names import fit, get_english_names, in_order, list_wnids, stated
 from swin_quant.data.sources import open_pictures
 from tests.helpers.refusals import refused
 
@@ -46,6 +46,28 @@ def labels(model, data, classes=None):
 )
 def test_labels_are_those_of_the_model_of_that_name(model, data, expected):
     assert labels(model, data) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "warned"),
+    [
+        ("0 1 2", "cat dog fox", "the names of the model are numbers: cat is taken for 0 of the model"),
+        ("cat dog fox", "1 2 3", "the names of the data are numbers: 1 is taken for cat of the model"),
+        ("0 1 2", "0 1 2", None),
+        ("0 1 2", "1 2 3", None),
+        ("cat dog fox", "fox", None),
+    ],
+)
+def test_numbers_on_one_side_are_matched_by_position_with_a_warning(model, data, warned, caplog):
+    labels(model.split(), data.split())
+    told = [f"data: val: classes are matched by position, since {warned}"] if warned else []
+    assert [record.getMessage() for record in caplog.records] == told
+
+
+@pytest.mark.parametrize(("classes", "named"), [(10, True), (1000, False)])
+def test_a_model_of_numbered_classes_has_their_numbers_unless_it_may_be_imagenets(classes, named):
+    numbers = list(map(str, range(classes)))
+    assert stated(numbers, classes) == (numbers if named else [])
 
 
 @pytest.mark.parametrize(
