@@ -1,5 +1,6 @@
 """The accuracy-delta table of any number of run cards, as measured: on the terminal, in files, and as a page."""
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +23,7 @@ swin-quant report out/mode1 out/mode2 --output docs/results
 swin-quant report out --html report.html --data-path data"""
 _NAME = "accuracy"  # first part of the names of files in --output
 _NO_RESULT = "no result: run `swin-quant evaluate`"
+_MOST_FILES = 1000  # JSON files in and below a folder
 _WITHOUT = ("seed", "cache_mode")
 
 
@@ -37,7 +39,7 @@ def report(
     """Print the accuracy-delta table of run cards, as measured; write it, and a page with all that they hold.
 
     Args:
-        cards: run cards, or folders of run cards
+        cards: run cards, or folders with run cards in them or below
         folder: also write accuracy.md, accuracy.csv and accuracy.json there
         html: also write the page there: one file, which needs no network
         pictures: Pictures of which 256 are compared for the page, evenly spread; they need no labels.
@@ -79,16 +81,30 @@ def report(
 
 
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
-    """The cards by file, as they are named. Beside a card, JSON of another kind, as `*.json` finds it, is left out."""
-    files: list[Path] = []
+    """The cards by file, as they are named; one that is found twice counts once, and so do copies of results.
+
+    A folder stands for the cards in it and below it. JSON of another kind beside them, as `*.json` finds it, is left
+    out, and so are hidden folders. SwinQuantError for a folder without a card, or with too many files.
+    """
+    found: dict[Path, Path] = {}  # by their real paths
     for path in paths:
-        named = {file: schema_in(file) for file in sorted(path.glob("*.json"))} if path.is_dir() else {path: ""}
+        named: dict[Path, str | None] = {} if path.is_dir() else {path: ""}
+        for folder, below, names in os.walk(path) if path.is_dir() else ():
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            files = [Path(folder, name) for name in sorted(names) if name.endswith(".json")]
+            if len(named) + len(files) > _MOST_FILES:
+                raise SwinQuantError(
+                    f"{path}: more than {_MOST_FILES} JSON files: give the folders that hold the cards"
+                )
+            named |= {file: schema_in(file) for file in files}
         if broken := [str(file) for file, schema in named.items() if schema is None]:
             log.warning("left out: %s: its JSON cannot be read", listed(broken))
         inside = [file for file, schema in named.items() if schema or not path.is_dir()]
         if not inside:
-            raise SwinQuantError(f"{path}: no run card (*.json) in this directory")
-        files += [file for file in inside if file not in files]
+            raise SwinQuantError(f"{path}: no run card (*.json) in this directory or below")
+        for file in inside:
+            found.setdefault(file.resolve(), file)
+    files = list(found.values())
     for file in files:
         if file.suffix != ".json" and file.is_file() and not is_card(file):
             beside = card_path(file)
@@ -98,4 +114,9 @@ def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
     if 0 < len(others) < len(files):
         log.warning("left out: %s: no run card", listed(map(str, others)))
         files = [file for file in files if file not in others]
-    return {file: RunCard.read(file) for file in files}
+    cards: dict[Path, RunCard] = {}
+    for file in files:
+        card = RunCard.read(file)
+        if not card.results or card not in cards.values():
+            cards[file] = card
+    return cards

@@ -51,16 +51,31 @@ def test_a_folder_gets_the_table_in_every_form(report, tmp_path):
         assert next(csv.DictReader(file))["quantized_acc1"] == "70.34"
 
 
-def test_a_directory_gives_its_cards_and_nothing_else(report, tmp_path):
-    write(tmp_path / "a.json", FLOAT, INT8)
+def test_a_directory_gives_the_cards_in_it_and_below_and_nothing_else(report, tmp_path):
+    """A card that is found twice, or copied, counts once."""
+    card, deeper, hidden = tmp_path / "a.json", tmp_path / "deeper" / "still", tmp_path / ".cache"
+    write(card, FLOAT, INT8)
     (tmp_path / "other.json").write_text('{"schema": "somebody/else"}')
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[]")
-    (tmp_path / "deeper").mkdir()
-    write(tmp_path / "deeper" / "b.json", FLOAT, INT8, name="deeper")
-    done = report(tmp_path, "--json", "-")
-    assert [row["name"] for row in json.loads(done.out)["rows"]] == ["swin_micro"]
+    deeper.mkdir(parents=True)
+    hidden.mkdir()
+    write(deeper / "b.json", FLOAT, INT8, name="deeper")
+    write(hidden / "c.json", FLOAT, INT8, name="hidden")
+    shutil.copy(card, deeper)
+    for places in ([tmp_path], [tmp_path, deeper, card]):
+        done = report(*places, "--json", "-")
+        assert [row["name"] for row in json.loads(done.out)["rows"]] == ["swin_micro", "deeper"]
     assert f"left out: {tmp_path / 'broken.json'}: its JSON cannot be read" in done.err and "other.json" not in done.err
+
+
+def test_a_directory_without_a_card_or_with_too_many_files_is_refused(refused, tmp_path, monkeypatch):
+    (tmp_path / "below").mkdir()
+    assert "no run card (*.json) in this directory or below" in refused(tmp_path)
+    monkeypatch.setattr("swin_quant.verbs.report._MOST_FILES", 1)
+    for folder in (tmp_path, tmp_path / "below"):
+        write(folder / "a.json", FLOAT, INT8)
+    assert "more than 1 JSON files" in refused(tmp_path)
 
 
 def test_cards_without_results_are_left_out_and_named(report, refused, tmp_path):
