@@ -226,13 +226,13 @@ def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | Non
         found = find_recorded_file(card.checkpoint, [path.parent])
         checkpoint = found or path.with_name(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
         artifact = path.with_name(card.artifact["file"])
-        return artifact_verdict(card, _seen_from(folder, artifact), _seen_from(folder, checkpoint), DIR)
+        return artifact_verdict(card, seen_from(folder, artifact), seen_from(folder, checkpoint), DIR)
     if card.training and card.checkpoint:
         return training_verdict(card, path.with_name(card.checkpoint["file"]), folder)
     return None
 
 
-def _seen_from(folder: Path, file: Path) -> Path:
+def seen_from(folder: Path, file: Path) -> Path:
     """A relative path, which tells nothing of the machine, unless only an absolute one leads there."""
     return Path(portable_path(os.path.abspath(file), Path(folder).absolute()) or file)
 
@@ -278,7 +278,7 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
         said += "deploy QAT" if delta > shown else f"PTQ is {'better' if delta < -shown else 'as good'}: keep it"
         if delta <= shown and start is not None:
             deploy = Path(start.get("path") or file.with_name(start["file"]))
-    deploy = _seen_from(folder, deploy)
+    deploy = seen_from(folder, deploy)
     policy = policy_from_dict(card.policy, card.name) if card.policy else None
     deltas = qat.delta_acc1, qat.delta_acc1_se, qat.delta_ptq, qat.delta_ptq_se
     then = to_export(policy, deploy, deploy.parent)

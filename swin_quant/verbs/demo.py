@@ -32,7 +32,6 @@ from swin_quant.verbs.train import train
 
 EXAMPLES = """swin-quant demo
 swin-quant demo --model swinv2_digits --output out/demo2"""
-ON_PAGE = 160  # pictures
 FOUR_BITS, FOUR_BIT_EPOCHS, BATCH = "w4a4", 2, 64
 
 
@@ -97,7 +96,7 @@ def demo(
     unseen.read(list(unseen.labels).index(7)).save(content, "PNG")
     atomic_write_bytes(output / "seven.png", content.getvalue())
     try:
-        write_page(output / "report.html", cards, replace(val, count=ON_PAGE))
+        write_page(output / "report.html", cards, val)
     except UsageError as error:
         log.info("no page: %s", error)
     places = [card_path(one) for one in artifacts]

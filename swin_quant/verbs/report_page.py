@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from swin_quant.data.preprocess import Preprocess
 from swin_quant.loading import load_for_scoring, open_baseline
 from swin_quant.report.page import page
 from swin_quant.report.page.data import Disagreement, PageData, node_summaries
-from swin_quant.report.verdict import card_verdict
+from swin_quant.report.verdict import card_verdict, seen_from
 from swin_quant.score.baseline import engines_beside
 from swin_quant.score.run_engines import infer
 from swin_quant.score.scoring import class_names, top_classes
@@ -39,7 +40,13 @@ def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet
     for path, card in cards.items():
         sha = card.checkpoint["sha256"] if card.checkpoint else str(path)
         groups.setdefault(sha, {})[path] = card
-    found = [_checkpoint_data(group, pictures, target.parent) for group in groups.values()]
+    parts = {path: seen_from(target.parent, path).parts for path in cards}
+    ends = Counter(part[-length:] for part in parts.values() for length in range(1, len(part) + 1))
+    apart = {
+        path: "/".join(next((part[-length:] for length in range(1, len(part)) if ends[part[-length:]] == 1), part))
+        for path, part in parts.items()
+    }
+    found = [_checkpoint_data(group, pictures, target.parent, apart) for group in groups.values()]
     if pictures is not None and not any(data.compared for data in found):
         what = "no checkpoint with a policy, and the float model it came from, is beside the cards"
         raise UsageError(f"‹data_path›: {what}")
@@ -48,12 +55,14 @@ def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet
     log.info("page: %s, %d kB", target, len(content) // 1000)
 
 
-def _checkpoint_data(cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path) -> PageData:
-    """The data of one checkpoint. `cards`: its own card and those of its artifacts."""
+def _checkpoint_data(
+    cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path, apart: Mapping[Path, str]
+) -> PageData:
+    """The data of one checkpoint. `cards`: its own card and those of its artifacts; `apart`: the name of each."""
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
     verdicts = [verdict for path, card in cards.items() if (verdict := card_verdict(card, path, folder))]
-    data = PageData(first.name, together, verdicts=verdicts)
+    data = PageData(first.name, {apart[path]: card for path, card in cards.items()}, verdicts=verdicts)
     file = next((file for path in paths if (file := find_recorded_file(cards[path].checkpoint, [path.parent]))), None)
     if file is None:
         return replace(data, missing=f"{first.name}: the checkpoint is not beside the card: its nodes are not shown")

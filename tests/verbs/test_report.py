@@ -209,6 +209,14 @@ def test_pictures_that_the_quantized_model_sees_otherwise(page, own, pictures, t
     assert text.count("data:image/jpeg") == otherwise
 
 
+def test_cards_of_the_same_name_are_told_apart_by_their_folders(page, tmp_path):
+    for place in ("a.json", "int8/x.json", "int4/x.json", "int4/deep/y.json"):
+        (tmp_path / "out" / place).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / "out" / place, FLOAT, INT8, name=place.replace("/", "_"))
+    shown = re.findall("<summary>(.*?)</summary>", page(tmp_path / "out"))
+    assert shown == ["a.json", "int4/x.json", "y.json", "int8/x.json"]
+
+
 def test_a_checkpoint_that_is_gone(page, own, tmp_path):
     card = json.loads(own.with_suffix(".json").read_text())
     card["checkpoint"]["sha256"] = "0" * 64
@@ -267,3 +275,11 @@ def test_a_training_is_drawn_once_though_the_card_of_an_artifact_repeats_it():
     assert spec["title"]["text"] == "Training of x" and [row["value"] for row in spec["data"]["values"]] == [0.5, 0.25]
     runs = {row["run"] for row in training([card(0, "Monday"), card(1, "Tuesday")])["data"]["values"]}
     assert runs == {"x, x_qat.pth, Monday", "x, x_qat.pth, Tuesday"}
+
+
+def test_each_curve_of_a_training_has_its_axis_and_no_axis_is_empty():
+    what = ("train_loss", "val_loss", "acc1", "amax_drift", "clipped_share")
+    epochs = [{"epoch": number, **dict.fromkeys(what, number / 4)} for number in (1, 2)]
+    card = SimpleNamespace(name="x", checkpoint=None, created="Monday", training={"epochs": epochs})
+    drawn = pytest.importorskip("vl_convert").vegalite_to_svg(training([card]))
+    assert drawn.count(">epoch<") == len(what)

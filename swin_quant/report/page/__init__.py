@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from swin_quant.base.errors import one_line
@@ -53,7 +54,7 @@ _VERDICT = (
 def page(checkpoints: Sequence[PageData]) -> str:
     """The whole page. UsageError if the library that draws charts is not installed."""
     drawing = library("vl_convert", "report").javascript_bundle(_SNIPPET)
-    cards = [card for checkpoint in checkpoints for card in checkpoint.cards]
+    cards = [card for checkpoint in checkpoints for card in checkpoint.cards.values()]
     shown = next((checkpoint for checkpoint in checkpoints if checkpoint.nodes), None)
     drawn = _charts(checkpoints, cards, shown)
     facts = json.dumps(finite(_facts(shown, drawn)), ensure_ascii=True, separators=(",", ":"))
@@ -142,17 +143,16 @@ def _sections(
         yield "training", ("Training", '<div class="chart" id="training-chart"></div>')
     if compared := [checkpoint for checkpoint in checkpoints if checkpoint.compared]:
         yield "pictures", ("Pictures classified otherwise", "".join(map(_pictures, compared)))
-    contents = (json.dumps(finite(without_paths(card)), indent=1, ensure_ascii=False) for card in cards)
+    contents = {
+        place: json.dumps(finite(without_paths(card)), indent=1, ensure_ascii=False)
+        for checkpoint in checkpoints
+        for place, card in checkpoint.cards.items()
+    }
     details = (
-        f"<details><summary>{_text(_file(card))}</summary><pre>{html.escape(content)}</pre></details>"
-        for card, content in zip(cards, contents, strict=True)
+        f"<details><summary>{_text(place)}</summary><pre>{html.escape(content)}</pre></details>"
+        for place, content in contents.items()
     )
     yield "cards", ("Run cards", "".join(details))
-
-
-def _file(card: RunCard) -> str:
-    """The file that a card is about; the model's name if there is none."""
-    return card.artifact["file"] if card.artifact else card.checkpoint["file"] if card.checkpoint else card.name
 
 
 def _nodes(data: PageData) -> str:
@@ -183,7 +183,8 @@ def _pictures(data: PageData) -> str:
     )
     shown = len(data.disagreements)
     cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
-    file = next((f" ({card.checkpoint['file']})" for card in data.cards if card.checkpoint), "")
+    files = (Path(place).with_name(one.checkpoint["file"]) for place, one in data.cards.items() if one.checkpoint)
+    file = next((f" ({file.as_posix()})" for file in files), "")
     head = f"<p>{_text(data.title + file)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
     told = f"{head}{data.compared} pictures differently from float{cut}.</p>"
     return f'{told}<div class="pictures">{"".join(figures)}</div>'

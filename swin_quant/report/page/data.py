@@ -89,13 +89,13 @@ class Disagreement:
 class PageData:
     """A checkpoint: its cards, and the nodes that its file and the statistics beside it describe.
 
-    `verdicts`: what to deploy, with paths from the page. `missing`: why nodes or their values are not shown. The float
-    model and the model under `policy` classify `otherwise` of `compared` pictures differently; `disagreements` are the
-    worst of these.
+    `cards`: by the part of their paths from the page that tells them apart. `verdicts`: what to deploy, with paths from
+    the page. `missing`: why nodes or their values are not shown. The float model and the model under `policy` classify
+    `otherwise` of `compared` pictures differently; `disagreements` are the worst of these.
     """
 
     title: str
-    cards: Sequence[RunCard]
+    cards: Mapping[str, RunCard]
     nodes: Sequence[NodeSummary] = ()
     missing: str = ""
     compared: int = 0
@@ -264,7 +264,7 @@ def network(nodes: Sequence[NodeSummary]) -> Spec:
 
 def depth(checkpoint: PageData) -> Spec | None:
     """The SQNR of each block's output, in the order of the blocks."""
-    record = next((card.sensitivity for card in checkpoint.cards if card.sensitivity), None)
+    record = next((card.sensitivity for card in checkpoint.cards.values() if card.sensitivity), None)
     if record is None:
         return None
     values = [{"block": name, "dB": sqnr} for name, sqnr in record["profile"].items() if sqnr is not None]
@@ -274,7 +274,8 @@ def depth(checkpoint: PageData) -> Spec | None:
 def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     """Top-1 against milliseconds a picture, on the engines that run a quantized file; a line leads from the engine's
     own float to it. A simulation's latency is no engine's, and another engine's float is no baseline of time."""
-    measured = [(card, one) for checkpoint in checkpoints for card in checkpoint.cards for one in card.measured()]
+    cards = (card for checkpoint in checkpoints for card in checkpoint.cards.values())
+    measured = [(card, one) for card in cards for one in card.measured()]
     engines = {one.engine for _, one in measured if one.policy and not is_simulated(one.engine)}
     values: list[dict[str, Any]] = [
         {"ms": result.ms_per_picture, "top-1": result.acc1, "engine": result.engine}

@@ -36,7 +36,9 @@ def node(number):
 def opened(tmp_path_factory):
     file = Path(tmp_path_factory.mktemp("page")) / "page.html"
     card = RunCard("swin_large", {}, {"size": 224})
-    file.write_text(page([PageData("swin_large", [card], [node(number) for number in range(NODES)])]))
+    file.write_text(
+        page([PageData("swin_large", {"swin_large.json": card}, [node(number) for number in range(NODES)])])
+    )
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
         tab = browser.new_page()
@@ -100,7 +102,7 @@ def phone(opened, tmp_path_factory):
     record = {**ARTIFACT, "file": FILE, "options": {"target": "openvino"}}
     card = replace(card_of(TORCH, OWN, INT8), artifact=record, name=NAME)
     nodes, verdict = [node(number) for number in range(30)], card_verdict(card, folder / FILE, folder)
-    data = PageData(NAME, [card], nodes, verdicts=[verdict])
+    data = PageData(NAME, {f"{NAME}.json": card}, nodes, verdicts=[verdict])
     (folder / "page.html").write_text(page([data]))
     tab = opened.context.browser.new_page(viewport=PHONE)
     tab.goto((folder / "page.html").as_uri())
