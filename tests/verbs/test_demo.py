@@ -55,6 +55,7 @@ def test_the_demo_leaves_what_it_promises(demo):
     assert all(result["pictures"] == 355 for result in card["results"])  # a fifth of each class
     assert card["results"][0]["acc1"] > 13  # one epoch is better than chance, 10 with a standard error of 1.6
     assert card["calibration"]["pictures"] == 80 and card["calibration"]["split"] == "train"
+    assert card["class_names"] == list("0123456789")
     assert "swin_micro_digits" in log and "int8" in log
     assert re.findall(r"^(\d)\. ", log, re.MULTILINE) == ["1", "2", "3", "4", "5"]
     warnings = [line for line in log.splitlines() if "warning:" in line and "this CPU has no VNNI" not in line]
