@@ -66,7 +66,8 @@ def export(
 
     The file has the model's policy, or the one that is named. Only a shipped policy that the backend cannot run is
     replaced by the backend's best, with a warning. The bits are the policy's: calibrate under another for fewer. The
-    file of a wrapped module is run once, and removed where it is more than 3 dB worse than fake-quant.
+    file of a wrapped module is run once, and removed where it is more than 3 dB worse than fake-quant; a warning says
+    so where the reason is this CPU, whose int8 products saturate without VNNI.
 
     TensorRT takes two steps: `--for tensorrt` writes an ONNX file of a checkpoint on any machine, and an engine of that
     ONNX file on the GPU that will run it.

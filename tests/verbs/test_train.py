@@ -90,8 +90,12 @@ def test_the_loss_of_a_loader_and_an_interrupted_preparation_keep_what_was_train
         done = run(*words)
         assert (done.code, done.err.splitlines()[-1]) == (1, f"error: a process is gone; {told}")
     assert len([*read_table(tmp_path / "out" / "steps.csv")]) == steps
+
+    def interrupted(*_, **how):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr("swin_quant.train.run.open_labelled", lambda *_, **how: signal.raise_signal(signal.SIGINT))
+        patch.setattr("swin_quant.train.run.open_labelled", interrupted)
         done = run(*words, "--continue")
         assert (done.code, done.err.splitlines()[-1]) == (130, f"error: interrupted; {told}")
     assert f"going on after step {steps} " in run(*words, "--continue").ok().err
