@@ -11,6 +11,7 @@ import torch
 from swin_quant.backends.artifact import Artifact
 from swin_quant.backends.backend import Backend
 from swin_quant.backends.registry import backends, takers, targets
+from swin_quant.backends.saturation import may_saturate, saturates
 from swin_quant.base.errors import command_lines
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.lineage import find_recorded_file
@@ -31,6 +32,8 @@ _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
 _SERVE = "swin-quant serve {file} --engine {engine}"
 _TIME_ON = "swin-quant evaluate {file} --no-accuracy --engine {engine}"
 _FINETUNE = "swin-quant finetune {checkpoint} --data-path {data} --output {folder}"
+_EXPORT_SAFE = "swin-quant export {checkpoint} --for {target} --saturation-safe --output {folder}"
+_PYTHON_SAFE = 'sq.export(model, "{target}", "{folder}", saturation_safe=True)'
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
 _PYTHON_SEARCH = 'sq.search(model, pictures, "{target}", budget=sq.Budget(max_drop={drop}))'
 
@@ -172,7 +175,12 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
     if is_slow or is_wrong:
         target = card.artifact["options"].get("target", card.artifact["backend"]) if card.artifact else result.engine
         words = {"checkpoint": checkpoint, "target": target, "folder": file.parent}
-        then = fill(EXPORT_FLOAT, **words) if card.wrapped is None else _PYTHON_FLOAT.format(**words)
+        engine, made = _flag_for(result.engine), Artifact(file, card)
+        is_saturated = is_wrong and card.artifact and engine in backends() and may_saturate(engine, made)
+        by_file, in_python = EXPORT_FLOAT, _PYTHON_FLOAT
+        if is_saturated and saturates(engine):  # on this CPU, and a file with weights of 7 bits would not
+            by_file, in_python = _EXPORT_SAFE, _PYTHON_SAFE
+        then = fill(by_file, **words) if card.wrapped is None else in_python.format(**words)
     else:  # serve it where pictures can be prepared for it
         then = fill(_SERVE if card.preprocess else _TIME_ON, file=file, engine=result.engine)
     is_searched = any(one["engine"] == _flag_for(result.engine) for one in card.searches)

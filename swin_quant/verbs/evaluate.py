@@ -147,10 +147,11 @@ def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluati
         return Evaluation((), exported[0].card, tuple(latency for latencies in found for latency in latencies))
     cards = []
     for one, results in zip(exported, found, strict=True):
-        if this_world().is_main:
-            update(card_path(one.file), one.card, partial(with_results, results=results))
+        card = one.card
+        if this_world().is_main:  # what `verify` wrote since the artifact was opened counts, too
+            card = update(card_path(one.file), card, partial(with_results, results=results))
             log.info("run card: %s", card_path(one.file))
-        cards.append(with_results(replace(one.card, results=[]), results))
+        cards.append(with_results(replace(card, results=[]), results))
     every = tuple(result for results in found for result in results)
     if len(cards) > 1:
         return Evaluation(every, cards[0], cards=tuple(cards))

@@ -14,6 +14,7 @@ from swin_quant.backends.registry import engines, targets
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT
 from swin_quant.cli.command import Command
 from swin_quant.quant.policy import load_policy
+from swin_quant.report import verdict as verdict_module
 from swin_quant.report.verdict import (
     FLOAT,
     artifact_verdict,
@@ -124,14 +125,18 @@ def test_where_float_is_faster_on_the_engine_it_is_what_to_deploy():
     assert "as fast as float32" in said_of(TORCH, OWN, dataclasses.replace(INT8, ms_per_picture=1.42)).summary
 
 
-def test_a_file_that_is_not_verified_or_ruined_is_not_what_to_deploy():
+@pytest.mark.parametrize("is_saturating", [False, True])
+def test_a_file_that_is_not_verified_or_ruined_is_not_what_to_deploy(is_saturating, monkeypatch):
+    monkeypatch.setattr(verdict_module, "saturates", lambda engine: is_saturating)
     row = {"engine": INT8.engine, "precision": INT8.precision, "policy": INT8.policy, "tolerance": 0.1, "passed": False}
     row |= {"mean": 1.0, "max": 2.0, "agreement": 30.0, "reference": "fake-quant", "pictures": 8}
     row |= {"pictures_sha256": "a" * 64, "sqnr_db": 1.0, "step": 0.01}
-    wrong = dataclasses.replace(card_of(TORCH, OWN, INT8), verification=[row])
+    made = {**ARTIFACT, "options": {"target": "openvino", "saturation_safe": []}}
+    wrong = dataclasses.replace(card_of(TORCH, OWN, INT8), verification=[row], artifact=made)
     verdict = artifact_verdict(wrong, FILE, CHECKPOINT, "data")
     assert verdict.deploy == FLOAT and verdict.summary.startswith("NOT verified, the engine computes something else")
-    assert parsed(verdict.next)["precision"] == "float"
+    asked = parsed(verdict.next)
+    assert asked["saturation_safe"] if is_saturating else asked["precision"] == "float"
     ruined = card_of(TORCH, OWN, dataclasses.replace(INT8, acc1=31.6, delta_acc1=-48.4))
     verdict = artifact_verdict(ruined, FILE, CHECKPOINT, "data")
     assert verdict.deploy == FLOAT and verdict.next.startswith("swin-quant search ")

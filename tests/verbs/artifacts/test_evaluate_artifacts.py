@@ -7,9 +7,11 @@ import sys
 
 import pytest
 
+import swin_quant as sq
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
+from swin_quant.report.verdict import FLOAT
 from swin_quant.verbs import evaluation
 
 
@@ -97,6 +99,15 @@ def test_without_the_checkpoint_there_is_accuracy_and_no_delta(evaluate, exports
     assert result.agreement is result.sqnr_db is result.delta_acc1 is result.delta_acc1_se is None
     assert "there is no delta" in " ".join(done.out.split())
     assert not (tmp_path / "output").exists()
+
+
+def test_a_verification_since_the_artifact_was_opened_counts(exports, pictures):
+    opened, path = sq.artifact(exports.onnx), exports.onnx.with_suffix(".json")
+    failed = {"engine": "onnxruntime", "precision": "int8", "policy": "qdq", "tolerance": 0.1, "passed": False}
+    failed |= {"mean": 1.0, "max": 2.0, "agreement": 30.0, "reference": "fake-quant", "pictures": 8, "step": 0.01}
+    RunCard.read(path).with_verification(failed | {"pictures_sha256": "a" * 64, "sqnr_db": 1.0}).write(path)
+    how = {"engine": "onnxruntime", "own_float": False, "half": "none"}
+    assert sq.evaluate(opened, sq.pictures(pictures, "val"), **how).verdict.deploy == FLOAT
 
 
 def test_the_checkpoint_is_found_by_its_hash_not_its_name(evaluate, exports, tmp_path):
