@@ -217,7 +217,7 @@ def with_precision(
     is_asked = training.amp_opt_level or "precision" in keys or cfg.AMP_OPT_LEVEL == recipe.precision
     if is_asked or recipe.precision == "O0" or not is_emulated(recipe.half, world.device):
         return recipe
-    told = "precision: O0, for this CPU has no bfloat16 arithmetic; ‹amp_opt_level› %s is slower here"
+    told = "precision: O0, because this CPU has no bfloat16 arithmetic; ‹amp_opt_level› %s is slower here"
     log.info(told, recipe.precision)
     return recipe.having({"precision": "O0"}, "this CPU")
 

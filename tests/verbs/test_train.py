@@ -103,7 +103,7 @@ def test_the_loss_of_a_loader_and_an_interrupted_preparation_keep_what_was_train
     assert same(weights(one), weights(other))
 
 
-TOLD = "precision: O0, for this CPU has no bfloat16 arithmetic; --amp-opt-level O1 is slower here"
+TOLD = "precision: O0, because this CPU has no bfloat16 arithmetic; --amp-opt-level O1 is slower here"
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 torch.export records a cast for each `x.float()`, also where x is float32, and the lines of Python behind each operator.
 torch.onnx.export traces the recorded program a second time to decompose operators that ONNX lacks, which most networks
-have none of, and computes each operator once more to see where types are promoted. What it reads for that, it reads
-anew for each namespace of operators (the list of all), export (the translations) and node (its ONNX schema).
+have none of, and computes each operator once more to see where types are promoted. It also lists all operators for each
+namespace that has some, reads all translations for each export, and an ONNX schema for each node.
 """
 
 from collections.abc import Callable, Iterator, Mapping
