@@ -185,7 +185,9 @@ def _find(root: Path, split: str, zip_mode: bool, labelled: bool) -> Path:
         if not root.is_dir():
             problem = "is not a folder" if root.exists() else "no such folder"
             remedy = "" if root.exists() else near(root)
-            remedy = remedy or "; set ‹data_path› to the folder that holds the splits"
+            prefix, mark, _ = str(root).partition(":")
+            kinds = f"; a prefix is one of {', '.join(KINDS)}" if mark and prefix.replace("-", "").isalnum() else ""
+            remedy = remedy or kinds or "; set ‹data_path› to the folder that holds the splits"
             raise SwinQuantError(f"{root}: {problem}{remedy}")
         folders = {item.name: item for item in root.iterdir() if item.is_dir()}
         archives = {item.stem: item for item in root.glob("*.zip")}

@@ -19,7 +19,7 @@ from swin_quant.cards.paths import portable_path
 from swin_quant.cards.records import ORIGINAL, PTQ, QAT, TriedPolicies
 from swin_quant.config.outputs import LOGITS
 from swin_quant.quant.policy import Policy, policy_from_dict
-from swin_quant.report.accuracy.rows import is_simulated, latency, list_rows
+from swin_quant.report.accuracy.rows import dataset_key, is_simulated, latency, list_rows
 from swin_quant.report.table import NARROW, folded, html_facts
 from swin_quant.score.scoring import is_guessing
 
@@ -161,11 +161,14 @@ def speed_in_words(ms: float | None, float_ms: float | None, float_type: str | N
 
 
 def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> DeployVerdict | None:
-    """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored."""
+    """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored.
+
+    Of several data sets the one with the most pictures counts, and is named.
+    """
     rows = [row for row in list_rows([card]) if row.is_quantized and not is_simulated(row.result.engine)]
     if not rows:
         return None
-    row = min(rows, key=lambda row: latency(row.result))
+    row = min(rows, key=lambda row: (-row.result.pictures, latency(row.result)))
     result, own = row.result, row.own
     delta, error = row.delta("acc1"), row.delta_acc1_se
     float_ms, float_type = (own.ms_per_picture, own.precision) if own else (None, None)
@@ -200,6 +203,8 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
         right_about = f"float32 is right about {right} of {result.pictures:,}"
         loss = f"the loss cannot be measured: {right_about}, and guessing among {classes:,} classes does as well"
     summary = f"{loss}; {speed_in_words(**times)}"
+    if len({dataset_key(one.dataset) for one in rows}) > 1:
+        summary = f"on {row.place}: {summary}"
     if is_wrong:
         summary = f"NOT verified, the engine computes something else than the model; {summary}"
     figures = (result.pictures, delta, error)
@@ -288,6 +293,8 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
             deploy = Path(start.get("path") or file.with_name(start["file"]))
     deploy = seen_from(folder, deploy)
     policy = policy_from_dict(card.policy, card.name) if card.policy else None
+    if policy and not any(one.takes(policy) for one in targets().values() if one.exporting.activation_bits):
+        said += "; its bits are simulated: no engine computes with them"
     deltas = qat.delta_acc1, qat.delta_acc1_se, qat.delta_ptq, qat.delta_ptq_se
     then = to_export(policy, deploy, deploy.parent)
     return DeployVerdict(str(deploy), f"{figures}; {said}", then, qat.pictures, *deltas)

@@ -122,7 +122,7 @@ def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
     files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
     if any(file.exists() for file in files) and not (resume or overwrite):
         raise UsageError(
-            f"{folder}: holds another run: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
+            f"{folder}: holds the files of a training: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
         )
 
 
@@ -144,7 +144,11 @@ def open_folder(
         if differing := [key for key in {**before, **settings} if before.get(key) != settings.get(key)]:
             changed = listed(f"{key} {before.get(key)!s:.80} -> {settings.get(key)!s:.80}" for key in differing)
             raise UsageError(f"{folder}: its run cannot go on with other settings: {changed}; ‹overwrite› starts anew")
-        log.info("going on after step %d of epoch %d", content["position"]["step"], content["position"]["epoch"] + 1)
+        step, done = content["position"]["step"], content["position"]["epoch"]
+        if step:
+            log.info("going on after step %d of epoch %d", step, done + 1)
+        else:
+            log.info("going on after %d of %s epochs", done, settings.get("epochs"))
         return content
     epochs = folder / EPOCHS
     has_results = snapshots.best_file.exists() or (epochs.exists() and any(read_table(epochs)))

@@ -132,7 +132,7 @@ def run_training(
     keeper = None
     if policy:
         sample = partial(batches.sample, recipe.amax.batches)
-        keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
+        keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen, is_resumed=snapshot is not None)
         job.after_step, job.after_epoch = keeper.after_step, keeper.after_epoch
         bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
         log.info("training under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)

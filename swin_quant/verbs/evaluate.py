@@ -17,6 +17,7 @@ from swin_quant.base.files import check_writable
 from swin_quant.base.progress import log
 from swin_quant.cards.card import update, with_results
 from swin_quant.cards.paths import card_path
+from swin_quant.cards.records import Result
 from swin_quant.checkpoint.ranges import check_bits
 from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.data.preprocess import Preprocess
@@ -27,7 +28,7 @@ from swin_quant.policies import Policies, PolicyChoice, policies_from, tell_bits
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.verdict import artifact_verdict
 from swin_quant.score.baseline import engines_beside
-from swin_quant.score.engine import half_type
+from swin_quant.score.engine import EAGER, half_type
 from swin_quant.score.options import EngineOptions
 from swin_quant.verbs.evaluation import BATCH, Evaluation, Scoring, score_artifacts, score_model
 from swin_quant.verbs.timing import compare_latency
@@ -151,7 +152,10 @@ def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluati
         if this_world().is_main:  # what `verify` wrote since the artifact was opened counts, too
             card = update(card_path(one.file), card, partial(with_results, results=results))
             log.info("run card: %s", card_path(one.file))
-        cards.append(with_results(replace(card, results=[]), results))
+        new: tuple[Result, ...] = results
+        if not any(one.engine == EAGER for one in new):  # the float that was scored on the same pictures before
+            new = *(one for one in card.measured() if one.engine == EAGER and one.dataset == new[0].dataset), *new
+        cards.append(with_results(replace(card, results=[]), new))
     every = tuple(result for results in found for result in results)
     if len(cards) > 1:
         return Evaluation(every, cards[0], cards=tuple(cards))

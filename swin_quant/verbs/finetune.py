@@ -83,6 +83,7 @@ def finetune(
     half: Literal["auto", "none", "float16", "bfloat16"] = "auto",
     original: Annotated[str | Path | None, Parameter(name="--float")] = None,
     no_eval: bool = False,
+    score_pictures: int | None = None,
     changes: Annotated[Mapping[str, Any] | None, Parameter(parse=False)] = None,
     batch_size: Annotated[int | None, Parameter(parse=False)] = None,
     config: Annotated[str | Path | None, Parameter(parse=False)] = None,
@@ -109,6 +110,7 @@ def finetune(
         half: type in which the float model is scored, too; auto: the device's
         original: float checkpoint to compare with (default: searched for)
         no_eval: do not score the result
+        score_pictures: how many pictures of val score, a seeded sample (default: all)
         changes: Keys of the recipe, {"optimizer.lr": 1e-4}.
         batch_size: Pictures at a time, a rank.
         config: YAML, or a shipped name (default: the checkpoint says).
@@ -120,6 +122,8 @@ def finetune(
     Raises:
         UsageError: A model that is not calibrated, or a wrapped module: train it in your own loop.
     """
+    if score_pictures is not None and score_pictures < 1:
+        raise UsageError(f"‹score_pictures› {score_pictures}: must be at least 1")
     place = place_to_train_on(pictures, batch_size)
     world = this_world() if isinstance(model, ModelFile) else world_on(device)
     training = recipe if isinstance(recipe, Training) else Training(recipe)
@@ -149,7 +153,7 @@ def finetune(
                 return Finetuned(Evaluation((), trained.card), path)
             baseline = find_baseline(trained.card, [path.resolve().parent], cfg, [used], world, request.original)
             val = PictureSet.from_config(cfg, "val", max_unreadable=request.max_unreadable)
-            val = replace(val, batch=BATCH[world.device.type])
+            val = replace(val, batch=BATCH[world.device.type], count=score_pictures or val.count)
             scored = score_model(trained, val, [used], world, half, baseline)
             if has_logits and world.is_main:
                 trained.card.write(path.with_suffix(".json"))

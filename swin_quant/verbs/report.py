@@ -15,7 +15,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.report import SUFFIXES
 from swin_quant.report.accuracy import AccuracyTable
-from swin_quant.report.verdict import has_classes
+from swin_quant.report.verdict import FLOAT, card_verdict, has_classes
 from swin_quant.verbs.report_page import write_page
 
 EXAMPLES = """swin-quant report out/swin_tiny_patch4_window7_224_calib.json
@@ -23,6 +23,7 @@ swin-quant report out/mode1 out/mode2 --output docs/results
 swin-quant report out --html report.html --data-path data"""
 _NAME = "accuracy"  # first part of the names of files in --output
 _NO_RESULT = "no result: run `swin-quant evaluate`"
+_MOST_VERDICTS = 8  # more are for the page
 _MOST_FILES = 1000  # JSON files in and below a folder
 _WITHOUT = ("seed", "cache_mode")
 
@@ -77,6 +78,11 @@ def report(
         if source is not None and not isinstance(source, PictureSet):
             raise UsageError("pictures: the page shows them: give a place on disk")
         write_page(Path(html), read, source)
+    told = {path: verdict for path, card in read.items() if (verdict := card_verdict(card, path, Path()))}
+    for path, verdict in [*told.items()][:_MOST_VERDICTS]:
+        artifact = read[path].artifact
+        refused = f", not {path.with_name(artifact['file'])}" if artifact and verdict.deploy == FLOAT else ""
+        log.info("deploy %s%s: %s", verdict.deploy, refused, verdict.summary)
     return table
 
 

@@ -66,6 +66,13 @@ def test_a_float_model_that_guesses_shows_no_loss():
     assert "right about 0 of 8, and guessing" in artifact_verdict(card, FILE, CHECKPOINT, "data").summary
 
 
+def test_of_two_data_sets_the_one_with_more_pictures_decides_and_is_named():
+    few = {"pictures": 50, "acc1": 10.0, "ms_per_picture": 0.1}
+    others = [dataclasses.replace(one, dataset=one.dataset | {"name": "mine"}, **few) for one in (TORCH, OWN, INT8)]
+    said = said_of(*others, TORCH, OWN, INT8)
+    assert said.summary == f"on cifar10/val: {said_of(TORCH, OWN, INT8).summary}" and said.ms == INT8.ms_per_picture
+
+
 def test_a_long_command_is_broken_within_80_columns_so_that_a_shell_joins_it():
     checkpoint = Path("my own folder of runs", "swin_tiny_patch4_window7_224_calib.pth")
     much = artifact_verdict(card_of(TORCH, LOST), FILE, checkpoint, "a --b")
@@ -195,7 +202,9 @@ def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, s
     ids=lambda one: getattr(one, "name", ""),
 )
 def test_what_was_trained_is_exported_for_a_backend_that_takes_its_bits(policy, able):
-    assert parsed(training(0.5, policy=policy).next)["backend"] in able
+    verdict = training(0.5, policy=policy)
+    assert parsed(verdict.next)["backend"] in able
+    assert ("no engine computes with them" in verdict.summary) is (able == {"torchscript"})
 
 
 @pytest.mark.parametrize("name", ["ExecuTorch", "openvino", "onnxruntime"])

@@ -235,13 +235,14 @@ def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, hear
     assert {*RECIPE, *more} == {one.name for one in fields(Training)}
     assert {*QAT, "teacher_cfg"} == {one.name for one in fields(Qat)}
     known = {"model", "pictures", "folder", "recipe", "policy", *how, *asked}
-    assert names_of("finetune") == known | {"distill", "half", "no_eval"}
+    assert names_of("finetune") == known | {"distill", "half", "no_eval", "score_pictures"}
 
 
 def test_finetune_scores_as_it_is_asked_to(file, pictures, tmp_path):
     how = {"epochs": 1, "batch_size": 4, "changes": {"augment.crop": "padded"}}
-    scored = sq.finetune(file, pictures, tmp_path / "scored", half="bfloat16", distill=True, **how)
-    assert "bfloat16" in {one.precision for one in scored.evaluation.results}
+    asked = {"half": "bfloat16", "score_pictures": 3}
+    scored = sq.finetune(file, pictures, tmp_path / "scored", distill=True, **how, **asked)
+    assert {(one.precision, one.pictures) for one in scored.evaluation.results} >= {("bfloat16", 3)}
     assert scored.load().card.training["recipe"]["distill"]["weight"] == 1.0
     assert not sq.finetune(file, pictures, tmp_path / "not", no_eval=True, **how).evaluation.results
 

@@ -232,6 +232,7 @@ BAD = {
     "drop path": (["--drop-path", "some"], 2, "augment.drop_path"),
     "drop path beyond": (["--drop-path", "1.5"], 2, "augment.drop_path is 1.5"),
     "offload alone": (["--offload"], 2, "--fsdp"),
+    "scored on nothing": (["--score-pictures", 0], 2, "must be at least 1"),
     "two policies": (["--policy", "ft-mode1", "ft-mode2"], 2, "--policy ft-mode1 ft-mode2: give one"),
 }
 

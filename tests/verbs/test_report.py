@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -11,10 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from cards_of_results import ARTIFACT
 
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
-from swin_quant.report.page.data import training
+from swin_quant.report.page.data import PageData, accuracy_and_latency, training
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")
@@ -97,6 +99,29 @@ def test_a_checkpoint_whose_artifact_was_scored_is_left_out_without_a_word(repor
     for file in (write(tmp_path / "swin_micro_calib.json"), write(tmp_path / "swin_micro_int8.json", FLOAT, INT8)):
         file.write_text(json.dumps({**json.loads(file.read_text()), "checkpoint": made}))
     assert report(*sorted(tmp_path.glob("*.json"))).err == ""
+
+
+def test_what_to_deploy_is_said_of_each_artifact_or_of_float_in_its_place(report, tmp_path):
+    own = dataclasses.replace(FLOAT, engine="openvino", ms_per_picture=1.0)
+    for name, ms in (("fast", 0.5), ("slow", 2.0)):
+        int8 = dataclasses.replace(own, precision="int8", policy="cpu", ms_per_picture=ms)
+        card = functools.reduce(RunCard.with_result, (FLOAT, own, int8), RunCard("swin_micro", {}, {"size": 32}))
+        dataclasses.replace(card, artifact=ARTIFACT | {"file": f"{name}.onnx"}).write(tmp_path / f"{name}.json")
+    fast, slow = report(tmp_path).err.splitlines()
+    assert fast.startswith(f"deploy {tmp_path}/fast.onnx: ") and "2.0 times as fast as float32" in fast
+    assert slow.startswith(f"deploy the float model, not {tmp_path}/slow.onnx: ") and "slower than float32" in slow
+
+
+def test_a_line_of_the_chart_joins_only_results_on_the_same_pictures(tmp_path):
+    other = DATASET | {"name": "mine"}
+    own = dataclasses.replace(FLOAT, engine="openvino", ms_per_picture=1.0)
+    both = [dataclasses.replace(own, dataset=one) for one in (DATASET, other)]
+    both += [dataclasses.replace(one, precision="int8", policy="cpu", ms_per_picture=0.5) for one in both]
+    card = functools.reduce(RunCard.with_result, both, RunCard("swin_micro", {}, {"size": 32}))
+    spec = accuracy_and_latency([PageData("swin_micro", {"x": card})])
+    lines = spec["layer"][0]["encoding"]["detail"]
+    joined = {tuple(row[one["field"]] for one in lines) for row in spec["data"]["values"]}
+    assert spec["layer"][0]["mark"]["type"] == "line" and len(joined) == 2 == len(spec["data"]["values"]) / 2
 
 
 def test_json_of_another_kind_beside_a_card_is_left_out_and_named(report, refused, tmp_path):

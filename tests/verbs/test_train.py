@@ -156,7 +156,7 @@ def test_a_folder_with_another_run_is_refused_and_left_alone(run, float_run, tmp
     words, file = [*float_run, "--output", tmp_path / "out"], tmp_path / "out" / f"{NAME}.pth"
     assert run(*words).code == 0
     before, trained = snapshot(tmp_path / "out"), weights(file)
-    assert "holds another run" in run(*words).error(2)
+    assert "holds the files of a training" in run(*words).error(2)
     line = run(*words, "--continue", "--lr", 0.5).error(2)
     assert "other settings: optimizer.lr 0.001 -> 0.5" in line
     assert snapshot(tmp_path / "out") == before
@@ -176,6 +176,6 @@ def test_results_without_a_snapshot_to_go_on_from_are_not_lost(run, float_run, t
     assert "no snapshot to go on from: --overwrite starts anew" in run(*words, "--continue").error(2)
     for name in ("epochs.csv", "steps.csv"):
         (tmp_path / "out" / name).unlink()
-    assert "holds another run" in run(*words).error(2)  # the folder's best weights are another run's
+    assert "holds the files of a training" in run(*words).error(2)  # the folder's best weights are another run's
     kept = {name: data for name, data in before.items() if not str(name).endswith(".csv")}
     assert kept == snapshot(tmp_path / "out")

@@ -78,8 +78,8 @@ class AccuracyRow:
 
     @property
     def place(self) -> str:
-        """The data set as people write it: name/split, or the name alone."""
-        return one_line("/".join(filter(None, (self.dataset["name"], self.dataset["split"]))))
+        """The data set as people write it."""
+        return dataset_name(self.dataset)
 
     @property
     def weights(self) -> str | None:
@@ -170,6 +170,11 @@ def list_rows(cards: Iterable[RunCard]) -> list[AccuracyRow]:
     called = {None: None} | names
     own = (fastest.get(key) if row.is_quantized else None for row, key in zip(rows, keys, strict=True))
     return [replace(row, own=one, policy=called[_policy(row)]) for row, one in zip(rows, own, strict=True)]
+
+
+def dataset_name(dataset: DatasetRecord) -> str:
+    """A data set as people write it: name/split, or the name alone."""
+    return one_line("/".join(filter(None, (dataset["name"], dataset["split"]))))
 
 
 def dataset_key(dataset: DatasetRecord) -> tuple[str, ...]:

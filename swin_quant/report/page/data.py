@@ -30,7 +30,7 @@ from swin_quant.quant.quantizer import Quantizer, Role, named_nodes
 from swin_quant.quant.ranges import Range, get_range
 from swin_quant.quant.statistics import Statistics, clipped_share, sqnr_db
 from swin_quant.quant.statistics_file import read_statistics
-from swin_quant.report.accuracy.rows import is_simulated
+from swin_quant.report.accuracy.rows import dataset_key, dataset_name, is_simulated
 from swin_quant.report.verdict import DeployVerdict
 from swin_quant.score.scoring import Guess
 
@@ -273,13 +273,15 @@ def depth(checkpoint: PageData) -> Spec | None:
 
 def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     """Top-1 against milliseconds a picture, on the engines that run a quantized file; a line leads from the engine's
-    own float to it. A simulation's latency is no engine's, and another engine's float is no baseline of time."""
+    own float on the same pictures to it. A simulation's latency is no engine's, and another engine's float is no baseline of time."""
     cards = (card for checkpoint in checkpoints for card in checkpoint.cards.values())
     measured = [(card, one) for card in cards for one in card.measured()]
     engines = {one.engine for _, one in measured if one.policy and not is_simulated(one.engine)}
     values: list[dict[str, Any]] = [
         {"ms": result.ms_per_picture, "top-1": result.acc1, "engine": result.engine}
         | {"what": " ".join(filter(None, (card.name, result.policy, result.weights, result.precision)))}
+        | {"model": card.name, "list": "/".join(dataset_key(result.dataset))}
+        | {"pictures": f"{dataset_name(result.dataset)}, {result.pictures} pictures"}
         | {"type": result.precision, "±": result.delta_acc1_se, "Δ top-1": result.delta_acc1}
         for card, result in measured
         if result.ms_per_picture is not None and result.engine in engines
