@@ -91,7 +91,7 @@ class DeployVerdict:
 
     `deploy`: a file, or FLOAT. `next`: a command. `delta_acc1` and its standard error are in points against float32, of
     QAT `delta_ptq` against PTQ, on `pictures`; `ms` and `float_ms` are of a picture (of a batch, in a search) on
-    `engine`, whose fastest float has the type `float_type`. None: not measured.
+    `engine`, whose fastest float has the type `float_type`. None: not measured. `refused`: the file that float replaces.
     """
 
     deploy: str
@@ -106,6 +106,12 @@ class DeployVerdict:
     ms: float | None = None
     float_ms: float | None = None
     float_type: str | None = None
+    refused: str | None = None
+
+    @property
+    def choice(self) -> str:
+        """The file to deploy; or float, and in place of which file."""
+        return f"{self.deploy}, not {self.refused}" if self.refused else self.deploy
 
     @property
     def speedup(self) -> float | None:
@@ -209,7 +215,8 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
         summary = f"NOT verified, the engine computes something else than the model; {summary}"
     figures = (result.pictures, delta, error)
     is_float = is_slow or is_wrong or (is_bad and delta is not None and delta < -_RUINED)
-    return DeployVerdict(FLOAT if is_float else str(file), summary, then, *figures, **times)
+    refused = str(file) if is_float else None
+    return DeployVerdict(FLOAT if is_float else str(file), summary, then, *figures, **times, refused=refused)
 
 
 def export_verdict(

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from itertools import permutations
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,12 @@ from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.extras import library
 from swin_quant.base.files import atomic_write_bytes, ensure_writable_dir
 from swin_quant.base.progress import log
-from swin_quant.cards.card import RunCard, is_card, schema_in
+from swin_quant.cards.card import RunCard, is_card, schema_in, with_results
 from swin_quant.cards.paths import card_path
 from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.report import SUFFIXES
 from swin_quant.report.accuracy import AccuracyTable
-from swin_quant.report.verdict import FLOAT, card_verdict, has_classes
+from swin_quant.report.verdict import card_verdict, has_classes
 from swin_quant.verbs.report_page import write_page
 
 EXAMPLES = """swin-quant report out/swin_tiny_patch4_window7_224_calib.json
@@ -78,16 +79,14 @@ def report(
         if source is not None and not isinstance(source, PictureSet):
             raise UsageError("pictures: the page shows them: give a place on disk")
         write_page(Path(html), read, source)
-    told = {path: verdict for path, card in read.items() if (verdict := card_verdict(card, path, Path()))}
-    for path, verdict in [*told.items()][:_MOST_VERDICTS]:
-        artifact = read[path].artifact
-        refused = f", not {path.with_name(artifact['file'])}" if artifact and verdict.deploy == FLOAT else ""
-        log.info("deploy %s%s: %s", verdict.deploy, refused, verdict.summary)
+    verdicts = [verdict for path, card in read.items() if (verdict := card_verdict(card, path, Path()))]
+    for verdict in verdicts[:_MOST_VERDICTS]:
+        log.info("deploy %s: %s", verdict.choice, verdict.summary)
     return table
 
 
 def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
-    """The cards by file, as they are named; one that is found twice counts once, and so do copies of results.
+    """The cards by file, as they are named; one that is found twice counts once, and so do copies of an artifact.
 
     A folder stands for the cards in it and below it. JSON of another kind beside them, as `*.json` finds it, is left
     out, and so are hidden folders. SwinQuantError for a folder without a card, or with too many files.
@@ -125,4 +124,14 @@ def read_cards(paths: Iterable[Path]) -> dict[Path, RunCard]:
         card = RunCard.read(file)
         if not card.results or card not in cards.values():
             cards[file] = card
+    for file, other in permutations([*cards], 2):  # an artifact in a package has the card of its time
+        if file in cards and other in cards and _repeats(cards[other], cards[file]):
+            cards.pop(other)
     return cards
+
+
+def _repeats(card: RunCard, other: RunCard) -> bool:
+    """Whether all results of `card` are of the artifact of `other`, which has them, or newer ones, too."""
+    if not (card.artifact and card.results and other.artifact and card.artifact["sha256"] == other.artifact["sha256"]):
+        return False
+    return len(with_results(other, card.measured()).results) == len(other.results)

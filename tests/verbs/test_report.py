@@ -106,10 +106,21 @@ def test_what_to_deploy_is_said_of_each_artifact_or_of_float_in_its_place(report
     for name, ms in (("fast", 0.5), ("slow", 2.0)):
         int8 = dataclasses.replace(own, precision="int8", policy="cpu", ms_per_picture=ms)
         card = functools.reduce(RunCard.with_result, (FLOAT, own, int8), RunCard("swin_micro", {}, {"size": 32}))
-        dataclasses.replace(card, artifact=ARTIFACT | {"file": f"{name}.onnx"}).write(tmp_path / f"{name}.json")
+        dataclasses.replace(card, artifact=ARTIFACT | {"file": f"{name}.onnx", "sha256": name[0].replace("s", "e") * 64}).write(tmp_path / f"{name}.json")
     fast, slow = report(tmp_path).err.splitlines()
     assert fast.startswith(f"deploy {tmp_path}/fast.onnx: ") and "2.0 times as fast as float32" in fast
     assert slow.startswith(f"deploy the float model, not {tmp_path}/slow.onnx: ") and "slower than float32" in slow
+
+
+def test_the_card_in_a_package_counts_only_for_what_the_artifact_s_own_has_not(report, tmp_path):
+    own, package = tmp_path / "own.json", tmp_path / "package.json"
+    newer, other = dataclasses.replace(INT8, acc1=69.0), dataclasses.replace(INT8, dataset=DATASET | {"name": "mine"})
+    for results, rows in (((FLOAT, INT8), 1), ((other,), 2)):
+        for file, some in ((own, (FLOAT, newer)), (package, results)):
+            card = functools.reduce(RunCard.with_result, some, RunCard("swin_micro", {}, {"size": 32}))
+            dataclasses.replace(card, artifact=ARTIFACT).write(file)
+        for order in ((own, package), (package, own)):
+            assert len(json.loads(report(*order, "--json", "-").out)["rows"]) == rows
 
 
 def test_a_line_of_the_chart_joins_only_results_on_the_same_pictures(tmp_path):

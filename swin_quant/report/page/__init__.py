@@ -45,7 +45,7 @@ _COLUMNS = (
 
 _RUN_THERE, _IS_DIR = "Commands run in the folder of this page", f"; {DIR} is your folder of pictures"
 _VERDICT = (
-    Column[DeployVerdict]("deploy", "deploy", lambda one: one.deploy),
+    Column[DeployVerdict]("deploy", "deploy", lambda one: one.choice),
     Column[DeployVerdict]("result", "result", lambda one: one.summary),
     Column[DeployVerdict]("next", "next", lambda one: one.next),
 )
