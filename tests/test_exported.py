@@ -1,14 +1,19 @@
 """The engines that take an artifact, their devices, and the artifact's own checkpoint."""
 
+from dataclasses import replace
+
 import pytest
 
 from swin_quant.backends.artifact import finish_artifact
 from swin_quant.backends.backend import Backend
+from swin_quant.backends.description import GraphEnd, described
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import compute_sha256
 from swin_quant.cards.card import RunCard
 from swin_quant.config.load import portable_config
+from swin_quant.config.outputs import FEATURES
 from swin_quant.exported import find_checkpoint, list_engine_names, no_checkpoint, on_its_device, read_config
+from swin_quant.quant.policy import load_policy
 from swin_quant.score.options import EngineOptions
 
 PREPROCESS = {"size": 32, "crop": False, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -47,6 +52,22 @@ def test_default_engines_are_those_that_take_it_and_are_there(exported, installe
     assert list_engine_names(exported("tensorrt"), None) == ["tensorrt"]
     installed("openvino")
     assert list_engine_names(exported("onnx", {"target": "onnxruntime"}), None) == ["openvino"]
+
+
+def test_float8_among_other_types_is_for_engines_that_have_it(exported, installed):
+    installed("onnxruntime", "openvino")
+    for name, engines in (("tensorrt-fp8", ["onnxruntime"]), ("w4a8", ["onnxruntime", "openvino"])):
+        artifact = exported("onnx", policy=load_policy(name).to_dict(), precision="mixed")
+        assert list_engine_names(artifact) == engines
+
+
+def test_a_file_that_is_no_onnx_is_described_by_its_card(exported):
+    artifact = exported("torchscript")
+    found = described(artifact, ["cat", "dog"])
+    assert (found.input.shape, found.outputs) == ((3, 32, 32), (GraphEnd("logits", "float32", (2,)),))
+    config = artifact.card.config | {"MODEL": artifact.card.config["MODEL"] | {"OUTPUT_KIND": FEATURES}}
+    with pytest.raises(UsageError, match="maps are served and packaged from ONNX files"):
+        described(replace(artifact, card=replace(artifact.card, config=config)))
 
 
 def test_none_installed_says_how_to_get_one(exported, installed):

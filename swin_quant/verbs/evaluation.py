@@ -23,7 +23,7 @@ from swin_quant.cards.lineage import find_original
 from swin_quant.cards.records import Result, sha256_in
 from swin_quant.config.outputs import LOGITS, count_classes, say
 from swin_quant.config.sides import sides
-from swin_quant.data.picture_set import PictureSet
+from swin_quant.data.picture_set import PictureSet, batches
 from swin_quant.loading import giving, load_for_scoring, open_baseline
 from swin_quant.model import Model
 from swin_quant.quant.outputs import has_classes
@@ -224,6 +224,8 @@ def score_artifacts(artifacts: Sequence[Artifact], scoring: Scoring) -> list[Fou
         if scoring.original:
             find_original(artifact.card, folders, scoring.original)  # refuse before anything is scored
         weights = compute_sha256(checkpoint) if checkpoint else artifact.file
+        if scoring.timed is None and isinstance(scoring.pictures, Sequence):
+            next(batches(scoring.pictures[:1], True, exported.prepared_by(artifact), count_classes(cfg)), None)
         prepared = PreparedArtifact(artifact, names, cfg, checkpoint, folders)
         groups.setdefault((weights, exported.prepared_by(artifact).preprocess), []).append(prepared)
     scored: dict[Path, Found] = {}

@@ -151,7 +151,7 @@ def test_predictions_are_of_pictures_of_any_kind(exports, pictures):
     assert len(sq.predict(model, sq.pictures(pictures, "val", 3))) == 3
 
 
-def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_module(tmp_path, run):
+def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_module(tmp_path, run, monkeypatch):
     torch.manual_seed(1)
     module = Net()
     module(torch.randn(32, 3, 8, 8))
@@ -169,6 +169,9 @@ def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_modu
     alone = sq.evaluate(made.file, [(x, labels)], half="none")
     assert alone.float32 is None and alone.quantized.acc1 == found.quantized.acc1
     assert alone.verdict.delta_acc1 == found.quantized.delta_acc1, "against the float of the same pictures, from the card"
+    with monkeypatch.context() as patch, pytest.raises(sq.UsageError, match="accuracy needs labels"):
+        patch.setattr("swin_quant.exported.load_engines", lambda *_: pytest.fail("refused before an engine is loaded"))
+        sq.evaluate(made.file, [x])
     with pytest.raises(sq.UsageError, match=r"wrapped module, which only Python builds: sq.artifact\(FILE, module\)"):
         sq.verify(made.file, [x])
     (guesses,) = sq.predict(made.file, PIXELS[0]).values()
