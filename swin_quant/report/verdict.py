@@ -91,7 +91,7 @@ class DeployVerdict:
 
     `deploy`: a file, or FLOAT. `next`: a command. `delta_acc1` and its standard error are in points against float32, of
     QAT `delta_ptq` against PTQ, on `pictures`; `ms` and `float_ms` are of a picture (of a batch, in a search) on
-    `engine`, whose fastest float has the type `float_type`. None: not measured. `refused`: the file that float replaces.
+    `engine`, whose fastest float has the type `float_type`. None: not measured. `refused`: what float replaces.
     """
 
     deploy: str

@@ -121,9 +121,8 @@ def check_free(folder: Path, resume: bool, overwrite: bool) -> None:
     snapshots = Snapshots(folder / "snapshots")
     files = *snapshots.newest_first(), snapshots.best_file, folder / STEPS, folder / EPOCHS
     if any(file.exists() for file in files) and not (resume or overwrite):
-        raise UsageError(
-            f"{folder}: holds the files of a training: ‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
-        )
+        remedy = "‹continue› goes on with it, ‹overwrite› replaces it, or another ‹output›"
+        raise UsageError(f"{folder}: holds the files of a training: {remedy}")
 
 
 def open_folder(

@@ -106,7 +106,8 @@ def test_what_to_deploy_is_said_of_each_artifact_or_of_float_in_its_place(report
     for name, ms in (("fast", 0.5), ("slow", 2.0)):
         int8 = dataclasses.replace(own, precision="int8", policy="cpu", ms_per_picture=ms)
         card = functools.reduce(RunCard.with_result, (FLOAT, own, int8), RunCard("swin_micro", {}, {"size": 32}))
-        dataclasses.replace(card, artifact=ARTIFACT | {"file": f"{name}.onnx", "sha256": name[0].replace("s", "e") * 64}).write(tmp_path / f"{name}.json")
+        artifact = ARTIFACT | {"file": f"{name}.onnx", "sha256": name[0].replace("s", "e") * 64}
+        dataclasses.replace(card, artifact=artifact).write(tmp_path / f"{name}.json")
     fast, slow = report(tmp_path).err.splitlines()
     assert fast.startswith(f"deploy {tmp_path}/fast.onnx: ") and "2.0 times as fast as float32" in fast
     assert slow.startswith(f"deploy the float model, not {tmp_path}/slow.onnx: ") and "slower than float32" in slow

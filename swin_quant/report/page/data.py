@@ -273,7 +273,8 @@ def depth(checkpoint: PageData) -> Spec | None:
 
 def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     """Top-1 against milliseconds a picture, on the engines that run a quantized file; a line leads from the engine's
-    own float on the same pictures to it. A simulation's latency is no engine's, and another engine's float is no baseline of time."""
+    own float on the same pictures to it. A simulation's latency is no engine's, and another engine's float is no
+    baseline of time."""
     cards = (card for checkpoint in checkpoints for card in checkpoint.cards.values())
     measured = [(card, one) for card in cards for one in card.measured()]
     engines = {one.engine for _, one in measured if one.policy and not is_simulated(one.engine)}

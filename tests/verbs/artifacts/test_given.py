@@ -168,7 +168,7 @@ def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_modu
         assert sq.verify(exported, [x])
     alone = sq.evaluate(made.file, [(x, labels)], half="none")
     assert alone.float32 is None and alone.quantized.acc1 == found.quantized.acc1
-    assert alone.verdict.delta_acc1 == found.quantized.delta_acc1, "against the float of the same pictures, from the card"
+    assert alone.verdict.delta_acc1 == found.quantized.delta_acc1, "against the float in its card"
     with monkeypatch.context() as patch, pytest.raises(sq.UsageError, match="accuracy needs labels"):
         patch.setattr("swin_quant.exported.load_engines", lambda *_: pytest.fail("refused before an engine is loaded"))
         sq.evaluate(made.file, [x])
