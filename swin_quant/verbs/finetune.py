@@ -51,8 +51,6 @@ EXAMPLES = """swin-quant finetune out/my_calib.pth --data-path imagenet --recipe
 swin-quant finetune out/my_calib.pth --data-path data --recipe micro_w4a4 --policy qdq --wprec 4 --aprec 4
 torchrun --nproc_per_node 4 qat_finetune.py out/my_calib.pth --data-path imagenet --continue"""
 DEFAULT_RECIPE = "qat_tiny"
-# Maps and embeddings have no labels: they are learned from the float model's.
-_OF_FEATURES = {"distill.weight": 1.0, "augment.mixup": 0.0, "augment.cutmix": 0.0}
 
 
 @dataclass(frozen=True)
@@ -142,8 +140,8 @@ def finetune(
         wanted = with_precision(wanted, training, cfg, world, changes or ())
         if (distill or teacher) and not wanted.distill.weight:
             wanted = wanted.having({"distill.weight": 1.0}, "--distill")
-        how: dict[str, Any] = {"teacher": teacher and str(teacher), "teacher_cfg": qat.config(teacher)}
-        how |= {"resume": resume, "overwrite": overwrite, "original": original and str(original)}
+        files = {"teacher": teacher and str(teacher), "original": original and str(original)}
+        how: dict[str, Any] = {**files, "teacher_cfg": qat.config(teacher), "resume": resume, "overwrite": overwrite}
         request = training.request(folder_for(folder, cfg), file.opened, place, replace_head=file.replace_head, **how)
         saved = snapshots_named(request.folder) if resume else nullcontext()
         with only_writer(request.folder, world), saved:  # until the last result is in the run card
@@ -152,8 +150,8 @@ def finetune(
             if no_eval or (not is_chosen if has_logits else world.size > 1 or not has_split(cfg, "val")):
                 return Finetuned(Evaluation((), trained.card), path)
             baseline = find_baseline(trained.card, [path.resolve().parent], cfg, [used], world, request.original)
-            val = PictureSet.from_config(cfg, "val", max_unreadable=request.max_unreadable)
-            val = replace(val, batch=BATCH[world.device.type], count=score_pictures or val.count)
+            how = {"max_unreadable": request.max_unreadable, "batch": BATCH[world.device.type]}
+            val = PictureSet.from_config(cfg, "val", **how | ({"count": score_pictures} if score_pictures else {}))
             scored = score_model(trained, val, [used], world, half, baseline)
             if has_logits and world.is_main:
                 trained.card.write(path.with_suffix(".json"))
@@ -164,12 +162,11 @@ def _trained(
     cfg: CfgNode, recipe: Recipe, request: Request, chosen: Policy | None, world: World
 ) -> tuple[Model, Path, Policy, bool]:
     """The trained model, which is in <NAME>_qat.pth, the policy, and whether val chose the epoch."""
-    if cfg.MODEL.OUTPUT_KIND != LOGITS:
-        recipe = recipe.having(_OF_FEATURES, "a backbone")
+    if cfg.MODEL.OUTPUT_KIND != LOGITS:  # without labels, a model learns from the float model's outputs
+        recipe = recipe.having({"distill.weight": 1.0, "augment.mixup": 0.0, "augment.cutmix": 0.0}, "a backbone")
     if not request.start:
         raise UsageError("no checkpoint: give the calibrated one (with ‹continue›, too)")
-    path = request.folder / f"{cfg.MODEL.NAME}_qat.pth"
-    refuse_to_replace(path, request)
+    refuse_to_replace(path := request.folder / f"{cfg.MODEL.NAME}_qat.pth", request)
     if not request.resume:
         lineage.refuse_to_replace(path)
     found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations
@@ -187,10 +184,8 @@ def _trained(
     # Snapshots are compared with the model, and have the ranges that training gives it.
     settle_granularity(module, enabled_nodes(module))
     if not request.teacher and recipe.distill.weight:  # the float model that was calibrated, if it is found
-        teacher = lineage.find_original(start.card, [Path(request.start).resolve().parent], request.original)
-        if teacher is None and not start.card.has_own_weights:
-            teacher = Path(request.start)
-        if teacher:
+        origin = lineage.find_original(start.card, [Path(request.start).resolve().parent], request.original)
+        if teacher := origin or (None if start.card.has_own_weights else Path(request.start)):
             log.info("teacher: %s, the float model that was calibrated (‹teacher› names another)", teacher)
             request = replace(request, teacher=str(teacher))
     module, position, record, names = run_training(module, cfg, recipe, request, world, start.class_names, policy)
