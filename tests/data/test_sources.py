@@ -31,7 +31,9 @@ def test_a_path_that_is_no_folder_is_named(tmp_path):
     assert "give pictures a folder" in refusal(UsageError, "", "val")
     missing = tmp_path / "nowhere"
     assert f"{missing}: no such folder; set pictures" in refusal(SwinQuantError, str(missing), "val")
-    assert "cifar10:x: no such folder; a prefix is one of wnids, ilsvrc, csv" in refusal(SwinQuantError, "cifar10:x", "val")
+    assert "cifar10:x: no such folder; a prefix is one of wnids, ilsvrc, csv" in refusal(
+        SwinQuantError, "cifar10:x", "val"
+    )
     zipped(tmp_path, {"0.png": b""})
     assert "val.zip: is not a folder" in refusal(SwinQuantError, str(tmp_path / "val.zip"), "val", zip_mode=True)
     assert "cannot be read" in refusal(SwinQuantError, "x" * 5000, "val")

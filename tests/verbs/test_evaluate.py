@@ -242,7 +242,8 @@ def test_a_sample_is_seeded_and_is_not_taken_for_all_pictures(run, scoring_flags
         assert f"--pictures {count}" in has or f"--pictures asks for {count}" in has
 
 
-def test_without_accuracy_the_engines_are_timed_in_turns_without_pictures(run, calibrated, snapshot):
+def test_without_accuracy_the_engines_are_timed_in_turns_without_pictures(run, calibrated, snapshot, monkeypatch):
+    monkeypatch.setattr(timing, "SECONDS", 0.01)
     before = snapshot(calibrated.parent)
     words = ["--no-accuracy", "--batch", 2, "--half", "none", "--device", "cpu"]
     rows = json.loads(run("evaluate", calibrated, *words, "--json").ok().out)

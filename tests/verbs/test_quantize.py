@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 from commands import command, is_said
+from nightly import share
 from torch import nn
 
 import swin_quant as sq
@@ -102,7 +103,7 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
     ("backend", "options"),
     [
         pytest.param("onnx", {"policy": "qdq"}, marks=pytest.mark.nightly),
-        pytest.param("onnxruntime", {"policy": "w4a16", "int4_weights": True}, marks=pytest.mark.slow),
+        pytest.param("onnxruntime", {"policy": "w4a16", "int4_weights": True}, marks=pytest.mark.nightly),
         ("torchscript", {"policy": "qdq", "wprec": 7}),
         ("fastertransformer", {"policy": "ft-mode2"}),
         ("cuda", {"policy": "cuda"}),
@@ -155,7 +156,7 @@ def test_a_changed_policy_is_that_of_both_files_and_knows_what_is_done(run, quic
     assert run("quantize", *quick, *CHANGED[:-1], "--dry-run").out.count("# done") == 0
 
 
-@pytest.mark.parametrize("has_train", [False, True], ids=["flat", "train alone"])
+@pytest.mark.parametrize("has_train", share([False, True], 2), ids=["flat", "train alone"])
 def test_a_folder_without_a_split_to_score_ends_with_a_verified_file(run, quick, pictures, tmp_path, has_train):
     """Pictures that lie in the folder itself, without classes; and training pictures alone."""
     place = tmp_path / "photos"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from decibels import sqnr
+from nightly import share
 
 from swin_quant.backends.executorch.export import ExecutorchOptions, export, load
 from swin_quant.backends.open_artifact import open_artifact
@@ -124,7 +125,7 @@ def test_without_a_rounded_result_a_layer_stays_float_by_name_and_equals_fake_qu
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "float32"}
 
 
-@pytest.mark.parametrize(("policy", "kinds"), [("executorch", "int8 float32"), ("cpu", "int8 float32")])
+@pytest.mark.parametrize(("policy", "kinds"), share([("executorch", "int8 float32"), ("cpu", "int8 float32")], 2))
 def test_convolutions(written, policy, kinds):
     """By channel XNNPACK has fixed ranges alone; with ReLU between, the next layer's node rounds the result."""
     artifact, expected = written(made(TwoConvolutions), policy)

@@ -168,7 +168,9 @@ def test_the_artifact_of_a_wrapped_module_is_scored_and_verified_beside_the_modu
         assert sq.verify(exported, [x])
     alone = sq.evaluate(made.file, [(x, labels)], half="none")
     assert alone.float32 is None and alone.quantized.acc1 == found.quantized.acc1
-    assert alone.verdict.delta_acc1 == found.quantized.delta_acc1, "against the float of the same pictures, from the card"
+    assert alone.verdict.delta_acc1 == found.quantized.delta_acc1, (
+        "against the float of the same pictures, from the card"
+    )
     with pytest.raises(sq.UsageError, match=r"wrapped module, which only Python builds: sq.artifact\(FILE, module\)"):
         sq.verify(made.file, [x])
     (guesses,) = sq.predict(made.file, PIXELS[0]).values()
