@@ -100,7 +100,7 @@ def test_maps_are_those_of_features_only_at_any_size(name):
     ("name", "kind"),
     share(
         [("swin_s3_tiny_224", "embedding"), ("swinv2_cr_tiny_224", "features"), *((name, "logits") for name in SWINS)],
-        4,
+        5,
     ),
 )
 def test_timms_own_files_of_its_swins_load(name, kind, tmp_path):

@@ -104,7 +104,7 @@ def test_a_dry_run_prints_commands_that_are_given_what_was_asked_for_and_writes_
     [
         pytest.param("onnx", {"policy": "qdq"}, marks=pytest.mark.nightly),
         pytest.param("onnxruntime", {"policy": "w4a16", "int4_weights": True}, marks=pytest.mark.nightly),
-        ("torchscript", {"policy": "qdq", "wprec": 7}),
+        pytest.param("torchscript", {"policy": "qdq", "wprec": 7}, marks=pytest.mark.nightly),
         ("fastertransformer", {"policy": "ft-mode2"}),
         ("cuda", {"policy": "cuda"}),
     ],
@@ -324,17 +324,14 @@ def file(micro):
     return micro / "swin.pth", micro / "swin.yaml"
 
 
-def test_quantize_is_the_command(file, pictures, tmp_path, run):
+def test_quantize_is_the_command(file, pictures, tmp_path, finished):
     checkpoint, config = file
     place, out = sq.pictures(pictures, "train", 8), tmp_path / "python"
     made = sq.quantize(checkpoint, place, "onnxruntime", out, config=config)
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
     assert str(sq.quantize(checkpoint, place, "onnxruntime", out, config=config)) == str(made), "done before"
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
-    words = ["--cfg", config, "--data-path", pictures, "--pictures", 8, "--for", "onnxruntime"]
-    assert run("quantize", checkpoint, *words, "--output", tmp_path / "command", "--device", "cpu").code == 0
-    theirs = tmp_path / "command" / made.artifact.file.name
-    assert compute_sha256(made.artifact.file) == compute_sha256(theirs)
+    assert compute_sha256(made.artifact.file) == compute_sha256(finished / made.artifact.file.name)
     assert is_said(made) and made.verdict.pictures == VAL and made.evaluation.quantized.delta_acc1_se is not None
 
 
