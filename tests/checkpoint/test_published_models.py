@@ -222,8 +222,7 @@ def test_a_model_of_timm_takes_the_names_of_another_publisher(load, tmp_path):
 @torch.no_grad()
 def test_weights_chooses_among_the_encoders_of_moby(tmp_path):
     """Its file holds an encoder, and the average of it, `encoder_k`."""
-    size = {"num_classes": 0, "depths": (1, 1, 1, 1)}
-    models = {prefix: randomised(timm.create_model(V1, **size)) for prefix in ("encoder.", "encoder_k.")}
+    models = {prefix: randomised(timm.create_model(V1, num_classes=0)) for prefix in ("encoder.", "encoder_k.")}
     models["encoder_k."].layers[0].blocks[0].mlp.fc2.weight.data += 1
     state = {"queue1": torch.ones(256, 8)}
     for prefix, model in models.items():

@@ -97,7 +97,7 @@ class Deadly(Pictures):
 
     def open(self, index: int) -> Image.Image:
         if index:
-            time.sleep(1)  # the first batch is handed over by a living process
+            time.sleep(2)  # the first batch is handed over by a living process
             os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does to a process that took too much memory
         return Image.new("RGB", (40, 40))
 
@@ -105,7 +105,7 @@ class Deadly(Pictures):
 def test_a_killed_worker_is_one_line_where_a_batch_is_awaited():
     batches, before = load_batches(Deadly(), PREPROCESS, [[0], [1]], workers=1), signal.getsignal(signal.SIGCHLD)
     assert next(batches).indices == [0]
-    time.sleep(1.5)  # as a training step takes, within which torch would raise
+    time.sleep(3)  # as a training step takes, within which torch would raise
     with pytest.raises(LoaderKilled, match=r"^a process that loads pictures was killed .*: fewer workers$"):
         next(batches)
     assert signal.getsignal(signal.SIGCHLD) is before

@@ -169,7 +169,7 @@ def test_a_long_pass_that_was_cut_off_leaves_the_model_as_it_was(micro, train, m
 
 def test_recalibration_keeps_the_passes_that_changed_the_weights(model, train):
     """Passes that only chose ranges are not listed, since their ranges are gone."""
-    few = {"name": "range_search", "pictures": 4, "rounds": 1}
+    few = {"name": "range_search", "pictures": 8, "rounds": 2}
     for passes, known in ((["equalize", few], ["equalize", "range_search"]), ([], ["equalize"])):
         sq.calibrate(model, train, "qdq", passes=passes)
         assert [one["name"] for one in model.card.calibration["passes"] if one["kept"]] == known
