@@ -91,6 +91,27 @@ def parsed_once():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def bundled_once():
+    """Bundle the scripts of a page once a session, since that takes three seconds."""
+    if importlib.util.find_spec("vl_convert") is None:
+        yield
+        return
+    import vl_convert
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vl_convert, "javascript_bundle", functools.cache(vl_convert.javascript_bundle))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def timed_briefly():
+    """Time each engine for an instant: a second of each, as a user has it, makes no test's figures repeatable."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("swin_quant.verbs.timing.SECONDS", 0.01)
+        yield
+
+
 def pytest_configure(config):
     """In CI a skip for a reason that is not listed is a failure: 29 tests once waited for a library for months."""
     if os.environ.get("CI") == "true" and "PYTEST_XDIST_WORKER" not in os.environ:

@@ -139,6 +139,7 @@ def test_the_python_of_documents(page, reader, monkeypatch, capsys):
     assert "Δ acc@1" in capsys.readouterr().out and any((reader / "out").glob("*_openvino.onnx"))
 
 
+@pytest.mark.nightly
 def test_the_page_is_what_the_limits_say():
     page = runpy.run_path(str(ROOT / "scripts" / "support_matrix.py"))["page"]()
     assert (ROOT / "docs" / "support.md").read_text() == page, "python scripts/support_matrix.py"

@@ -26,9 +26,9 @@ FOLDER = EXAMPLES / "checkpoints"
 BOOKS = sorted((EXAMPLES / "notebooks").glob("*.ipynb"))
 
 
-QUICK = ("resnet_micro_cifar10", "swin_micro_cifar10")
+QUICK = ("resnet_micro_cifar10", "swin_micro_cifar10", "vit_micro_cifar10")
 NAMES = [
-    pytest.param(path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK))
+    pytest.param(path.stem, marks=[pytest.mark.nightly] * (path.stem not in QUICK))
     for path in sorted(FOLDER.glob("*.safetensors"))
 ]
 
@@ -47,14 +47,14 @@ def test_an_example_loads_and_its_card_is_its_own(name):
     assert model(torch.zeros(1, *model.input_shape)).isfinite().all()
 
 
-SCRIPTS = {  # CI runs the first of two (`share`)
+SCRIPTS = {  # CI runs the first of three (`share`)
     "calibrate.py": ["{model}", "{data}", "{out}/x.pth"],
     "own_model.py": [],
+    "methods.py": ["{model}", "{data}", "4"],
     "deploy.py": ["{model}", "{data}", "onnxruntime", "{out}"],
     "segmentation.py": ["2"],
-    "own_policy.py": ["{model}", "{data}"],
     "super_resolution.py": ["{data}", "2", "{out}"],
-    "methods.py": ["{model}", "{data}", "4"],
+    "own_policy.py": ["{model}", "{data}"],
 }
 
 
@@ -76,7 +76,7 @@ def test_every_script_is_tried():
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(SCRIPTS)
 
 
-@pytest.mark.parametrize("script", share(SCRIPTS, 2))
+@pytest.mark.parametrize("script", share(SCRIPTS, 3))
 def test_a_script(script, place, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [script, *(word.format(**place) for word in SCRIPTS[script])])
     runpy.run_path(str(EXAMPLES / script), run_name="__main__")

@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from nightly import share
 from shown import PARSERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -15,7 +16,7 @@ echo "== 1 passed in 1s =="
 UNSAID = {"float_type": None, "uint8_input": False, "logits": False, "files": (), "no_accuracy": False}
 
 
-@pytest.mark.parametrize("device", ["cuda", "cpu"])
+@pytest.mark.parametrize("device", share(["cuda", "cpu"], 2))
 def test_its_commands_can_be_given_and_run_on_the_device(tmp_path, monkeypatch, capsys, device):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import gpu_check

@@ -62,6 +62,7 @@ for name in COMMANDS:
     with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
         main([*name.split(), "--help"])
     assert "Usage: swin-quant " + name in said.getvalue(), name
+main(["show", "policies"])
 """
 
 
@@ -85,5 +86,4 @@ def test_the_wheel_alone_gives_the_commands(tmp_path):
     command = tmp_path / "site" / "bin" / "swin-quant"
     elsewhere = quiet | {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": site}}
     assert subprocess.run([command, "--version"], **elsewhere).stdout.strip() == swin_quant.__version__
-    assert "ft-mode1" in subprocess.run([command, "show", "policies"], **elsewhere).stdout
-    subprocess.run([sys.executable, "-c", ALL_COMMANDS, site], **elsewhere)
+    assert "ft-mode1" in subprocess.run([sys.executable, "-c", ALL_COMMANDS, site], **elsewhere).stdout

@@ -1,10 +1,12 @@
 """Every published Swin is identified by names and shapes, whatever wraps it; one of each kind gives its outputs. Other
 files of publishers' libraries are refused in one line."""
 
+import json
 import re
 
 import pytest
 import torch
+import yaml
 from nightly import share
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -177,7 +179,7 @@ def load(tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("name", "kind"),
-    share([(V1, "timm"), (V1, "Microsoft"), (V2, "Microsoft"), (V2, "timm"), (V1, "Lightning"), (V2, "Lightning")], 2),
+    share([(V1, "Microsoft"), (V1, "timm"), (V1, "Lightning"), (V2, "timm"), (V2, "Microsoft"), (V2, "Lightning")], 3),
 )
 def test_a_classifier_gives_its_publisher_s_logits(kind, name, load):
     model = randomised(timm.create_model(name, num_classes=37))
@@ -189,8 +191,9 @@ def test_a_classifier_gives_its_publisher_s_logits(kind, name, load):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
-@pytest.mark.parametrize("in_memory", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "in_memory"), share([("Swin", True), ("Swinv2", True), ("Swinv2", False), ("Swin", False)], 2)
+)
 def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
     sizes = {"image_size": 256, "window_size": 16, "pretrained_window_sizes": [12, 12, 12, 6]}
     config = getattr(transformers, f"{kind}Config")(num_labels=37, **(sizes if kind == "Swinv2" else {}))
@@ -204,16 +207,20 @@ def test_a_folder_of_transformers_gives_its_logits(kind, in_memory, tmp_path):
 
 
 @torch.no_grad()
-def test_a_model_of_timm_takes_the_names_of_another_publisher(load):
-    """`models/test_timm` has timm's own names."""
-    model = randomised(timm.create_model(V1, num_classes=37))
+def test_a_model_of_timm_takes_the_names_of_another_publisher(load, tmp_path):
+    """`models/test_timm` has timm's own names. At the published widths and windows, a block a stage."""
+    depths = {"depths": (1, 1, 1, 1)}
+    model = randomised(timm.create_model(V1, num_classes=37, **depths))
     images = torch.randn(1, 3, 224, 224)
     state = under("module.")(published.microsoft_names(model.state_dict()))
-    assert is_close(load({"state_dict": state}, config=f"timm:{V1}").module(images), model(images))
+    given = {"ARCHITECTURE": V1, "OPTIONS": json.dumps(depths)}
+    config = {"DATA": {"IMG_SIZE": 224}, "MODEL": {"TYPE": "timm", "NAME": V1, "NUM_CLASSES": 37, "TIMM": given}}
+    (tmp_path / "timm.yaml").write_text(yaml.safe_dump(config))
+    assert is_close(load({"state_dict": state}, config=tmp_path / "timm.yaml").module(images), model(images))
 
 
 @torch.no_grad()
-def test_weights_chooses_among_the_encoders_of_moby(load):
+def test_weights_chooses_among_the_encoders_of_moby(tmp_path):
     """Its file holds an encoder, and the average of it, `encoder_k`."""
     models = {prefix: randomised(timm.create_model(V1, num_classes=0)) for prefix in ("encoder.", "encoder_k.")}
     models["encoder_k."].layers[0].blocks[0].mlp.fc2.weight.data += 1
@@ -221,14 +228,15 @@ def test_weights_chooses_among_the_encoders_of_moby(load):
     for prefix, model in models.items():
         state |= under(prefix)(published.microsoft_names(model.state_dict()))
     images = torch.randn(1, 3, 224, 224)
+    torch.save({"model": state}, file := tmp_path / "x.pth")
     for prefix, model in models.items():
-        loaded = load({"model": state}, output_kind="embedding", weights=prefix[:-1])
+        loaded = sq.load(file, output_kind="embedding", weights=prefix[:-1])
         assert is_close(loaded.module(images), model(images))
-        maps = load({"model": state}, output_kind="features", weights=prefix[:-1]).module(images)
+        maps = sq.load(file, output_kind="features", weights=prefix[:-1]).module(images)
         assert is_close(maps[0], model.layers[0](model.patch_embed(images)).permute(0, 3, 1, 2))
     for kind in ("embedding", "features"):
         with pytest.raises(SwinQuantError, match="encoder, encoder_k could each be the model: choose one by weights"):
-            load({"model": state}, output_kind=kind)
+            sq.load(file, output_kind=kind)
 
 
 @torch.no_grad()
@@ -249,7 +257,7 @@ def test_a_backbone_of_detectron2_gives_the_maps_of_its_stages(load):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["Swin", "Swinv2"])
+@pytest.mark.parametrize("kind", share(["Swin", "Swinv2"], 2))
 def test_a_swin_of_masked_image_modelling_gives_its_embedding(load, kind):
     sizes = {"image_size": 256, "window_size": 8} if kind == "Swinv2" else {}
     config = getattr(transformers, f"{kind}Config")(**sizes)
@@ -271,8 +279,8 @@ def test_the_last_norm_of_a_backbone_is_that_of_its_embedding(load):
 
 
 def swin(change):
-    """timm's Swin-T after `change` of each linear layer: its state_dict."""
-    model = timm.create_model(V1)
+    """timm's Swin-T, a block a stage, after `change` of each linear layer: its state_dict."""
+    model = timm.create_model(V1, depths=(1, 1, 1, 1))
     for layer in [one for one in model.modules() if isinstance(one, nn.Linear)]:
         change(layer)
     return model.state_dict()
@@ -287,7 +295,12 @@ def with_lora(state):
 def detr():
     backbone = transformers.SwinConfig(out_features=["stage4"])
     config = transformers.DetrConfig(
-        use_timm_backbone=False, use_pretrained_backbone=False, backbone=None, backbone_config=backbone
+        use_timm_backbone=False,
+        use_pretrained_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        encoder_layers=1,
+        decoder_layers=1,
     )
     return transformers.DetrForObjectDetection(config)
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from nightly import share
 
 from swin_quant.base.errors import UsageError
 from swin_quant.cli import guard
@@ -59,7 +60,7 @@ def test_the_launcher_repeats_the_line_of_the_first_rank_that_failed(monkeypatch
     assert line.endswith("error: swin.pht: no such checkpoint") and set(border) == {"="}
 
 
-@pytest.mark.parametrize("buffered", ["unset PYTHONUNBUFFERED;", "export PYTHONUNBUFFERED=1;"])
+@pytest.mark.parametrize("buffered", share(["unset PYTHONUNBUFFERED;", "export PYTHONUNBUFFERED=1;"], 2))
 @pytest.mark.parametrize("line", ["PY -m swin_quant show --help", guarded(LOUD)])
 def test_a_reader_that_has_seen_enough_is_no_error(line, buffered):
     done = shell(f"{line} | true; exit ${{PIPESTATUS[0]}}", buffered)

@@ -148,6 +148,7 @@ def refuse():
     raise SwinQuantError("the moon is full")
 
 
+@pytest.mark.nightly
 def test_the_reason_of_one_rank_ends_all(forked, float_flags, snapshot, tmp_path):
     flags = [*float_flags, "--output", tmp_path / "out", "--quiet"]
     other, failed = forked(2, "calibrate", *flags, before=dies(1, refuse))

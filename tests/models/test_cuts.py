@@ -12,7 +12,7 @@ from swin_quant.quant.calibration import Method, calibrate
 from swin_quant.quant.passes.places import rescale
 
 NAMES = ["resnet18", "deit_tiny_patch16_224", "convnext_atto", "mobilenetv3_small_050"]
-LAST = pytest.param(NAMES[-1], marks=pytest.mark.slow)  # it has all its blocks
+LAST = pytest.param(NAMES[-1], marks=pytest.mark.nightly)  # it has all its blocks
 
 
 @pytest.fixture(scope="module", params=[*NAMES[:-1], LAST])

@@ -108,7 +108,8 @@ def test_export_serves_any_batch(kind, policy, quantized):
             assert torch.equal(exported(x), model(x))
 
 
-@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["swinv2", "swin"])
 def test_compile_makes_one_graph(kind, quantized):
     torch._dynamo.reset()
     model = quantized(kind, "ft-mode1")

@@ -242,7 +242,7 @@ def test_an_engine_computes_what_the_module_does(kind, tmp_path):
         ("transposed, 1-D", "convtranspose1d (no int8 kind of it)"),
         ("transposed, groups", "convtranspose2d (no int8 kind of it)"),
         ("conv1d twice, weight norm", "conv1d (its weight is a constant, shared or computed)"),
-        ("lstm", "lstm (no int8 kind of it)"),
+        pytest.param("lstm", "lstm (no int8 kind of it)", marks=pytest.mark.nightly),
         ("einsum of three", "einsum (no int8 kind of it)"),
     ],
 )

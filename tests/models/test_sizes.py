@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nightly import share
 from torch import nn
 
 import swin_quant as sq
@@ -36,7 +37,7 @@ def test_another_size_is_refused_in_words(model):
                 run(torch.randn(*shape))
 
 
-@pytest.mark.parametrize("model", ["swin", "wrapped"], indirect=True)
+@pytest.mark.parametrize("model", share(["wrapped", "swin"], 2), indirect=True)
 def test_the_check_stays_when_a_model_is_compiled_or_exported(model):
     compiled = torch.compile(model.module, dynamic=True, backend="eager")
     assert torch.equal(compiled(torch.ones(2, 3, 32, 32)), model.module(torch.ones(2, 3, 32, 32)))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nightly import share
 from torch import nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError
@@ -45,7 +46,7 @@ def observed_tensors(model, images):
     return seen
 
 
-@KINDS
+@pytest.mark.parametrize("kind", share(["swinv2", "swin"], 2))
 @pytest.mark.parametrize("patch", PATCHES)
 def test_batch_1_and_batch_32_count_the_same(kind, patch, tiny_model):
     """To the bit: a picture's numbers must not depend on the pictures around it."""
@@ -75,7 +76,7 @@ def test_exact_mode_counts_every_value_and_the_maximum_is_that_of_all_in_any_mod
         assert statistics.counts.tolist() == counts.long().tolist(), name
 
 
-@KINDS
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_methods_differ_weights_take_their_maximum_and_no_range_is_above_max(kind, tiny_model):
     model = tiny_model(kind, **SMALL)
     calibration = observe(model, [torch.randn(4, 3, 32, 32)])

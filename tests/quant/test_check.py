@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.base.errors import UsageError
 from swin_quant.quant.calibration import Method, observing, set_ranges
@@ -46,7 +47,7 @@ def test_good_ranges_are_measured_and_nothing_else_is_tried(kind, subject):
     assert check.sqnr_db > 20
 
 
-@KINDS
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_a_node_that_clips_its_signal_away_is_found(kind, subject):
     model, calibration, batches = subject(kind)
     nodes = named_nodes(model)

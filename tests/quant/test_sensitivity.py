@@ -13,7 +13,6 @@ from swin_quant.quant.quantizer import State, named_nodes
 from swin_quant.quant.sensitivity import BLOCK, LAYER, NODE, ROLE, STAGE, layer_losses, sensitivity
 from swin_quant.quant.watch import watching
 
-KINDS = pytest.mark.parametrize("kind", ["swin", "swinv2"])
 SMALL = {"EMBED_DIM": 16, "DEPTHS": [1, 2], "NUM_HEADS": [1, 2], "WINDOW_SIZE": 4}
 
 
@@ -98,8 +97,9 @@ def test_every_node_is_measured_and_the_model_left_as_it_was(measured):
     assert found.forwards < 0.9 * (2 + 2 * len(found.groups)), "blocks before a group's first node replay their outputs"
 
 
-def test_the_profile_is_the_error_of_each_block(measured):
-    model, policy, batches, found = measured("swinv2")
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
+def test_the_profile_is_the_error_of_each_block(kind, measured):
+    model, policy, batches, found = measured(kind)
     seen = {name: [] for name in list_blocks(model)}
     apply_policy(model, policy)
     with watching(list_blocks(model), lambda name, block, inputs, y: seen[name].append(y)):
@@ -112,7 +112,7 @@ def test_the_profile_is_the_error_of_each_block(measured):
     apply_policy(model, policy)
 
 
-@KINDS
+@pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 def test_the_losses_of_layers_are_those_of_sensitivity(kind, measured):
     model, policy, batches, found = measured(kind)
     apply_policy(model, policy)

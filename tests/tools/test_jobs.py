@@ -20,6 +20,7 @@ def work(job):
     return len(SEEN), os.getpid()
 
 
+@pytest.mark.nightly
 def test_what_ends_a_job_ends_no_other():
     jobs = JobProcess(work)
     try:

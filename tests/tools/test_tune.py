@@ -138,6 +138,7 @@ def test_measured_times_decide_the_fusions_of_their_widths(run, network, gpu, tm
     assert all(found[title][width] == shipped[title][width] for title in shipped for width in shipped[title])
 
 
+@pytest.mark.nightly
 def test_kernels_are_timed_batch_after_batch_and_an_interruption_is_gone_on_from(run, network, gpu, tmp_path):
     """When time runs out, the first batches, by which fusions are chosen, then have all their times."""
     file, kernels = network

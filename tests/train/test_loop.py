@@ -199,7 +199,7 @@ def test_a_signal_saves_the_step_in_hand_and_ends_the_run(job, number):
             ("learned", "swinv2", "step"),
             ("reestimated", "swin", "step"),
         ],
-        3,
+        5,
     ),
 )
 def test_qat_that_was_stopped_ends_with_the_same_bits(job, use_policy, mode, kind, place):

@@ -6,6 +6,7 @@ import onnx
 import pytest
 import torch
 import yaml
+from nightly import share
 from vnni import exact_int8
 
 from swin_quant.backends.onnx.export import OnnxOptions, export
@@ -38,7 +39,8 @@ def resnet(tmp_path_factory):
     return folder
 
 
-def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path):
+@pytest.mark.parametrize("engine", share(["onnxruntime", "openvino"], 2))
+def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path, engine):
     data = ("--data-path", pictures, "--device", "cpu")
     words = ("--pictures", 8, "--batch", 4, "--policy", "cpu", "--output", tmp_path)
     done = run("calibrate", resnet / "resnet.pth", "--cfg", resnet / "resnet.yaml", *words, *data).ok()
@@ -50,15 +52,13 @@ def test_calibrate_score_export_verify_finetune(resnet, run, pictures, tmp_path)
 
     done = run("evaluate", calibrated, *data, "--half", "none", "--policy", "qdq", "tensorrt").ok()
     assert "tensorrt" in done.out
-    for backend in ("openvino", "onnxruntime"):
-        done = run("export", calibrated, "--for", backend, "--output", tmp_path / backend).ok()
-        file = done.out.strip()
-        done = run("verify", file, *data).ok()
-        kinds = [node.op_type for node in onnx.load(file).graph.node]
-        assert kinds.count("Conv") == 13 and "BatchNormalization" not in kinds
-        names = {tensor.name for tensor in onnx.load(file).graph.initializer}
-        assert {"conv1._weight_quantizer.values", "layer4.0.conv2.bias"} <= names
-        assert open_artifact(file).record["options"]["rewrites"] == []
+    file = run("export", calibrated, "--for", engine, "--output", tmp_path / engine).ok().out.strip()
+    run("verify", file, *data).ok()
+    kinds = [node.op_type for node in onnx.load(file).graph.node]
+    assert kinds.count("Conv") == 13 and "BatchNormalization" not in kinds
+    names = {tensor.name for tensor in onnx.load(file).graph.initializer}
+    assert {"conv1._weight_quantizer.values", "layer4.0.conv2.bias"} <= names
+    assert open_artifact(file).record["options"]["rewrites"] == []
     done = run("export", calibrated, "--for", "tensorrt", "--output", tmp_path / "tensorrt").ok()
     graph = onnx.load(done.out.strip()).graph
     biases = {tensor.data_type for tensor in graph.initializer if tensor.name.endswith("bias")}
@@ -105,7 +105,7 @@ def test_a_checkpoint_that_says_nothing_of_itself_asks_for_its_name(resnet, run,
     assert "is no Swin classifier (its keys are conv1.weight," in says and "give --cfg timm:NAME" in says
     says = run("show", "--cfg", "timm:resnett18").error(2)
     assert "timm:resnett18: timm has no such model; it has resnet18" in says
-    words = ("--cfg", "timm:resnet50", "--opts", "MODEL.NUM_CLASSES", 3, "--data-path", pictures)
+    words = ("--cfg", "timm:resnet18", "--opts", "MODEL.NUM_CLASSES", 3, "--data-path", pictures)
     says = run("calibrate", resnet / "resnet.pth", *words).error(1)
     assert "does not fit the model" in says
 

@@ -236,10 +236,16 @@ def uneven(tmp_path_factory, write_config, randomise):
     return folder / "v2.pth", config
 
 
-@pytest.fixture
-def evened(uneven):
+@pytest.fixture(scope="module")
+def evened(uneven, tmp_path_factory):
+    """evened(policy) -> the model after `equalize`, from a file that is made once."""
+    made = {}
+
     def make(policy):
-        return sq.calibrate(sq.load(*uneven), [PICTURES], policy, passes=["equalize"])
+        if policy not in made:
+            model = sq.calibrate(sq.load(*uneven), [PICTURES], policy, passes=["equalize"])
+            made[policy] = model.save(tmp_path_factory.mktemp("evened") / "evened.pth")
+        return sq.load(made[policy])
 
     return make
 
@@ -256,7 +262,7 @@ def test_engines_compute_with_them(policy, engine, evened, tmp_path):
 
 def test_fastertransformer_has_no_such_multiplication(evened, uneven, tmp_path):
     with pytest.raises(UsageError, match=r"`equalize` put factors at norm.factors.*under ft-mode1"):
-        again = sq.load(evened("qdq").save(tmp_path / "evened.pth"))
+        again = evened("qdq")
         sq.export(sq.calibrate(again, [PICTURES], "ft-mode1", passes=[]), "fastertransformer", tmp_path / "ft")
     model = sq.calibrate(sq.load(*uneven), [PICTURES], "ft-mode1", passes=["equalize"])
     assert not made_factors(model.module)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import command
+from nightly import share
 from PIL import Image
 from torch import nn
 
@@ -274,22 +275,22 @@ def policies(bits):
     return [replace(load_policy(name).and_then(*rules), name=f"{name} {bits}") for name in NAMES]
 
 
-@pytest.fixture(scope="module")
-def checkpoints(scoring_flags, float_flags, tmp_path_factory):
-    """Name -> (checkpoint, bits): one from PTQ, and those from QAT with learned ranges, one a weight or one a row."""
-    root = tmp_path_factory.mktemp("any_order")
-    recipe = root / "recipe.yaml"
-    recipe.write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\noptimizer: {lr: 1.0e-2, amax_lr: 0.1}\n")
-    made = {}
-    for name, policy, bits in (("W8A8", "ft-mode1", 8), ("W4A4 rows", "qdq", 4)):
+@pytest.fixture
+def checkpoints(scoring_flags, float_flags, tmp_path):
+    """checkpoints(name, policy, bits) -> name -> checkpoint: one from PTQ, and one from QAT with learned ranges."""
+
+    def make(name, policy, bits):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text("epochs: 1\nbatch_size: 4\naugment: {crop: padded}\noptimizer: {lr: 1.0e-2, amax_lr: 0.1}\n")
         precision = ["--wprec", bits, "--aprec", bits]
-        start = root / f"ptq{bits}" / "swin_micro_calib.pth"
+        start = tmp_path / f"ptq{bits}" / "swin_micro_calib.pth"
         words = [*precision, "--calibrator", "mse", "--output", start.parent]
         command("calibrate", *float_flags, "--policy", "ft-mode1", *words)
         how = [*precision, "--policy", policy, "--amax", "learned", "--recipe", recipe, "--no-eval"]
-        command("finetune", *scoring_flags, "--checkpoint", start, *how, "--output", root / name)
-        made |= {f"PTQ {bits}": (start, bits), name: (root / name / "swin_micro_qat.pth", bits)}
-    return made
+        command("finetune", *scoring_flags, "--checkpoint", start, *how, "--output", tmp_path / name)
+        return {f"PTQ {bits}": start, name: tmp_path / name / "swin_micro_qat.pth"}
+
+    return make
 
 
 def quantized(model, chosen):
@@ -298,9 +299,14 @@ def quantized(model, chosen):
 
 
 @torch.no_grad()
-def test_any_list_in_any_order_scores_as_each_alone(checkpoints, micro):
+@pytest.mark.parametrize(
+    ("trained", "policy", "bits"), share([("W4A4 rows", "qdq", 4), ("W8A8", "ft-mode1", 8)], 2)
+)  # a learned range for each row of a weight, and one for all of it
+def test_any_list_in_any_order_scores_as_each_alone(checkpoints, micro, trained, policy, bits):
     cfg = load_config(micro / "swin.yaml")
-    for name, (file, bits) in checkpoints.items():
+    with torch.enable_grad():
+        made = checkpoints(trained, policy, bits)
+    for name, file in made.items():
         alone, every = {}, policies(bits)
         for policy in every:  # each on a model that was loaded for it alone
             (engine,) = quantized(load_for_scoring(cfg, str(file), [policy])[0].module, [policy]).values()

@@ -11,7 +11,6 @@ import torch
 from cards_of_results import TRAINING
 from hypothesis import given
 from hypothesis import strategies as st
-from nightly import share
 from safetensors import safe_open
 
 import swin_quant as sq
@@ -58,7 +57,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", share(CHANGES, 2))
+@pytest.mark.nightly
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_policy_is_changed_in_place_as_python_changes_it(run, calibrated, tmp_path, change):
     flags, changed = CHANGES[change]
     words = ("--for", "onnx", "--policy", "qdq", *flags, "--output", tmp_path)
@@ -197,6 +197,7 @@ def test_a_policy_of_the_user_s_that_bears_a_built_in_name_is_not_taken_for_that
     assert "not the built-in cpu: policy cpu takes that one" in caplog.text and "cpu (mine " in caplog.text
 
 
+@pytest.mark.nightly
 def test_python_exports_what_is_in_memory_as_the_command_exports_its_file(run, calibrated, tmp_path):
     model = sq.load(calibrated)
     before = model.nodes()

@@ -133,6 +133,7 @@ def test_a_likeness_leaves_what_chance_does():
     assert not lost.spare_db >= 0
 
 
+@pytest.mark.nightly
 def test_artifacts_are_timed_beside_each_other_and_aligned_with_their_model(model, images, tmp_path, run):
     quantized, plain = (sq.export(model, "onnxruntime", tmp_path, precision=what) for what in ("int8", "float"))
     words = [plain.file, quantized.file, "--no-accuracy", "--batch", 2, "--threads", 1, "--json"]

@@ -158,7 +158,7 @@ def test_without_distillation_qat_is_that_of_fastertransformer(
 
 
 def test_qat_over_two_ranks(run, forked, qat_flags, tmp_path, card_of):
-    flags = ["--amax", "reestimated", "--set", "amax.batches=2"]
+    flags = ["--amax", "reestimated", "--epochs", 1, "--set", "amax.batches=2"]
     run("finetune", *qat_flags, *flags, "--accumulation-steps", 2, "--output", tmp_path / "out" / "one").ok()
     forked(2, "finetune", *qat_flags, *flags, "--output", tmp_path / "out" / "two", code=0)
     one, two = (card_of(tmp_path / "out" / tag / f"{NAME}_qat.pth")["training"] for tag in ("one", "two"))

@@ -58,9 +58,8 @@ def followed(follow, printed, least=1):
     return names
 
 
-@pytest.mark.parametrize(
-    "backend", share(["openvino", "tensorrt", "onnx", "onnxruntime", "torchscript", "executorch"], 6)
-)
+@pytest.mark.nightly  # those of an export follow a training, below
+@pytest.mark.parametrize("backend", ["openvino", "tensorrt", "onnx", "onnxruntime", "torchscript", "executorch"])
 def test_after_an_export(run, follow, calibrated, backend, tmp_path):
     if backend == "executorch":
         pytest.importorskip(backend)

@@ -62,7 +62,7 @@ def _wrapped(give, images, **options):
     return sq.calibrate(sq.wrap(Net(give), (8, 10), name="mine", **options), [images], "cpu", passes=[])
 
 
-@pytest.mark.parametrize("kind", share(STRUCTURES, 2))
+@pytest.mark.parametrize("kind", share(STRUCTURES, 4))
 def test_outputs_of_any_structure_come_by_name_from_every_engine(kind, images, tmp_path):
     give, names = STRUCTURES[kind]
     model = _wrapped(give, images)

@@ -25,10 +25,10 @@ from tests.backends.cuda.test_tuning import BEST, timed
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-KERNELS = {
-    "gemm", "attention", "norm_quantize", "norm_residual", "merge_quantize", "norm_gemm", "gemm_norm", "mlp",
-    "attention_norm",
-}  # fmt: skip
+KERNELS = {  # of single launches, and of fused ones
+    False: {"gemm", "attention", "norm_quantize", "norm_residual", "merge_quantize"},
+    True: {"norm_gemm", "gemm_norm", "mlp", "attention_norm"},
+}
 MODELS = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256")
 
 
@@ -59,21 +59,26 @@ def test_what_is_wrong_with_a_kernel_is_found():
 
 @pytest.fixture(scope="module")
 def kernels():
-    """One of each kind: the largest, from the last stage."""
-    found = {}
-    for name in MODELS:
-        launches = launches_of(name)
-        for call in list_kernels(launches):
-            constants = dict(call.constants)
-            found[call.name, constants.get("KIND"), dict(call.types).get("a"), constants.get("WINDOW") == 8] = call
-        found |= {(call.name,): call for call in list_kernels(with_fusions(launches)[len(launches) :])}
-    return list(found.values())
+    """kernels(name, fused) -> one of each kind, single or fused: the largest, from the last stage."""
+
+    def of_model(name, fused):
+        launches, found = launches_of(name), {}
+        for call in list_kernels(with_fusions(launches)[len(launches) :] if fused else launches):
+            kind = () if fused else (dict(call.constants).get("KIND"), dict(call.types).get("a"))
+            found[(call.name, *kind)] = call
+        return list(found.values())
+
+    return of_model
 
 
-@pytest.mark.parametrize("capability", share((90, 80, 86, 89, 100, 120), 6))
-def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability):
-    assert {call.name for call in kernels} >= KERNELS
-    for call in kernels:
+EVERYWHERE = [(at, name, fused) for name in MODELS for fused in (False, True) for at in (90, 80, 86, 89, 100, 120)]
+
+
+@pytest.mark.parametrize(("capability", "name", "fused"), share(EVERYWHERE, len(EVERYWHERE)))
+def test_kernels_compile_fit_and_multiply_in_int8(kernels, capability, name, fused):
+    found = kernels(name, fused)
+    assert {call.name for call in found} >= KERNELS[fused] - ({"norm_residual"} if name == MODELS[0] else set())
+    for call in found:
         assert_fine(call, capability)
 
 

@@ -1,12 +1,15 @@
 """Programs for XNNPACK: arithmetic written out in NumPy, whole Swins beside fake-quant, and what is refused."""
 
 import json
+import shutil
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from decibels import sqnr
+from nightly import share
 
 from swin_quant.backends.executorch.export import ExecutorchOptions, export, load
 from swin_quant.backends.open_artifact import open_artifact
@@ -63,22 +66,38 @@ class TwoConvolutions(Classifier):
         return self.conv2(torch.relu(self.conv1(images))).mean((2, 3))
 
 
+def write(folder, model, policy, images=IMAGES, **options):
+    """Calibrate and export: the artifact, the model's quantized output."""
+    policy = load_policy(policy)
+    torch.manual_seed(3)
+    calibrate(model.eval(), [images], Method("max"))
+    preprocess = Preprocess(model.input_shape[-1], False, "bicubic", (0.5,) * 3, (0.5,) * 3).to_dict()
+    card = RunCard("net", {}, preprocess, policy=policy.to_dict())
+    apply_policy(model, policy)
+    with torch.inference_mode(), quantizing(model):
+        expected = model(images)
+    return export(model, card, folder, ExecutorchOptions(**({"batch": len(images)} | options))), expected
+
+
 @pytest.fixture
 def written(tmp_path):
-    """write(model, policy, images=IMAGES, **options) -> artifact, the model's quantized output."""
+    """written(model, policy, images=IMAGES, **options) -> artifact, the model's quantized output."""
+    return partial(write, tmp_path)
 
-    def write(model, policy, images=IMAGES, **options):
-        policy = load_policy(policy)
-        torch.manual_seed(3)
-        calibrate(model.eval(), [images], Method("max"))
-        preprocess = Preprocess(model.input_shape[-1], False, "bicubic", (0.5,) * 3, (0.5,) * 3).to_dict()
-        card = RunCard("net", {}, preprocess, policy=policy.to_dict())
-        apply_policy(model, policy)
-        with torch.inference_mode(), quantizing(model):
-            expected = model(images)
-        return export(model, card, tmp_path, ExecutorchOptions(**({"batch": len(images)} | options))), expected
 
-    return write
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory):
+    """The file of a program with fixed ranges, and what fake-quant computes."""
+    artifact, expected = write(tmp_path_factory.mktemp("fixed"), made(TwoLinears), FIXED)
+    return artifact.file, expected
+
+
+@pytest.fixture
+def copied(fixed, tmp_path):
+    """A copy of the file and its card, which a test may damage."""
+    for file in (fixed[0], card_path(fixed[0])):
+        shutil.copy(file, tmp_path)
+    return open_artifact(tmp_path / fixed[0].name)
 
 
 def made(kind):
@@ -109,8 +128,8 @@ def test_weights_alone_give_int8_products_by_the_token(written):
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "int8"}
 
 
-def test_fixed_ranges_with_results_are_int8_and_equal_fake_quant(written):
-    artifact, expected = written(made(TwoLinears), FIXED)
+def test_fixed_ranges_with_results_are_int8_and_equal_fake_quant(fixed):
+    artifact, expected = open_artifact(fixed[0]), fixed[1]
     assert sqnr(expected, load(artifact)(IMAGES)) > 50  # half a step of one of 64 tokens
     assert artifact.record["precision"] == "int8"
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "int8"}
@@ -124,7 +143,7 @@ def test_without_a_rounded_result_a_layer_stays_float_by_name_and_equals_fake_qu
     assert artifact.record["options"]["products"] == {"fc1": "int8", "fc2": "float32"}
 
 
-@pytest.mark.parametrize(("policy", "kinds"), [("executorch", "int8 float32"), ("cpu", "int8 float32")])
+@pytest.mark.parametrize(("policy", "kinds"), share([("executorch", "int8 float32"), ("cpu", "int8 float32")], 2))
 def test_convolutions(written, policy, kinds):
     """By channel XNNPACK has fixed ranges alone; with ReLU between, the next layer's node rounds the result."""
     artifact, expected = written(made(TwoConvolutions), policy)
@@ -211,8 +230,8 @@ def test_a_missing_package_is_one_line(written, monkeypatch):
         written(made(TwoLinears), "executorch")
 
 
-def test_damaged_files_and_other_releases_and_contradicting_cards_are_one_line(written):
-    artifact, _ = written(made(TwoLinears), "executorch")
+def test_damaged_files_and_other_releases_and_contradicting_cards_are_one_line(copied):
+    artifact = copied
     content, card = artifact.file.read_bytes(), json.loads(card_path(artifact.file).read_text())
     for key, value in (("precision", "float32"), ("options", card["artifact"]["options"] | {"batch": 8})):
         changed = card | {"artifact": card["artifact"] | {key: value}}

@@ -83,7 +83,7 @@ SLOW_CASES = [(kind, window, None) for kind in ("swin", "swinv2") for window in 
 SLOW_CASES = [case for case in SLOW_CASES if case not in CASES] + [("swin", 8, 12), ("swinv2", 8, 12)]
 
 
-@pytest.mark.parametrize("kind, window, side", [*CASES, *share(SLOW_CASES, 3)])
+@pytest.mark.parametrize("kind, window, side", [*CASES, *share(SLOW_CASES, len(SLOW_CASES))])
 def test_a_file_with_the_operator_computes_what_fake_quant_does(
     kind, window, side, calibrated_for, with_operators, tmp_path
 ):

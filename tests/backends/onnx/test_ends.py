@@ -65,6 +65,7 @@ def test_normalisation_in_a_convolution_and_before_one(pixels, padding):
     assert list(net.state_dict()) == ["conv.weight", "conv.bias"]
 
 
+@pytest.mark.nightly
 def test_a_file_that_takes_pixels_computes_the_same(exported, run, pixels):
     """In float up to rounding; `test_swin_maps` has int8."""
     plain = exported("swin", precision="float")

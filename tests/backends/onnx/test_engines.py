@@ -57,6 +57,7 @@ def test_onnx_checker_with_strict_shape_inference(kind, target, exported):
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.nightly
 @KINDS
 def test_polygraphy_finds_nothing_wrong(kind, exported):
     pytest.importorskip("polygraphy")

@@ -20,7 +20,7 @@ KINDS = pytest.mark.parametrize("kind", share(["swin", "swinv2"], 2))
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("kind", "policy"), [("swin", "tensorrt-fp8"), ("swinv2", "cuda-fp8")])
+@pytest.mark.parametrize(("kind", "policy"), share([("swin", "tensorrt-fp8"), ("swinv2", "cuda-fp8")], 2))
 def test_the_file_computes_fake_quants_logits(kind, policy, exported, run, fake_quant, images):
     """To the last bits, except where sums in another order moved values to the next level: 0.004 was measured."""
     logits = run(exported(kind, policy).file, images)["logits"]

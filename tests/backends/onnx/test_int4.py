@@ -68,6 +68,7 @@ def test_engines_compute_the_same(kind, policy, engine, exported, images, fake_q
     assert np.abs(logits - fake_quant(kind, images, policy)[0]).mean() < backend.tolerances.quantized
 
 
+@pytest.mark.nightly
 @pytest.mark.kernels
 def test_weights_of_more_bits_beside_them_stay_int8(calibrated, tmp_path, run, images):
     model, card = calibrated("swin", "w4a16")

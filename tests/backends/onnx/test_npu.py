@@ -45,7 +45,7 @@ def ranks(file):
     return max(len(value.type.tensor_type.shape.dim) for value in values)
 
 
-@pytest.mark.parametrize("policy, kind", share(FORMS, 3))  # int8 of V1, 16 bits of V2
+@pytest.mark.parametrize("policy, kind", share(FORMS, len(FORMS)))
 def test_the_form_for_npus_computes_the_same_without_what_npus_lack(written, kind, policy):
     newest = {"opset": 20} if policy == "qdq" else {}  # GELU as one operator, as NPUs want it
     plain, expected, images = written(kind, policy, batch=1, **newest)

@@ -256,6 +256,8 @@ TOKENS = {  # heads, depth, tokens, zero point, parts
     "all parts in heads of 32 channels": (4, 32, 50, None, "bias layer_norm rotary"),
     "all parts in no fast loops": (2, 24, 17, None, "bias layer_norm rotary"),
 }
+SLOW_TOKENS = ("the most tokens", "more tokens than the fast loops take")
+QUICK_TOKENS = [name for name in TOKENS if name not in SLOW_TOKENS]
 GIVEN: dict[str, Callable[..., Given]] = {
     **{name: partial(given_branch, *case) for name, case in BRANCHES.items()},
     **{name: partial(given_map, *case) for name, case in MAPS.items()},
@@ -280,7 +282,13 @@ def both_norms(name):
     return [GIVEN[name](**how) for how in ({}, {"norm_last": True})[: 1 + (name in BOTH_NORMS)]]
 
 
-@pytest.mark.parametrize("name", [*share(SHARED, 2), *TOKENS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *share(SHARED, 2),
+        *(pytest.param(name, marks=[pytest.mark.nightly] * name.startswith("more")) for name in TOKENS),
+    ],
+)
 def test_the_compiled_operator_is_brute_force_but_for_ties(name, library):
     """For any batch, with any number of threads; NaN stays in its picture."""
     for given in both_norms(name):

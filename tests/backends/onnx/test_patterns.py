@@ -181,7 +181,7 @@ def test_openvino_computes_what_fake_quant_does(network, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("network", "stacks"), [("summed stack", False), ("read stack", True), ("stack with one weight", True)]
+    ("network", "stacks"), share([("summed stack", False), ("read stack", True), ("stack with one weight", True)], 2)
 )
 def test_a_stack_that_is_only_summed_is_not_made(network, stacks, tmp_path):
     model, _ = calibrated(network, "qdq")
@@ -192,8 +192,11 @@ def test_a_stack_that_is_only_summed_is_not_made(network, stacks, tmp_path):
 
 @pytest.mark.parametrize(
     ("network", "target", "kept"),
-    [(f"group norm {which}", "openvino", True) for which in ("of one group", "of two groups", "without a bias")]
-    + [("group norm without weights", "openvino", True), ("group norm of one group", "onnxruntime", False)],
+    share(
+        [(f"group norm {which}", "openvino", True) for which in ("of one group", "of two groups", "without a bias")]
+        + [("group norm without weights", "openvino", True), ("group norm of one group", "onnxruntime", False)],
+        4,
+    ),
 )
 def test_openvino_reshapes_no_map_for_a_group_norm(network, target, kept, tmp_path):
     """Older releases of ONNX Runtime take no layer norm whose scale is a channel's."""
@@ -217,7 +220,7 @@ def test_convolutions_add_the_zeros_so_that_onnxruntime_runs_all_in_int8(tmp_pat
 
 @pytest.mark.parametrize(
     ("engine", "policy", "type_"),
-    [("openvino", "qdq-unsigned", "int8"), ("openvino", "qdq", "float32"), ("onnxruntime", "qdq", "float32")],
+    share([("openvino", "qdq-unsigned", "int8"), ("openvino", "qdq", "float32"), ("onnxruntime", "qdq", "float32")], 3),
 )
 def test_an_engine_says_how_it_runs_a_transposed_convolution(engine, policy, type_, tmp_path):
     pytest.importorskip(engine)

@@ -35,7 +35,7 @@ def exported(given, side, folder, *forms):
     return model, images, files
 
 
-@pytest.mark.parametrize("name, options, blocks, mlps", share(TIMM, 5))
+@pytest.mark.parametrize("name, options, blocks, mlps", share(TIMM, len(TIMM)))
 def test_every_branch_of_a_published_vit_is_compiled(name, options, blocks, mlps, with_operators, tmp_path):
     """By timm, at its published width and number of tokens: as near to fake-quant as the plain file."""
     torch.manual_seed(0)
@@ -76,7 +76,7 @@ class FirstToken(nn.Module):
         return self.model(images).last_hidden_state[:, 0]
 
 
-@pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 4))
+@pytest.mark.parametrize("name", share([*TRANSFORMERS, "torchvision"], 8))
 def test_the_branches_of_other_publishers_vits_are_compiled(name, measured, tmp_path):
     """Three linears or one, masks that keep everything, layer scale, registers, torch's own attention, rotations, gates
     and position biases."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from decibels import sqnr
+from nightly import share
 
 from swin_quant.backends.onnx.export import export
 from swin_quant.backends.saturation import without_saturation
@@ -84,7 +85,7 @@ def far(files):
     return lambda name: [sqnr(fake, np.load(folder / f"{name}{i}.npy")) for i, fake in enumerate(expected)]
 
 
-@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+@pytest.mark.parametrize("isa", share(["AVX2", "AVX512_CORE"], 2))
 def test_openvino(isa, child, far):
     said = child("openvino", ONEDNN_MAX_CPU_ISA=isa)
     plain, safe = far("")

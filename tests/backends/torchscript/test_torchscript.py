@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nightly import share
 
 from swin_quant.backends.torchscript import export as torchscript
 from swin_quant.backends.torchscript.export import TorchScriptOptions, export, load
@@ -60,7 +61,9 @@ def test_it_computes_what_fake_quant_does_for_another_batch(written, kind, polic
     assert ("aten::fake_quantize_per_channel_affine" in kinds) == (policy != "ft-mode1")
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 64, 64), (1, 3, 32, 64), (3, 1, 32, 32), (3, 32, 32, 3)])
+@pytest.mark.parametrize(
+    "shape", share([((2, 3, 64, 64),), ((1, 3, 32, 64),), ((3, 1, 32, 32),), ((3, 32, 32, 3),)], 2)
+)
 def test_pictures_of_another_size_are_refused_in_the_file_as_well(written, shape):
     """The number of windows gives the batch: two pictures of 64 pixels would be answered as eight of 32."""
     artifact, _ = written("swin", precision="float")

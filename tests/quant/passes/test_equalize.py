@@ -100,7 +100,7 @@ def test_all_of_v_is_brought_to_the_level_of_q_and_k(shallow, images, use_policy
     assert planted < unplanted - 3 and worth(model, images, expected) > unplanted - 1
 
 
-@pytest.mark.parametrize("kind, where", share(PLACES, 3))
+@pytest.mark.parametrize("kind, where", share(PLACES, len(PLACES)))
 def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, images, use_policy):
     model = use_policy(shallow(kind), "ft-mode1")
     expected = logits(model, images)
@@ -113,7 +113,7 @@ def test_planted_outliers_are_cured_in_the_same_function(kind, where, shallow, i
     assert planted < unplanted - 5 and cured > unplanted - 1.5
 
 
-@pytest.mark.parametrize("row", range(3))
+@pytest.mark.parametrize("row", share(range(3), 3))
 def test_rows_that_are_too_large_do_not_pass_for_channels_of_the_stream_that_they_read(
     row, shallow, images, use_policy
 ):

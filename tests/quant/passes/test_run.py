@@ -57,7 +57,8 @@ def test_one_picture_and_constant_ones_do_no_harm(name, iterations, lost, pictur
 
 
 @pytest.mark.parametrize(
-    ("name", "iterations", "pictures"), [("distill", 1, 24), pytest.param("reconstruct", 4, 16, marks=pytest.mark.slow)]
+    ("name", "iterations", "pictures"),
+    [("distill", 1, 24), pytest.param("reconstruct", 4, 16, marks=pytest.mark.nightly)],
 )
 def test_a_seed_gives_the_same_bits_and_another_one_others(name, iterations, pictures, make_context):
     states = []

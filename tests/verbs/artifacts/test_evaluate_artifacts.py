@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from nightly import share
 
 import swin_quant as sq
 from swin_quant.backends.artifact import finish_artifact
@@ -43,7 +44,7 @@ def test_a_file_that_was_exported_again_meanwhile_keeps_its_own_card(evaluate, h
     assert RunCard.read(path).artifact["sha256"] == compute_sha256(hand_made) and not measured(hand_made)
 
 
-@pytest.mark.parametrize(("batch", "seen"), [(8, {7}), (4, {4, 3})])
+@pytest.mark.parametrize(("batch", "seen"), share([(8, {7}), (4, {4, 3})], 2))
 def test_an_engine_s_own_float_gets_the_batches_that_int8_gets(run, exports, pictures, monkeypatch, batch, seen):
     """Filled up with zeros, 7 pictures would be timed as 8, and int8 would look faster beside them; of several batches
     only whole ones are timed, and the float file may have their size."""
