@@ -108,7 +108,7 @@ FEWER_BITS = ["cpu, weights of 4 bits", "cpu, weights of 7 bits"]
 @pytest.mark.kernels
 @pytest.mark.parametrize(
     ("kind", "policy"),
-    share([("swin", "qdq"), ("swinv2", "ft-mode1"), *(("swin", policy) for policy in FEWER_BITS)], 4),
+    [("swin", "qdq"), ("swinv2", "ft-mode1"), *share([("swin", policy) for policy in FEWER_BITS], 2)],
 )
 def test_weights_are_stored_as_the_levels_of_fake_quant(kind, policy, graph, calibrated):
     """In int8, also where they have fewer bits."""
@@ -178,7 +178,6 @@ def test_a_float_file_says_nothing_of_compiled_branches(caplog, tmp_path):
     assert not {"compiled", "left_plain"} & made.record["options"].keys() and "compiled" not in caplog.text
 
 
-@pytest.mark.nightly
 def test_absolute_positions_follow_their_tokens(calibrated, run, images, tmp_path):
     model, card = calibrated("swin", APE=True)
     artifact = export(model, card, tmp_path, OnnxOptions(precision="float"))

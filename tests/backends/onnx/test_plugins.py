@@ -64,7 +64,6 @@ def test_a_sum_inside_a_branch_s_operator_is_the_block_s():
     assert find_module_outputs(model, ["images"]) == {"a": "a.mlp.Mlp", "down": "down.Merging"}
 
 
-@pytest.mark.nightly
 def test_replacements_leave_their_operator_out_of_the_graph(plain, exported, run):
     replaced = exported("swinv2", precision="float", replace=("roll", "qkv_split", "gather", "reshape"))
     model = onnx.load(replaced.file)
