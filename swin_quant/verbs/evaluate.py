@@ -153,7 +153,9 @@ def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluati
             card = update(card_path(one.file), card, partial(with_results, results=results))
             log.info("run card: %s", card_path(one.file))
         new: tuple[Result, ...] = results
-        if not any(one.engine == EAGER for one in new):  # the float that was scored on the same pictures before
+        if card.wrapped and not any(
+            one.engine == EAGER for one in new
+        ):  # its float, as scored on these pictures before
             new = *(one for one in card.measured() if one.engine == EAGER and one.dataset == new[0].dataset), *new
         cards.append(with_results(replace(card, results=[]), new))
     every = tuple(result for results in found for result in results)

@@ -180,6 +180,8 @@ def test_the_layer_report_says_what_fell_back(trt, exported):
     ]
     assert [row.name for row in report.lost] == ["layers.0.blocks.0.mlp.fc2"]
     assert report.reformats == ["Reformatting CopyNode for flatten"] and report.layers == 3
+    ran = {"int8": 1, "float16": 1}
+    assert report.counts() == {"ran": ran, "int8_wanted": 2, "int8_lost": 1, "layers": 3, "reformats": 1}
     stored = json.loads(made.file.with_name("x_sm86.layers.json").read_text())
     assert stored["int8_lost"] == 1 and stored["gemms"][1]["kernel"].startswith("sm80_xmma_gemm_f16f16")
     assert load(made, ON_GPU).details["int8_gemms"] == 1

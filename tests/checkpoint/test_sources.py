@@ -141,6 +141,7 @@ def test_weights_in_parts_are_read_by_any_of_their_names(tmp_path, ending):
         ("../x.safetensors", "no weights in its own folder"),
         ("/etc/passwd", "no weights in its own folder"),
         ("swapped", "holds other tensors than model.safetensors.index.json says"),
+        ("many", "files, more than the "),
         ("empty", "its weight_map must name a file for each tensor"),
     ],
 )
@@ -151,6 +152,8 @@ def test_an_index_is_not_believed(tmp_path, fault, words):
         index.with_name(f"{PARTS[1]}.safetensors").unlink()
     elif fault == "swapped":
         places["norm.weight"] = f"{PARTS[0]}.safetensors"
+    elif fault == "many":
+        places |= {f"x{number}": f"x{number}.bin" for number in range(5000)}
     else:
         places = {} if fault == "empty" else places | {"norm.weight": fault}
     index.write_text(json.dumps({"weight_map": places}))

@@ -160,13 +160,13 @@ def test_what_was_not_measured_is_not_said():
     assert "not known" in alone.summary and "no float was timed" in alone.summary and alone.speedup is None
 
 
-def training(ptq_delta, policy="cpu"):
-    """A card of QAT under a policy; its start stands in another folder."""
+def training(ptq_delta, policy="cpu", scored=True):
+    """A card of QAT under a policy; its start, `scored` or not, stands in another folder."""
     float32 = dataclasses.replace(TORCH, weights=ORIGINAL)
     int8 = dataclasses.replace(INT8, engine="torch fake-quant", policy="cpu", policy_sha256="a" * 64)
     ptq = dataclasses.replace(int8, weights=PTQ, acc1=79.0)
     qat = dataclasses.replace(ptq, weights=QAT, acc1=79.0 + ptq_delta, delta_ptq=ptq_delta, delta_ptq_se=0.1)
-    card = card_of(float32, qat, ptq)
+    card = card_of(float32, qat, *([ptq] * scored))
     start = {"file": "x_calib.pth", "sha256": "b" * 64, "path": "/there/x_calib.pth"}
     record = {**TRAINING, "start": start, "ranges": {"weights": None, "activations": None}}
     trained = dataclasses.replace(card, training=record, policy=load_policy(policy).to_dict())
@@ -188,6 +188,15 @@ def test_qat_is_held_against_ptq_with_the_error_of_their_own_difference(delta, s
     asked = parsed(verdict.next)
     assert asked["checkpoint"] == file and str(asked["folder"]) == str(Path(file).parent)
     assert "cpu" in targets()[asked["backend"]].exporting.policies
+
+
+def test_qat_beside_no_ptq_is_held_against_float():
+    verdict = training(0.5, scored=False)
+    assert verdict.deploy == "out/x_qat.pth"
+    assert (
+        verdict.summary
+        == "float32 80.00, QAT 79.50 % top-1; no loss that 5,000 pictures can show (-0.10 ±0.10 points of top-1)"
+    )
 
 
 @pytest.mark.parametrize(

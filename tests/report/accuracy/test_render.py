@@ -121,6 +121,14 @@ def test_markdown_is_a_table_of_rounded_figures_for_each_block():
     assert html.count("<tr>") == 8 * 5 and html.count("<strong>swin_tiny_patch4_window7_224: ") == 4
 
 
+def test_the_float_that_deltas_are_against_stands_first_and_has_none():
+    own = dataclasses.replace(FLOAT, engine="openvino", delta_acc1=0.0, delta_acc1_se=0.0)
+    lines = [line.split("|") for line in render([card(own, INT8, FLOAT)], "markdown").split("\n") if line[:2] == "| "]
+    deltas = {line[2].strip(): line[lines[0].index(" Δ acc@1 ")].strip() for line in lines[1:] if "---" not in line[1]}
+    assert deltas == {"torch": "", "openvino": "+0.00 ±0.00 ~", "torch fake-quant": "-0.46 ±0.11"}
+    assert next(iter(deltas)) == "torch"
+
+
 @given(policy=TEXTS, dataset=TEXTS, engine=st.text(alphabet="|\\`*_~[]<&\n\r ab=-+@'\"", max_size=20))
 @example(policy="", dataset="__0__", engine="")
 @settings(max_examples=60, deadline=None)
