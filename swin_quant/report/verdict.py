@@ -32,6 +32,7 @@ _EXPORT = "swin-quant export {checkpoint} --for {target} --output {folder}"
 _SERVE = "swin-quant serve {file} --engine {engine}"
 _TIME_ON = "swin-quant evaluate {file} --no-accuracy --engine {engine}"
 _FINETUNE = "swin-quant finetune {checkpoint} --data-path {data} --output {folder}"
+_SHOW = "swin-quant show {file}"
 _EXPORT_SAFE = "swin-quant export {checkpoint} --for {target} --saturation-safe --output {folder}"
 _PYTHON_SAFE = 'sq.export(model, "{target}", "{folder}", saturation_safe=True)'
 _PYTHON_FLOAT = 'sq.export(model, "{target}", "{folder}", precision="float")'
@@ -166,10 +167,10 @@ def speed_in_words(ms: float | None, float_ms: float | None, float_type: str | N
     return f"{ratio:.1f} times as fast as {beside}" if ratio > 1 else f"slower than {beside}"
 
 
-def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str) -> DeployVerdict | None:
+def artifact_verdict(card: RunCard, file: Path, checkpoint: Path | None, data_path: str) -> DeployVerdict | None:
     """The verdict on an artifact by the results in its card, on its fastest engine; None where it was not scored.
 
-    Of several data sets the one with the most pictures counts, and is named.
+    Of several data sets the one with the most pictures counts, and is named. `checkpoint`: None if it is not found.
     """
     rows = [row for row in list_rows([card]) if row.is_quantized and not is_simulated(row.result.engine)]
     if not rows:
@@ -190,11 +191,14 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path, data_path: str
         if is_saturated and saturates(engine):  # on this CPU, and a file with weights of 7 bits would not
             by_file, in_python = _EXPORT_SAFE, _PYTHON_SAFE
         then = fill(by_file, **words) if card.wrapped is None else in_python.format(**words)
+        if checkpoint is None and card.wrapped is None:
+            then = fill(_SHOW, file=file)
     else:  # serve it where pictures can be prepared for it
         then = fill(_SERVE if card.preprocess else _TIME_ON, file=file, engine=result.engine)
     is_searched = any(one["engine"] == _flag_for(result.engine) for one in card.searches)
     is_bad = delta is not None and delta < -max(_MUCH, 2 * (error or 0.0))
-    if is_bad and not (is_slow or is_wrong) and not (is_searched and (card.is_qat or card.wrapped)):
+    is_spent = (is_searched and (card.is_qat or card.wrapped)) or not (checkpoint or card.wrapped)
+    if is_bad and not (is_slow or is_wrong or is_spent):
         # Accuracy is won back by a search for layers to leave float; behind one, by QAT.
         words = {"checkpoint": checkpoint, "data": data_path, "target": result.engine, "folder": file.parent}
         words |= {"drop": f"{_MUCH:g}"}
@@ -234,7 +238,7 @@ def export_verdict(
     remedies = " or ".join(backend.remedy for backend in engines if backend.remedy)
     why = f"neither verified nor scored: {target.name} does not run its file here as it is ({remedies})"
     then = after_export(artifact.card, file, target, data)
-    return DeployVerdict(str(file), why, then[-1] if then else fill("swin-quant show {file}", file=file))
+    return DeployVerdict(str(file), why, then[-1] if then else fill(_SHOW, file=file))
 
 
 def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | None:
@@ -244,9 +248,8 @@ def card_verdict(card: RunCard, path: Path, folder: Path) -> DeployVerdict | Non
     """
     if card.artifact:
         found = find_recorded_file(card.checkpoint, [path.parent])
-        checkpoint = found or path.with_name(card.checkpoint["file"] if card.checkpoint else "CHECKPOINT")
         artifact = path.with_name(card.artifact["file"])
-        return artifact_verdict(card, seen_from(folder, artifact), seen_from(folder, checkpoint), DIR)
+        return artifact_verdict(card, seen_from(folder, artifact), seen_from(folder, found) if found else None, DIR)
     if card.training and card.checkpoint:
         return training_verdict(card, path.with_name(card.checkpoint["file"]), folder)
     return None

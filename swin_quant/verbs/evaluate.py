@@ -162,5 +162,5 @@ def _score_artifacts(exported: Sequence[Exported], scoring: Scoring) -> Evaluati
     if len(cards) > 1:
         return Evaluation(every, cards[0], cards=tuple(cards))
     place, checkpoint = getattr(scoring.pictures, "path", "DIR"), find_checkpoint(exported[0].artifact)
-    verdict = artifact_verdict(cards[0], exported[0].file, checkpoint or Path("CHECKPOINT"), place)
+    verdict = artifact_verdict(cards[0], exported[0].file, checkpoint, place)
     return Evaluation(every, cards[0], verdict=verdict)

@@ -152,6 +152,13 @@ def test_a_file_that_is_not_verified_or_ruined_is_not_what_to_deploy(is_saturati
     assert verdict.next == 'sq.search(model, pictures, "openvino", budget=sq.Budget(max_drop=1))'
 
 
+def test_what_needs_a_checkpoint_that_is_gone_is_not_advised():
+    slow, lost = dataclasses.replace(INT8, ms_per_picture=2.8), dataclasses.replace(INT8, acc1=77.0, delta_acc1=-3.0)
+    for int8, command in ((slow, "show"), (lost, "serve")):
+        verdict = artifact_verdict(card_of(TORCH, OWN, int8), FILE, None, "data")
+        assert verdict.next.startswith(f"swin-quant {command} ") and parsed(verdict.next)
+
+
 def test_what_was_not_measured_is_not_said():
     assert said_of(TORCH) is None, "nothing quantized was scored"
     simulated = dataclasses.replace(INT8, engine="torch fake-quant")
