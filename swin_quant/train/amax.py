@@ -27,17 +27,11 @@ class RangeKeeper:
     """Keeps the ranges of `model`, whose policy is applied and whose nodes are on, as the recipe says.
 
     `images` gives this rank's share of a fixed sample of pictures [B, 3, H, W], on the model's device. The ranges of
-    `frozen` nodes do not change. `is_resumed`: a snapshot has the ranges to begin with.
+    `frozen` nodes do not change.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        recipe: Ranges,
-        epochs: int,
-        images: Images,
-        frozen: Collection[str] = (),
-        is_resumed: bool = False,
+        self, model: nn.Module, recipe: Ranges, epochs: int, images: Images, frozen: Collection[str] = ()
     ) -> None:
         self.model, self.recipe, self.epochs, self.images = model, recipe, epochs, images
         self.nodes: dict[str, Quantizer] = {}
@@ -48,7 +42,7 @@ class RangeKeeper:
                 self.nodes[name] = node
         settle_granularity(model, enabled_nodes(model))
         self.before = {name: _size(node).clone() for name, node in enabled_nodes(model).items()}
-        if recipe.initial == "reestimated" and not is_resumed:
+        if recipe.initial == "reestimated":
             self.reestimate()
         if recipe.mode == "learned":
             for node in self.nodes.values():

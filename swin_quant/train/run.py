@@ -47,7 +47,7 @@ _MANY_ON_CPU, _SMALL = 16, 64  # pictures of a step; pixels of a side
 class Request:
     """The settings of a run besides config and recipe. `folder` is for all output.
 
-    `original`: the float checkpoint to compare QAT with; None looks for it.
+    `original`: the float checkpoint to compare QAT with; None looks for it. `note`: is said when training begins.
     """
 
     folder: Path
@@ -59,10 +59,13 @@ class Request:
     replace_head: bool = False
     max_unreadable: float = 0.01
     original: str | None = None
+    note: str | None = None
 
 
-def refuse_to_replace(path: Path, request: Request) -> None:
-    """UsageError if the result at `path`, or its card, would replace a file that the run starts from."""
+def refuse_to_replace(path: Path, request: Request, world: World) -> None:
+    """UsageError if the result at `path`, or its card, would replace a file that the run starts from, or a run."""
+    if world.is_main:
+        check_free(request.folder, request.resume, request.overwrite)
     for file in (request.start, request.teacher, request.original):
         pairs = [(path, Path(file)), (card_path(path), card_path(file))] if file else []
         if any(one.exists() and other.exists() and one.samefile(other) for one, other in pairs):
@@ -89,8 +92,6 @@ def run_training(
     start: CheckpointRecord | None = None
     if request.start:
         start = {"file": Path(request.start).name, "sha256": open_checkpoint(request.start).sha256}
-    if world.is_main:
-        check_free(request.folder, request.resume, request.overwrite)
     teacher, teacher_source = load_teacher(
         request.teacher, request.teacher_cfg or cfg, recipe.distill, model, world.device
     )
@@ -114,6 +115,8 @@ def run_training(
         check = partial(check_snapshot, model=model)
         snapshot = open_folder(request.folder, settings, request.resume, request.overwrite, recipe.keep, check)
     snapshot = from_main(snapshot)
+    if request.note:
+        log.info(request.note)
     reading = world, cfg.DATA.NUM_WORKERS, request.max_unreadable
     batches = TrainingBatches(pictures, recipe, preprocess, cfg.MODEL.NUM_CLASSES, cfg.SEED, *reading)
     validation = None  # the batches that choose the best epoch
@@ -132,7 +135,7 @@ def run_training(
     keeper = None
     if policy:
         sample = partial(batches.sample, recipe.amax.batches)
-        keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen, is_resumed=snapshot is not None)
+        keeper = RangeKeeper(model, recipe.amax, recipe.epochs, sample, frozen)
         job.after_step, job.after_epoch = keeper.after_step, keeper.after_epoch
         bits = {"int8": "W8A8"}.get(get_precision(model), get_precision(model))
         log.info("training under policy %s (%s) by recipe %s", policy.name, bits, recipe.name)
@@ -208,18 +211,17 @@ def with_batch_size(recipe: Recipe, cfg: CfgNode) -> Recipe:
 
 def with_precision(
     recipe: Recipe, training: "Training", cfg: CfgNode, world: World, changes: Iterable[str] = ()
-) -> Recipe:
-    """The recipe, in O0 if the device of `world` would emulate a precision that the user did not ask for.
+) -> tuple[Recipe, str | None]:
+    """The recipe, in O0 if the device of `world` would emulate a precision that the user did not ask for, and a note.
 
     `changes`: keys of the recipe that the user changed, besides those of `training`.
     """
     keys = {*changes, *(pair.partition("=")[0] for pair in training.set)}
     is_asked = training.amp_opt_level or "precision" in keys or cfg.AMP_OPT_LEVEL == recipe.precision
     if is_asked or recipe.precision == "O0" or not is_emulated(recipe.half, world.device):
-        return recipe
-    told = "precision: O0, because this CPU has no bfloat16 arithmetic; ‹amp_opt_level› %s is slower here"
-    log.info(told, recipe.precision)
-    return recipe.having({"precision": "O0"}, "this CPU")
+        return recipe, None
+    note = "precision: O0, because this CPU has no bfloat16 arithmetic; ‹amp_opt_level› {} is slower here"
+    return recipe.having({"precision": "O0"}, "this CPU"), note.format(recipe.precision)
 
 
 def training_config(cfg: CfgNode, recipe: Recipe) -> CfgNode:

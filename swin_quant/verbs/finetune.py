@@ -137,10 +137,10 @@ def finetune(
         keys = {"epochs": epochs, "batch_size": place.batch, "amax__mode": amax, **qat.keys()}
         wanted = load_recipe(training.recipe or DEFAULT_RECIPE).having(changes or {}, "changes")
         wanted = with_batch_size(training.change(wanted, **keys), cfg)
-        wanted = with_precision(wanted, training, cfg, world, changes or ())
+        wanted, note = with_precision(wanted, training, cfg, world, changes or ())
         if (distill or teacher) and not wanted.distill.weight:
             wanted = wanted.having({"distill.weight": 1.0}, "--distill")
-        files = {"teacher": teacher and str(teacher), "original": original and str(original)}
+        files = {"teacher": teacher and str(teacher), "original": original and str(original), "note": note}
         how: dict[str, Any] = {**files, "teacher_cfg": qat.config(teacher), "resume": resume, "overwrite": overwrite}
         request = training.request(folder_for(folder, cfg), file.opened, place, replace_head=file.replace_head, **how)
         saved = snapshots_named(request.folder) if resume else nullcontext()
@@ -166,7 +166,7 @@ def _trained(
         recipe = recipe.having({"distill.weight": 1.0, "augment.mixup": 0.0, "augment.cutmix": 0.0}, "a backbone")
     if not request.start:
         raise UsageError("no checkpoint: give the calibrated one (with ‹continue›, too)")
-    refuse_to_replace(path := request.folder / f"{cfg.MODEL.NAME}_qat.pth", request)
+    refuse_to_replace(path := request.folder / f"{cfg.MODEL.NAME}_qat.pth", request, world)
     if not request.resume:
         lineage.refuse_to_replace(path)
     found_anew = recipe.amax.initial == "reestimated" and recipe.amax.weights and recipe.amax.activations

@@ -82,6 +82,8 @@ def report(
     verdicts = [verdict for path, card in read.items() if (verdict := card_verdict(card, path, Path()))]
     for verdict in verdicts[:_MOST_VERDICTS]:
         log.info("deploy %s: %s", verdict.choice, verdict.summary)
+    if more := len(verdicts[_MOST_VERDICTS:]):
+        log.info("%d more are on the page (‹html›)", more)
     return table
 
 

@@ -96,8 +96,8 @@ def train(
     cfg = model.config(place.config_keys())
     recipe = load_recipe(training.recipe) if training.recipe else read_recipe(cfg)
     recipe = with_batch_size(training.change(recipe, epochs=epochs, batch_size=place.batch), cfg)
-    recipe = with_precision(recipe, training, cfg, world)
-    how = {"resume": resume, "overwrite": overwrite, "replace_head": model.replace_head}
+    recipe, note = with_precision(recipe, training, cfg, world)
+    how = {"resume": resume, "overwrite": overwrite, "replace_head": model.replace_head, "note": note}
     request = training.request(folder_for(folder, cfg), start, place, **how)
     saved = snapshots_named(request.folder) if resume else nullcontext()
     with only_writer(request.folder, world), saved:  # until the last result is in the run card
@@ -105,7 +105,7 @@ def train(
         module = build_model(training_config(cfg, recipe))
         source = load_float(module, start, replace_head=request.replace_head).record() if start else None
         path = request.folder / f"{cfg.MODEL.NAME}.pth"
-        refuse_to_replace(path, request)
+        refuse_to_replace(path, request, world)
         names = read_class_names(cfg, start, request.replace_head)
         if start:
             start.forget()

@@ -145,13 +145,6 @@ def test_settled_weights_lie_in_their_ranges_and_say_what_they_said(made, mode, 
     assert moved(stale, ranges(model, on=False)), "nodes that were off belong to the trained weights now"
 
 
-def test_a_resumed_run_takes_the_ranges_of_its_snapshot(made):
-    model, _ = made(initial="calibrated")
-    before = ranges(model)
-    RangeKeeper(model, Ranges(initial="reestimated"), 4, lambda: pytest.fail("a sample was read"), is_resumed=True)
-    assert not moved(before, ranges(model))
-
-
 def test_clipped_shares_are_exact(made):
     model, _ = made()
     nodes = {name: node for name, node in enabled_nodes(model).items() if node.role is not Role.GEMM_WEIGHT}

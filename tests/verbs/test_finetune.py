@@ -195,6 +195,15 @@ def test_a_run_does_not_go_on_with_other_pictures_or_another_teacher(run, qat_fl
     assert "cannot go on with other settings: pictures_sha256 " in run(*words).error(2)
 
 
+def test_a_run_that_searched_its_ranges_goes_on(run, qat_flags, tmp_path):
+    words = [*qat_flags, "--policy", "qdq", "--wprec", 4, "--aprec", 4, "--amax", "learned", "--no-eval"]
+    words += ["--set", "amax.initial=reestimated", "amax.weights=true", "amax.activations=true"]
+    run("finetune", *words).ok()
+    before = weights(tmp_path / "out" / f"{NAME}_qat.pth")
+    assert "going on after 2 of 2 epochs" in run("finetune", *words, "--continue").ok().err
+    assert same(before, weights(tmp_path / "out" / f"{NAME}_qat.pth"))
+
+
 def test_no_checkpoint_that_a_run_begins_with_is_written_over(run, float_run, qat_flags, micro, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
