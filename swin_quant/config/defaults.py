@@ -123,8 +123,10 @@ def default_config() -> CfgNode:
 
 
 def architecture(cfg: CfgNode) -> CfgNode:
-    """The section of the model in use: MODEL.SWIN, MODEL.SWINV2, or another family's."""
-    return cfg.MODEL[families()[cfg.MODEL.TYPE].section]
+    """The section of the model in use: MODEL.SWIN, MODEL.SWINV2, or another family's. UsageError for no known one."""
+    if (family := families().get(cfg.MODEL.TYPE)) is None:
+        raise UsageError(f"MODEL.TYPE is {cfg.MODEL.TYPE!r:.40}, but must be one of {', '.join(families())}")
+    return cfg.MODEL[family.section]
 
 
 def families() -> dict[str, Family]:

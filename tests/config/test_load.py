@@ -315,3 +315,10 @@ def test_what_needs_logits_says_what_the_model_gives(kind, word):
     need_logits("logits", "accuracy")
     with pytest.raises(UsageError, match=f"^accuracy is about logits, and this model gives {word}: give a classifier$"):
         need_logits(kind, "accuracy")
+
+
+def test_a_model_of_no_known_type_is_named():
+    cfg = default_config()
+    cfg.MODEL.TYPE = "resnext"
+    with pytest.raises(UsageError, match="MODEL.TYPE is 'resnext', but must be one of swin, swinv2"):
+        architecture(cfg)
