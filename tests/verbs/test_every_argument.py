@@ -209,7 +209,8 @@ QAT = {
 }
 
 
-def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, heard):
+@pytest.mark.parametrize("way", [{"resume": True, "overwrite": False}, {"resume": False, "overwrite": True}])
+def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, heard, way):
     calls, devices = heard(VERBS["finetune"], "run_training", ends=True), heard(VERBS["finetune"], "world_on")
     more = {"recipe": "micro_w4a4", "set": ("ema=0.5",)}
     recipe = Training(**more, **{name: value for name, (value, _) in RECIPE.items()})
@@ -217,7 +218,7 @@ def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, hear
     config = yaml.safe_load(file.with_name("own.yaml").read_text())
     config["MODEL"]["NAME"] = "another"
     (tmp_path / "another.yaml").write_text(yaml.safe_dump(config))
-    asked = {"epochs": 3, "resume": True, "overwrite": True, "teacher": micro / "swin.pth", "amax": "learned"}
+    asked = {**way, "epochs": 3, "teacher": micro / "swin.pth", "amax": "learned"}
     asked |= {"original": micro / "swin.pth", "changes": {"optimizer.momentum": 0.4}, "batch_size": 2, "device": "auto"}
     how = {"qat": qat, "config": tmp_path / "another.yaml"}
     with pytest.raises(Reached):
@@ -228,7 +229,7 @@ def test_finetune_trains_as_it_is_asked_to(file, micro, pictures, tmp_path, hear
         assert attrgetter(key)(used) == (float(given) if key == "augment.drop_path" else given), key
     assert (used.name, used.ema, used.epochs, used.amax.mode) == ("micro_w4a4", 0.5, 3, "learned")
     assert (used.optimizer.momentum, used.batch_size, used.schedule.warmup_epochs) == (0.4, 2, 0)
-    assert (request.folder, request.resume, request.overwrite) == (tmp_path / "out", True, True)
+    assert (request.folder, request.resume, request.overwrite) == (tmp_path / "out", *way.values())
     assert (request.teacher, request.original) == (str(micro / "swin.pth"),) * 2
     assert request.teacher_cfg.SEED == 9 and cfg.MODEL.NAME == "another" and cfg.DATA.DATA_PATH == str(pictures)
     assert (calls[0]["policy"].name, devices[0]["device"]) == ("ft-mode1", "auto")
@@ -297,17 +298,18 @@ def test_predict(file, exported, pictures, tmp_path, heard):
     assert names_of("predict") == {"model", "images", "top", "engine", "policy", "labels", *asked}
 
 
-def test_train_trains_as_it_is_asked_to(micro, pictures, tmp_path, heard):
+@pytest.mark.parametrize("way", [{"resume": True, "overwrite": False}, {"resume": False, "overwrite": True}])
+def test_train_trains_as_it_is_asked_to(micro, pictures, tmp_path, heard, way):
     verb = VERBS["train"]
     calls = heard(verb, "run_training", ends=True)
     training = Training(**{name: value for name, (value, _) in RECIPE.items()})
     model = ModelFile(str(micro / "swin.pth"), cfg=str(micro / "swin.yaml"))
-    asked = {"epochs": 3, "resume": True, "overwrite": True}
+    asked = {**way, "epochs": 3}
     with pytest.raises(Reached):
         verb.train(model, PictureSet(str(pictures), batch=2), tmp_path / "out", training, **asked)
     cfg, recipe, request = (calls[0][name] for name in ("cfg", "recipe", "request"))
     assert (recipe.optimizer.lr, recipe.epochs, recipe.batch_size, recipe.compile) == (2e-4, 3, 2, True)
-    assert (request.folder, request.resume, request.overwrite) == (tmp_path / "out", True, True)
+    assert (request.folder, request.resume, request.overwrite) == (tmp_path / "out", *way.values())
     assert cfg.DATA.DATA_PATH == str(pictures)
     known = {"model", "pictures", "folder", "training", *asked, "half", "no_eval"}
     assert {*inspect.signature(verb.train).parameters} == known
