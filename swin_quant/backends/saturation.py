@@ -117,7 +117,10 @@ def caution(engine: str, artifact: Artifact) -> str | None:
     found = engine_named(engine).saturation
     if found and found.exact_operators and function(found.exact_operators)(artifact):
         return None
-    remedy = f"`export --for {engine} --saturation-safe` (in Python saturation_safe=True)"
+    checkpoint = "FILE" if artifact.card.checkpoint is None else artifact.card.checkpoint["file"]
+    remedy = f"`swin-quant export {checkpoint} --for {engine} --saturation-safe`"
+    if artifact.card.wrapped:
+        remedy = f'`sq.export(model, "{engine}", saturation_safe=True)`'
     if setting := exact_kernels(engine, artifact):
         return (
             f"{engine}: this CPU has no VNNI: {artifact.file.name} runs on slower kernels, which do not saturate "

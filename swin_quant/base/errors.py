@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 _LONGEST = 1500  # characters: more than any list of ours takes, less than a screenful
 _FIELD = re.compile(r"‹([a-z][a-z0-9_]*)›")
 _words: dict[str, str] = {}
-_IN_PYTHON = {"data_path": "pictures"}
+_IN_PYTHON = {"data_path": "pictures", "cfg": "config"}
 
 
 class SwinQuantError(Exception):

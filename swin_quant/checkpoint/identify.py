@@ -276,7 +276,10 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *certain)]
     _tell(f"{file}: {unlike}, so the configuration is its own")
     if guessed:
-        _tell(f"{file}: how pictures are prepared is a guess: {', '.join(guessed)}", logging.WARNING)
+        beside = Path(file).with_suffix(".yaml")
+        advice = f"‹cfg› {beside} tells" if beside.is_file() else "give ‹cfg› FILE if the training had one"
+        guess = ", ".join(guessed)
+        _tell(f"{file}: how pictures are prepared is a guess: {guess}; {advice}", logging.WARNING)
     return cfg
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,11 @@ class DeployVerdict:
 
     def _repr_html_(self) -> str:
         return html_facts("verdict", {"deploy": self.deploy, "result": self.summary, "next": self.next})
+
+
+def best_first(verdicts: Iterable[DeployVerdict]) -> list[DeployVerdict]:
+    """Files to deploy before float models, the file that gains most time first."""
+    return sorted(verdicts, key=lambda one: (one.deploy == FLOAT, -(one.speedup or 0.0)))
 
 
 def loss_in_words(delta: float | None, error: float | None, pictures: int) -> str:
@@ -301,10 +307,11 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
         said += "deploy QAT" if delta > shown else f"PTQ is {'better' if delta < -shown else 'as good'}: keep it"
         if delta <= shown and start is not None:
             deploy = Path(start.get("path") or file.with_name(start["file"]))
-    deploy = seen_from(folder, deploy)
+    deploy, refused = seen_from(folder, deploy), None
     policy = policy_from_dict(card.policy, card.name) if card.policy else None
     if policy and not any(one.takes(policy) for one in targets().values() if one.exporting.activation_bits):
-        said += "; its bits are simulated: no engine computes with them"
+        said, refused = f"{said.replace('deploy QAT', 'QAT is better')}; no engine computes with its bits", str(deploy)
     deltas = qat.delta_acc1, qat.delta_acc1_se, qat.delta_ptq, qat.delta_ptq_se
     then = to_export(policy, deploy, deploy.parent)
-    return DeployVerdict(str(deploy), f"{figures}; {said}", then, qat.pictures, *deltas)
+    place = FLOAT if refused else str(deploy)
+    return DeployVerdict(place, f"{figures}; {said}", then, qat.pictures, *deltas, refused=refused)

@@ -3,6 +3,7 @@ apart: maps and embeddings have no accuracy, but SQNR and cosine.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from swin_quant.score.engine import Engine, Run, now
 
 BATCH = 32  # pictures at a time, where nobody says
 CPU = torch.device("cpu")
+_PAUSE = 0.002  # seconds in which the threads of the last engine stop to spin: else they slow down the next one
 
 
 class EngineOutput(NamedTuple):
@@ -153,6 +155,7 @@ def evenly(total: int, count: int | None) -> list[int]:
 
 
 def _run(name: str, engine: Run, images: Tensor) -> EngineOutput:
+    time.sleep(_PAUSE)
     start = now(images.device)
     output = engine(images)
     seconds = now(images.device) - start

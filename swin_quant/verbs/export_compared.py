@@ -28,6 +28,7 @@ from swin_quant.quant.watch import watching
 from swin_quant.score.engine import HALF_TYPES, Engine, torch_engines
 from swin_quant.score.options import EngineOptions
 from swin_quant.score.run_engines import compare_batches
+from swin_quant.verbs.verify import get_tolerance
 
 MARGIN_DB = 3.0
 EXACT_DB, HALF_DB = 60.0, 40.0  # left by rounding in float32 and in half types: no engine has to have more
@@ -50,8 +51,8 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     """`artifact`, made of `module`, with the comparison in its card; a line says the result.
 
     SwinQuantError, and the files are removed, where the engine cannot run it, or an output is more than `MARGIN_DB` and
-    what chance explains below fake-quant; where int8 products saturate on this CPU, the file stays, with a warning. A
-    line says where there is no engine to compare on.
+    what chance explains below fake-quant; where int8 products saturate on this CPU, the file stays, with a warning, and
+    passes as in `verify`. A line says where there is no engine to compare on.
     """
     try:
         if target.load is not None and not target.runs_its_export:
@@ -76,18 +77,22 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     worst = min(rows, key=lambda row: row.spare_db)
     beside = "fake-quant" if references[-1].policy else "float32"
     said = f"{name} {worst.sqnr_db:.1f} dB, {beside} {worst.fake_quant_db:.1f} dB SQNR ({worst.output}) on {what}"
-    passed = worst.spare_db >= 0
-    if not passed and not engine.details.get("caution"):
+    beside_fake_quant = compare_batches([found], [expected])
+    is_saturated, limit = worst.spare_db < 0 and bool(engine.details.get("caution")), None
+    if is_saturated:  # it is right on CPUs with VNNI: it passes as in `verify`
+        limit = get_tolerance(name, engine.precision, artifact.record["options"].get("float_type"))
+    passed = beside_fake_quant["mean"] < limit if limit is not None else worst.spare_db >= 0
+    if not passed and not is_saturated:
         _remove(artifact)
         raise SwinQuantError(
             f"{artifact.file}: computes something else than fake-quant, and is not kept: {said}: export it for another "
             "engine or under another ‹policy›; ‹compared› False keeps it"
         )
-    if not passed:  # right on CPUs with VNNI
+    if passed:
+        log.info("compared: %s%s", said, "; its int8 products saturate on this CPU" if is_saturated else "")
+    else:
         told = "%s: is not to be deployed on this CPU, where its int8 products saturate: %s; ‹saturation_safe› makes a "
         log.warning(told + "file whose products cannot", artifact.file, said)
-    else:
-        log.info("compared: %s", said)
     record: VerificationRecord = {
         "engine": engine.name,
         "precision": engine.precision,
@@ -95,9 +100,9 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
         "reference": references[-1].name,
         "pictures": len(images),
         "pictures_sha256": hashlib.sha256(images.numpy().tobytes()).hexdigest(),
-        "tolerance": None,
+        "tolerance": limit,
         "passed": passed,
-        **compare_batches([found], [expected]),  # type: ignore[typeddict-item]
+        **beside_fake_quant,  # type: ignore[typeddict-item]
     }
     card = update(card_path(artifact.file), artifact.card, lambda card: card.with_verification(record))
     return replace(artifact, card=card)

@@ -16,7 +16,7 @@ from swin_quant.cards.paths import card_path
 from swin_quant.data.picture_set import PictureSet, Source, resolve_source
 from swin_quant.report import SUFFIXES
 from swin_quant.report.accuracy import AccuracyTable
-from swin_quant.report.verdict import card_verdict, has_classes
+from swin_quant.report.verdict import best_first, card_verdict, has_classes
 from swin_quant.verbs.report_page import write_page
 
 EXAMPLES = """swin-quant report out/swin_tiny_patch4_window7_224_calib.json
@@ -79,7 +79,7 @@ def report(
         if source is not None and not isinstance(source, PictureSet):
             raise UsageError("pictures: the page shows them: give a place on disk")
         write_page(Path(html), read, source)
-    verdicts = [verdict for path, card in read.items() if (verdict := card_verdict(card, path, Path()))]
+    verdicts = best_first(filter(None, (card_verdict(card, path, Path()) for path, card in read.items())))
     for verdict in verdicts[:_MOST_VERDICTS]:
         log.info("deploy %s: %s", verdict.choice, verdict.summary)
     if more := len(verdicts[_MOST_VERDICTS:]):

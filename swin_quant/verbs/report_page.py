@@ -46,19 +46,27 @@ def write_page(target: Path, cards: Mapping[Path, RunCard], pictures: PictureSet
         path: "/".join(next((part[-length:] for length in range(1, len(part)) if ends[part[-length:]] == 1), part))
         for path, part in parts.items()
     }
-    found = [_checkpoint_data(group, pictures, target.parent, apart) for group in groups.values()]
+    refused: dict[str, SwinQuantError] = {}
+    found = [_checkpoint_data(group, pictures, target.parent, apart, refused) for group in groups.values()]
     if pictures is not None and not any(data.compared for data in found):
         what = "no checkpoint with a policy, and the float model it came from, is beside the cards"
-        raise UsageError(f"‹data_path›: {what}")
+        raise next(iter(refused.values()), UsageError(f"‹data_path›: {what}"))
+    for title, error in refused.items():
+        log.warning("%s: no pictures on the page: %s", title, error)
     content = page(found).encode()
     atomic_write_bytes(ensure_writable_dir(target.parent) / target.name, content)
     log.info("page: %s, %d kB", target, len(content) // 1000)
 
 
 def _checkpoint_data(
-    cards: Mapping[Path, RunCard], pictures: PictureSet | None, folder: Path, apart: Mapping[Path, str]
+    cards: Mapping[Path, RunCard],
+    pictures: PictureSet | None,
+    folder: Path,
+    apart: Mapping[Path, str],
+    refused: dict[str, SwinQuantError],
 ) -> PageData:
-    """The data of one checkpoint. `cards`: its own card and those of its artifacts; `apart`: the name of each."""
+    """The data of one checkpoint. `cards`: its own card and those of its artifacts; `apart`: the name of each;
+    `refused`: gets why `pictures` are none for it."""
     paths = sorted(cards, key=lambda path: cards[path].artifact is not None)
     first, together = cards[paths[0]], list(cards.values())
     verdicts = [verdict for path, card in cards.items() if (verdict := card_verdict(card, path, folder))]
@@ -81,7 +89,13 @@ def _checkpoint_data(
     except SwinQuantError as error:
         log.warning("nodes are not shown: %s", error)
         return replace(data, missing=f"{first.name}: nodes are not shown: {one_line(str(error))}")
-    return _with_disagreements(data, first, checkpoint, pictures) if pictures and not first.artifact else data
+    if pictures is None or first.artifact:
+        return data
+    try:
+        return _with_disagreements(data, first, checkpoint, pictures)
+    except SwinQuantError as error:  # such as those of another data set
+        refused[apart[paths[0]]] = error
+        return data
 
 
 def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpoint, source: PictureSet) -> PageData:

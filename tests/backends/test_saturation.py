@@ -93,7 +93,7 @@ def test_a_caution_names_file_engine_and_flag_where_products_saturate(cpu, artif
     assert safe is None
     for said in (old, unsafe):
         assert said.startswith(f"{engine}: ") and "x.onnx" in said and "\n" not in said
-        assert f"--for {engine} --saturation-safe` (in Python saturation_safe=True)" in said
+        assert f"`swin-quant export FILE --for {engine} --saturation-safe`" in said
     assert "saturate at 16 bits" in old
     assert ("slower kernels" if engine == "onnxruntime" else "saturate at 16 bits") in unsafe
     assert caution(engine, artifact_of(small_net(int8=False), "float32")) is None

@@ -73,7 +73,7 @@ def same_model(one, other):
 def test_v2_without_tables_is_ambiguous_and_the_candidates_are_named(weights):
     state = bare(shipped("swinv2_base_patch4_window8_256")[1])
     windows = ("window8_256", "window16_256", "window12to16_192to256_22kto1k_ft", "window12to24_192to384_22kto1k_ft")
-    words = ("IMG_SIZE, PRETRAINED_WINDOW_SIZES, WINDOW_SIZE", "cfg NAME")
+    words = ("IMG_SIZE, PRETRAINED_WINDOW_SIZES, WINDOW_SIZE", "config NAME")
     names = (f"swinv2_base_patch4_{window}" for window in windows)
     message = refused(lambda: config_for(weights(state)), *words, *names, kind=UsageError)
     assert "22k," not in message, "another head"
@@ -112,7 +112,7 @@ def test_a_geometry_of_its_own_without_a_size_asks_for_it(weights):
     tiny = {"PATCH_SIZE": 4, "EMBED_DIM": 96, "NUM_HEADS": [3, 6, 12, 24], "WINDOW_SIZE": 7}
     cfg = config("swin", image=448, DEPTHS=[2, 2, 8, 2], **tiny)
     state = bare(on_meta(cfg))
-    words = ("DATA.IMG_SIZE open", "no shipped configuration fits", "cfg NAME")
+    words = ("DATA.IMG_SIZE open", "no shipped configuration fits", "config NAME")
     refused(lambda: config_for(weights(state)), *words, kind=UsageError)
     assert same_model(config_for(weights(state), {"DATA.IMG_SIZE": 448}), cfg)
 
@@ -226,7 +226,7 @@ def test_the_card_beside_it_comes_first(tmp_path):
     assert config_for(file).TEST.CROP is True
 
 
-WAYS = "a Swin inside it gives its maps by output_kind features; else give cfg timm:NAME, or its module to `sq.wrap`"
+WAYS = "a Swin inside it gives its maps by output_kind features; else give config timm:NAME, or its module to `sq.wrap`"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 import swin_quant as sq
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
+from swin_quant.checkpoint import identify
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.checkpoint.published import SETS
 from swin_quant.config import to_dict
@@ -162,9 +163,16 @@ def test_preprocessing_that_the_publisher_says_is_no_guess_and_is_told_once(tmp_
     said = folder_of(tmp_path / "said", config=SWIN, preprocessor_config=VIT)
     config_for(said), config_for(said)
     assert heard.text.count("the configuration is its own") == 1 and "guess" not in heard.text
-    config_for(folder_of(tmp_path / "silent", config=SWIN))
+    silent = folder_of(tmp_path / "silent", config=SWIN)
+    config_for(silent)
+    said = "how pictures are prepared is a guess: TEST.CROP"
     warned = [record.getMessage() for record in heard.records if record.levelname == "WARNING"]
-    assert "how pictures are prepared is a guess: TEST.CROP" in warned[-1]
+    assert said in warned[-1] and warned[-1].endswith("give config FILE if the training had one")
+    beside = silent.with_suffix(".yaml")
+    beside.write_text("MODEL: {NAME: a}\n")
+    identify._tell.cache_clear()
+    config_for(silent)
+    assert heard.messages[-1].endswith(f"config {beside} tells")
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_the_models_that_timm_alone_has_are_timm_s(name, tmp_path):
         if name.startswith("swin_s3_small"):  # windows of 14, 14, 14 and 7: a plain Swin, whose last map has 7
             assert config_for(checkpoint).MODEL.SWIN.WINDOW_SIZE == 14
             continue
-        with pytest.raises(SwinQuantError, match=r"Swin-S3: not supported|else give cfg timm:NAME"):
+        with pytest.raises(SwinQuantError, match=r"Swin-S3: not supported|else give config timm:NAME"):
             config_for(checkpoint)
 
 

@@ -30,6 +30,7 @@ _TYPES = {  # the type of a product -> the runtime's operators that compute in i
     "float32": {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "Conv", "FusedConv", "NhwcFusedConv", "ConvTranspose"}
     | {"Attention", "MultiHeadAttention"},
 }
+_STOP_SPINNING = "session.force_spinning_stop=1"  # else its idle threads slow down the engine that is timed next
 # It makes a float Gemm of a linear with a fixed batch and a bias of one dimension; int8 fusions do not take that.
 _HARMFUL = ("MatMulAddFusion",)  # our own files have had other biases since
 
@@ -82,7 +83,7 @@ def _session(
     settings.intra_op_num_threads = options.threads or 0
     levels = onnxruntime.GraphOptimizationLevel
     settings.graph_optimization_level = levels.ORT_ENABLE_ALL if options.optimize else levels.ORT_DISABLE_ALL
-    for entry in filter(None, (exact, SKIP_QDQ if file.float8 else None)):
+    for entry in filter(None, (_STOP_SPINNING, exact, SKIP_QDQ if file.float8 else None)):
         settings.add_session_config_entry(*entry.split("="))
     if optimized:
         settings.optimized_model_filepath = str(optimized)

@@ -214,7 +214,7 @@ class AccuracyTable:
 
     def blocks(self) -> tuple[list[TableBlock], list[str]]:
         """The blocks that people read, and the remarks below them."""
-        texts, marks = numbered(self.notes, len(self.rows), in_cells=True)
+        texts, marks = numbered(self.notes, len(self.rows), in_blocks=True)
         groups: dict[Hashable, list[AccuracyRow]] = {}  # of one model on one list of pictures
         for index, row in enumerate(self.rows):
             pictures = get_resolution(row), row.card.original_sha256, dataset_key(row.dataset)

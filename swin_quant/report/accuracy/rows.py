@@ -68,7 +68,10 @@ class AccuracyRow:
         """The weights, the type, the policy, and the numbers of its footnotes."""
         if self.weights and self.weights in UNQUANTIZED.values():
             return f"{self.weights.partition(' ')[0]} {self.result.precision}"
-        words = (self.weights, self.result.precision, self.policy, f"[{self.marks}]" if self.marks else None)
+        policy, precision = self.policy or "", self.result.precision
+        if policy.replace(" ", "").endswith(precision):  # "qdq W4 A4" says them again
+            policy = policy.partition(" W")[0]
+        words = (self.weights, precision, policy, f"[{self.marks}]" if self.marks else None)
         return " ".join(filter(None, words))
 
     @property
@@ -275,6 +278,7 @@ COLUMNS = [Column(key, "", value) for key, value in _VALUES.items()]  # for prog
 _UNREADABLE = "unreadable: "  # begins a result's note that names unreadable pictures
 _EMULATED = "(emulated)"  # ends the name of an engine that computes as another machine's kernels do
 _LONGEST_NOTE = 300
+_SIMULATED, _BETWEEN_TABLES = 0, 7  # the places of two notes in their list
 
 
 @dataclass(frozen=True)
@@ -283,7 +287,7 @@ class Footnote:
 
     text: str
     rows: tuple[int, ...]
-    in_cell: bool = False  # `sim.` in the blocks that people read: it needs no number there
+    in_blocks: bool = False  # the blocks that people read show which rows it is about: it needs no number there
 
 
 def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
@@ -304,18 +308,20 @@ def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
             text = f"float32 of one checkpoint ({source[:12]}) on {row.place} has acc@1 / acc@5 of {each}"
             notes.append((6, f"inconsistent: {text}"))
         if len(lists[row.place]) > 1:
-            notes.append((7, f"{row.place} is not the same list of pictures in all rows: do not compare them"))
+            notes.append((_BETWEEN_TABLES, f"not all on {row.place} have the same pictures: compare within one table"))
         for place, text in notes:
             found.setdefault((place, one_line(text)), {})[index] = None
     ordered = sorted(found.items(), key=lambda item: item[0][0])
-    return [Footnote(text, tuple(indices), in_cell=place == 0) for (place, text), indices in ordered]
+    return [
+        Footnote(text, tuple(indices), place in (_SIMULATED, _BETWEEN_TABLES)) for (place, text), indices in ordered
+    ]
 
 
 def _describe_figures(row: AccuracyRow) -> Iterator[tuple[int, str]]:
     """The notes on a row's figures, each with its place in the list."""
     quantized, timed = row.quantized, [result for result in row.measured if result.ms_per_picture is not None]
     if quantized in timed and quantized and is_simulated(quantized.engine):
-        yield 0, f"the latency of {quantized.engine} is that of a simulation, not of an INT8 engine"
+        yield _SIMULATED, f"the latency of {quantized.engine} is that of a simulation, not of an INT8 engine"
     if len({(result.device, result.batch_size) for result in timed}) > 1:
         each = (f"{result.precision} on {result.device}, batch {result.batch_size}" for result in timed)
         yield 1, f"latencies are not comparable: {'; '.join(each)}"
@@ -359,12 +365,12 @@ def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:
         yield 11, "; ".join(remarks)
 
 
-def numbered(notes: Sequence[Footnote], count: int, in_cells: bool = False) -> tuple[list[str], dict[int, str]]:
+def numbered(notes: Sequence[Footnote], count: int, in_blocks: bool = False) -> tuple[list[str], dict[int, str]]:
     """The sentences below a table of `count` rows, and the numbers of each row's footnotes by its index.
 
-    A sentence about all rows has no number, nor, with `in_cells`, one that its cells tell.
+    A sentence about all rows has no number, nor one that the blocks tell, with `in_blocks`.
     """
-    some = [note for note in notes if len(note.rows) < count and not (in_cells and note.in_cell)]
+    some = [note for note in notes if len(note.rows) < count and not (in_blocks and note.in_blocks)]
     marks: dict[int, list[str]] = defaultdict(list)
     for number, note in enumerate(some, 1):
         for index in note.rows:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from swin_quant.base.errors import one_line
+from swin_quant.base.errors import listed, one_line
 from swin_quant.base.extras import library
 from swin_quant.base.files import finite
 from swin_quant.cards.card import RunCard, without_paths
@@ -25,7 +25,7 @@ from swin_quant.report.page.data import (
     training,
 )
 from swin_quant.report.table import Column, ReportTable, html_table
-from swin_quant.report.verdict import DIR, DeployVerdict
+from swin_quant.report.verdict import DIR, DeployVerdict, best_first
 from swin_quant.score.scoring import Guess
 
 MOST_NODES = 2000  # rows that a browser sorts within a second
@@ -117,7 +117,7 @@ def _sections(
     checkpoints: Sequence[PageData], cards: Sequence[RunCard], shown: PageData | None, drawn: Mapping[str, Any]
 ) -> Iterator[tuple[str, tuple[str, str]]]:
     if verdicts := [verdict for checkpoint in checkpoints for verdict in checkpoint.verdicts]:
-        table = html_table(ReportTable(_VERDICT, verdicts))
+        table = html_table(ReportTable(_VERDICT, best_first(verdicts)))
         told = _RUN_THERE + _IS_DIR * any(DIR in verdict.next.split() for verdict in verdicts)
         yield "deploy", ("Deploy", f'<p class="dim">{told}.</p><div class="cards">{table}</div>')
     yield "accuracy", ("Accuracy", f'<div class="wide cards">{AccuracyTable.from_cards(cards).html()}</div>')
@@ -132,7 +132,8 @@ def _sections(
     if advice:
         yield "advice", ("Advice", f"<ul>{''.join(advice)}</ul>")
     if shown:
-        yield "nodes-of", ("Nodes", _nodes(shown))
+        others = [other for other in checkpoints if other.nodes and other is not shown]
+        yield "nodes-of", ("Nodes", _nodes(shown, others))
     elif missing := [checkpoint for checkpoint in checkpoints if checkpoint.missing]:
         yield "nodes-of", ("Nodes", "".join(f'<p class="dim">{_text(one.missing)}</p>' for one in missing))
     if drawn["depth-chart"]:
@@ -155,19 +156,28 @@ def _sections(
     yield "cards", ("Run cards", "".join(details))
 
 
-def _nodes(data: PageData) -> str:
+def _nodes(data: PageData, others: Sequence[PageData]) -> str:
+    names = listed([_name(other) for other in others])
+    more = f" For the nodes of {names}, write a page of its card alone." if others else ""
     on = sum(node.on for node in data.nodes)
     cut = f", the first {MOST_NODES} are shown" if len(data.nodes) > MOST_NODES else ""
     missing = f'<p class="dim">{_text(data.missing)}</p>' if data.missing else ""
-    return f"""<p>{_text(data.title)}: {on} of {len(data.nodes)} nodes on{cut}. SQNR: of the node's own values
+    return f"""<p>{_text(_name(data))}: {on} of {len(data.nodes)} nodes on{cut}. SQNR: of the node's own values
 after quantization; costs: the rise of the logits' SQNR without the node (<code>swin-quant sensitivity</code>). Choose a
-cell of the picture or a name in the table to see the node's values, with the ends of its range dashed.</p>{missing}
+cell of the picture or a name in the table to see the node's values, with the ends of its range dashed.{_text(more)}</p>
+{missing}
 <div class="chart" id="network-chart"></div>
 <h3 id="values-title">Choose a node</h3><div class="chart" id="values" aria-live="polite"></div>
 <label>Search <input type="search" id="search" placeholder="fc2 input"></label> <span id="found" class="dim"></span>
 <div id="nodes" tabindex="0" role="region" aria-label="Nodes">
 <table><thead><tr></tr></thead><tbody></tbody></table></div>
 """
+
+
+def _name(data: PageData) -> str:
+    """The model, and the file of its checkpoint."""
+    files = (Path(place).with_name(one.checkpoint["file"]) for place, one in data.cards.items() if one.checkpoint)
+    return data.title + next((f" ({file.as_posix()})" for file in files), "")
 
 
 def _pictures(data: PageData) -> str:
@@ -183,9 +193,7 @@ def _pictures(data: PageData) -> str:
     )
     shown = len(data.disagreements)
     cut = "" if shown == data.otherwise else f"; the {shown} with the largest divergence are shown"
-    files = (Path(place).with_name(one.checkpoint["file"]) for place, one in data.cards.items() if one.checkpoint)
-    file = next((f" ({file.as_posix()})" for file in files), "")
-    head = f"<p>{_text(data.title + file)}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
+    head = f"<p>{_text(_name(data))}, {_text(data.policy)}: the quantized model classifies {data.otherwise} of "
     told = f"{head}{data.compared} pictures differently from float{cut}.</p>"
     return f'{told}<div class="pictures">{"".join(figures)}</div>'
 

@@ -35,7 +35,7 @@ SAID = {
     "float32 5000, int8 4990": [card(FLOAT, with_(INT8, pictures=4990))],
     "no standard error": [card(FLOAT, with_(INT8, delta_acc1=-0.5, delta_acc1_se=0.1))],
     "80.000 / 98.000 and 80.500 / 98.000": [card(FLOAT, INT8), AGAIN],
-    "not the same list of pictures": [
+    "compare within one table": [
         card(FLOAT, INT8),
         card(with_(FLOAT, dataset=ELSEWHERE), with_(INT8, dataset=ELSEWHERE)),
     ],
