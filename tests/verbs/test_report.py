@@ -14,9 +14,13 @@ import pytest
 import torch
 from cards_of_results import ARTIFACT
 
+import swin_quant as sq
 from swin_quant.cards.card import RunCard
 from swin_quant.cards.records import Result
+from swin_quant.models import build_model
 from swin_quant.report.page.data import PageData, accuracy_and_latency, training
+from tests.helpers.encoded import zipped
+from tests.helpers.settings import small_config
 
 DATASET = {"name": "cifar10", "split": "val", "pictures": 5000, "sha256": "1" * 64}
 FLOAT = Result("torch", "float32", None, DATASET, 5000, 70.8, 98.12, None, 32, "cpu")
@@ -246,6 +250,24 @@ def test_pictures_that_the_quantized_model_sees_otherwise(page, own, pictures, t
     shown = f"swin_micro ({own.name}), ft-mode1: the quantized model classifies {otherwise} of {result['pictures']} "
     assert f"{shown}pictures differently from float" in text
     assert text.count("data:image/jpeg") == otherwise
+
+
+def test_pictures_are_left_out_for_a_model_of_another_data_set(run, page, own, pictures, tmp_path):
+    """The page shows the nodes of one, and names the other."""
+    torch.manual_seed(0)
+    torch.save(build_model(small_config(classes=2)).state_dict(), tmp_path / "two.pth")
+    calibrated = sq.calibrate(sq.load(tmp_path / "two.pth", small_config(classes=2)), [torch.randn(4, 3, 32, 32)])
+    sq.evaluate(calibrated, [(torch.randn(4, 3, 32, 32), torch.arange(4) % 2)])
+    calibrated.save(tmp_path / "two_calib.pth")
+    files = {f"{number}.png": file.read_bytes() for number, file in enumerate(pictures.glob("val/*/*.png"))}
+    zipped(tmp_path, files, "".join(f"{name}\t{number % 3}\n" for number, name in enumerate(files)))
+    cards, shown = [own.with_suffix(".json"), tmp_path / "two_calib.json"], ["--html", tmp_path / "page.html"]
+    done = run("report", *cards, *shown, "--data-path", tmp_path).ok()
+    (warning,) = (line for line in done.err.splitlines() if line.startswith("warning"))
+    assert "two_calib.json: no pictures on the page: " in warning and "label 2 is outside 0 to 1" in warning
+    text = (tmp_path / "page.html").read_text()
+    assert "pictures differently from float" in text and "two_calib.pth), write a page of its card alone" in text
+    assert "label 2 is outside 0 to 1" in run("report", cards[1], *shown, "--data-path", tmp_path).error(1)
 
 
 def test_cards_of_the_same_name_are_told_apart_by_their_folders(page, tmp_path):
