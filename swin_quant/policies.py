@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from swin_quant.backends.saturation import SAFE_WEIGHTS
 from swin_quant.base.errors import UsageError, listed
-from swin_quant.base.progress import log
+from swin_quant.base.progress import tell_once
 from swin_quant.quant import AUTO
 from swin_quant.quant.policy import Policy, Rule, load_policy
 
@@ -115,4 +115,4 @@ def tell_bits(policies: Sequence[Policy]) -> None:
     if few := [policy.name for policy in policies if any(rule.bits and rule.bits < 7 for rule in policy.rules)]:
         told = "%s: fewer than 8 bits are simulated: ONNX files store such weights as int8 (4 bits also as INT4, by "
         told += "`export --int4-weights`) and refuse such activations; FasterTransformer refuses both"
-        log.info(told, listed(few))
+        tell_once(told % listed(few))

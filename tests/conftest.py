@@ -34,6 +34,7 @@ from swin_quant.backends.openvino import operators
 from swin_quant.base import yaml_file
 from swin_quant.base.cpu import reproducible
 from swin_quant.base.files import configs_dir
+from swin_quant.base.progress import tell_once
 from swin_quant.config import defaults, load_config
 from swin_quant.models import build_model
 from swin_quant.models import registry as architectures
@@ -102,6 +103,12 @@ def bundled_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vl_convert, "javascript_bundle", functools.cache(vl_convert.javascript_bundle))
         yield
+
+
+@pytest.fixture(autouse=True)
+def told_anew():
+    """What is told once a process is told once a test."""
+    tell_once.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -200,7 +207,6 @@ def with_operators(library, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(library.parents[2]))
     monkeypatch.delenv(operators.SWITCH)
     operators._library.cache_clear()
-    operators._tell.cache_clear()
     yield library
     operators._library.cache_clear()
 

@@ -5,11 +5,10 @@ each pair of products in 16 bits (vpmaddubsw). 2 * 255 * 127 is 64,770 and silen
 avoid it: 2 * 255 * 64 is 32,640. Symmetric int8 activations do not: both libraries add 128 to them.
 """
 
-import functools
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from swin_quant.backends.backend import Backend, function
 from swin_quant.backends.registry import engine_named, engines, takers
 from swin_quant.base.cpu import within
 from swin_quant.base.errors import UsageError
-from swin_quant.base.progress import log
+from swin_quant.base.progress import tell_once
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.policy import Policy, Rule, enabled_nodes
 from swin_quant.quant.quantizer import Role
@@ -135,11 +134,6 @@ def caution(engine: str, artifact: Artifact) -> str | None:
 def warn(engine: str, artifact: Artifact) -> str | None:
     """Log the warning of `caution`, if any, once for each file, and return it."""
     said = caution(engine, artifact)
-    _log_once(said, artifact.file)
+    if said:
+        tell_once(said, logging.WARNING)
     return said
-
-
-@functools.cache
-def _log_once(warning: str | None, file: Path) -> None:
-    if warning:
-        log.warning("%s", warning)

@@ -5,6 +5,7 @@ through `logging`, so that a library user can redirect or silence them; `set_up`
 """
 
 import contextlib
+import functools
 import io
 import logging
 import time
@@ -33,6 +34,12 @@ def _in_words(record: logging.LogRecord) -> bool:
 
 
 log.addFilter(_in_words)
+
+
+@functools.cache
+def tell_once(message: str, level: int = logging.INFO) -> None:
+    """Log a message that several steps of one process would repeat."""
+    log.log(level, "%s", message)
 
 
 class _ConsoleHandler(logging.Handler):

@@ -18,7 +18,7 @@ from yacs.config import CfgNode
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
 from swin_quant.base.files import configs_dir, list_parts
-from swin_quant.base.progress import log
+from swin_quant.base.progress import tell_once
 from swin_quant.base.reading import reads
 from swin_quant.cards.paths import card_path
 from swin_quant.checkpoint.backbones import as_backbone, as_embedding
@@ -196,10 +196,10 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
             other.append(both)
     if other:
         told = f"{file}: the configuration overrides what its publisher says: {listed(other, len(other))}"
-        _tell(told, logging.WARNING)
+        tell_once(told, logging.WARNING)
     if taken:
         shown = listed((f"{place} {value} ({description.where[place]})" for place, value in taken.items()), len(taken))
-        _tell(f"{file}: taken from its publisher, since the configuration leaves them open: {shown}")
+        tell_once(f"{file}: taken from its publisher, since the configuration leaves them open: {shown}")
     return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
 
 
@@ -254,7 +254,7 @@ def _from_shipped(name: str, known: Geometry, settings: Mapping[str, Any], file:
     cfg = load_config(path, overrides={**own, **settings})
     assumed = [f"{key} {chosen[key]}" for key in _OPEN if key in chosen and key not in known]
     rest = f" ({listed(assumed)} from there, since no tensor shows it)" if assumed else ""
-    _tell(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes")
+    tell_once(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes")
     return cfg
 
 
@@ -274,19 +274,13 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     # Few publishers have other shapes
     certain = ("TEST.SHAPE",) if cfg.TEST.CROP else ("TEST.SHAPE", "TEST.CROP_RATIO")
     guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *certain)]
-    _tell(f"{file}: {unlike}, so the configuration is its own")
+    tell_once(f"{file}: {unlike}, so the configuration is its own")
     if guessed:
         beside = Path(file).with_suffix(".yaml")
         advice = f"‹cfg› {beside} tells" if beside.is_file() else "give ‹cfg› FILE if the training had one"
         guess = ", ".join(guessed)
-        _tell(f"{file}: how pictures are prepared is a guess: {guess}; {advice}", logging.WARNING)
+        tell_once(f"{file}: how pictures are prepared is a guess: {guess}; {advice}", logging.WARNING)
     return cfg
-
-
-@functools.cache
-def _tell(message: str, level: int = logging.INFO) -> None:
-    """Say it once: the steps of `quantize` ask about one file."""
-    log.log(level, "%s", message)
 
 
 def _place(key: str, known: Geometry) -> str:

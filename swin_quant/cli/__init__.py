@@ -58,5 +58,5 @@ def _usage() -> str:
         entries = (f"  {name:<{width}}  {meaning}" for name, meaning in commands.items())
         lines += [f"{title}:", *(textwrap.fill(one, columns, subsequent_indent=indent) for one in entries), ""]
     about = "swin-quant: Swin Transformer V1 and V2 to INT8, with accuracy that was measured"
-    usage = "usage: swin-quant COMMAND [options]      swin-quant COMMAND --help"
+    usage = "usage: swin-quant COMMAND [options]      swin-quant COMMAND --help      swin-quant --version"
     return "\n".join([about, "", usage, "", *lines[:-1]])

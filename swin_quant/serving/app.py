@@ -189,6 +189,11 @@ def build_app(service: Service) -> Any:
             log.error("%s: %r", request.url.path, error)
         return JSONResponse({"error": why}, status, {"Retry-After": "1"} if status == 503 else None)
 
+    async def refuse_unserved(request: Request, error: Exception) -> Response:
+        response = await refuse(request, error)
+        requests.labels("none", str(response.status_code)).inc()
+        return response
+
     def post(path: str, handler: Callable[[Request, bytes], Awaitable[Response]]) -> Route:
         async def answer(request: Request) -> Response:
             nonlocal in_memory
@@ -226,7 +231,7 @@ def build_app(service: Service) -> Any:
         routes.append(post(f"{path}/infer", infer))
     routes += [Route(path, JSONResponse(content), methods=["GET"]) for path, content in facts.items()]
     served = [route.path for route in routes]
-    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse_unserved})
 
 
 def _read_picture(body: bytes, content_type: str, preprocess: Preprocess, most_megapixels: float) -> Tensor:

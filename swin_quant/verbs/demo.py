@@ -83,7 +83,7 @@ def demo(
     start, fewer = ModelFile(str(four_bits.file)), min(epochs, FOUR_BIT_EPOCHS)
     tuned = finetune(start, digits, place, "digits_w4a4", policy, epochs=fewer, **how).load()
 
-    log.info("5. score float32, bfloat16, both INT8 modes, four bits and the engines on pictures apart from training")
+    log.info("5. score the float models, both INT8 modes, four bits and the engines on pictures apart from training")
     policies = {int8: ["ft-mode1", "ft-mode2"], four_bits: None, tuned: None}
     for one, chosen in policies.items():
         evaluate(one, val, chosen, batch_size=BATCH).save_in(output, world)

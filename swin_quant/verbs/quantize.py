@@ -118,6 +118,8 @@ def quantize(
     choice = PolicyChoice((policy,) if policy else ()) if isinstance(policy, str | None) else policy
     refuse_contradictions(choice, budget != Budget(), tune, bool(float_type or int4_weights))
     EngineOptions(threads=threads)  # what is impossible is refused now, not by a later step
+    if score_pictures is not None and score_pictures < 1:
+        raise UsageError(f"‹score_pictures› {score_pictures}: must be at least 1")
     plan_passes(passes)
     with called_in_python(calibrator="method"):
         Method.choose(method, percentile)

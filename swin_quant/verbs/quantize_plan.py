@@ -162,10 +162,8 @@ def make_plan(
         log.warning(told, card.name, before["name"], used.name)
     place = files.place if files else place
     shown, scored = pictures if scored_on is None else scored_on, scored_on
-    if score_pictures is not None and (score_pictures < 1 or not place or scored_on is not None):
-        raise UsageError(
-            f"‹score_pictures› {score_pictures}: must be at least 1, and needs a place on disk whose val is scored"
-        )
+    if score_pictures is not None and (not place or scored_on is not None):
+        raise UsageError(f"‹score_pictures› {score_pictures}: needs a place on disk whose val is scored")
     if place and scored_on is None:
         has_val = place_has(place.path, "val", bool(place.zip_mode))
         shown = replace(place, split="val" if has_val else TRAIN, count=None, batch=None, seed=None)

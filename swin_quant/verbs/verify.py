@@ -22,6 +22,7 @@ from swin_quant.data.sampling import digest
 from swin_quant.exported import (
     Exported,
     find_checkpoint,
+    is_checkpoint,
     list_engine_names,
     load_engines,
     load_origin,
@@ -29,6 +30,7 @@ from swin_quant.exported import (
     prepared_by,
     read_config,
 )
+from swin_quant.model import Model
 from swin_quant.quant.watch import eval_mode
 from swin_quant.report.engines import Verification
 from swin_quant.report.graph import integer_products, quantized_products
@@ -77,9 +79,12 @@ def verify(
         SwinQuantError: The checkpoint is not found, or an engine cannot run the file.
     """
     one_process("verify")
-    found = open_subject(artifact)
+    is_file = isinstance(artifact, str | Path) and Path(artifact).is_file()
+    is_model = is_file and is_checkpoint(str(artifact))  # which is refused unread
+    found = artifact if is_model else open_subject(artifact)
     if not isinstance(found, Exported):
-        raise UsageError(f"{found.name}: is a model, and `verify` compares an artifact with it: export it first")
+        name = found.name if isinstance(found, Model) else found
+        raise UsageError(f"{name}: is a model, and `verify` compares an artifact with it: export it first")
     exported, world = found.artifact, world_on(device)
     names = list_engine_names(exported, (engine,) if isinstance(engine, str) else engine)
     check_writable(card_path(exported.file))  # which gets the records

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import swin_quant as sq
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import UsageError
-from swin_quant.checkpoint import identify
+from swin_quant.base.progress import tell_once
 from swin_quant.checkpoint.identify import config_for, config_given
 from swin_quant.checkpoint.published import SETS
 from swin_quant.config import to_dict
@@ -170,7 +170,7 @@ def test_preprocessing_that_the_publisher_says_is_no_guess_and_is_told_once(tmp_
     assert said in warned[-1] and warned[-1].endswith("give config FILE if the training had one")
     beside = silent.with_suffix(".yaml")
     beside.write_text("MODEL: {NAME: a}\n")
-    identify._tell.cache_clear()
+    tell_once.cache_clear()
     config_for(silent)
     assert heard.messages[-1].endswith(f"config {beside} tells")
 

@@ -237,7 +237,7 @@ REFUSED = [
     ("--max-unreadable 5", "--max-unreadable 5.0: a share from 0 to 1"),
     ("--policy qdq --off no.such.layer", "--off: selector 'no.such.layer' names no node of this model, whose nodes"),
     ("--policy qdq --off layer.0.*", "--off: selector 'layer.0.*' names no node of this model; did you mean layers.0"),
-    ("--score-pictures 0", "--score-pictures 0: must be at least 1, and needs a place on disk whose val is scored"),
+    ("--score-pictures 0", "--score-pictures 0: must be at least 1"),
 ]
 
 

@@ -10,7 +10,7 @@ BACKEND = Backend(
     exports=onnx_target(
         OnnxTarget("onnxruntime", int4=True, fp8=True, unsigned=True, fuses_attention=False),
         ("onnxruntime", "qdq", "qdq-unsigned"),
-        ("swin-quant evaluate {file} --no-accuracy",),
+        ("swin-quant verify {file} --data-path {data}",),
     ),
     writes="ONNX with Q/DQ pairs, zero points behind GELU",
     runs_on="ONNX Runtime",

@@ -37,7 +37,7 @@ BACKEND = Backend(
             ),
         ),
         ("cpu", "qdq", "cpu-operators", "qdq-unsigned"),
-        ("swin-quant evaluate {file} --no-accuracy",),
+        ("swin-quant verify {file} --data-path {data}",),
         ("cpu-operators", "swin_quant.backends.openvino.operators:are_default"),
     ),
     writes="ONNX with Q/DQ pairs; each branch of a block is a compiled operator, or nodes with attention in float",

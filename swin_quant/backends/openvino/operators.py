@@ -1,6 +1,7 @@
 """The operators of `plugins/openvino`, compiled for the OpenVINO and the CPU at hand: which files have them."""
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from functools import cache
@@ -18,7 +19,7 @@ from swin_quant.base.cpu import within
 from swin_quant.base.errors import SwinQuantError
 from swin_quant.base.extras import library as installed
 from swin_quant.base.files import plugins_dir
-from swin_quant.base.progress import log
+from swin_quant.base.progress import tell_once
 from swin_quant.base.yaml_file import read_yaml
 from swin_quant.config.outputs import FEATURES
 from swin_quant.models.registry import architectures
@@ -134,7 +135,10 @@ def are_faster_here(architecture: str, operator: str = "attention") -> bool:
     except SwinQuantError as error:
         if os.environ.get(SWITCH) != "0":
             times = prod(max(gain("swin", operator), 1) for operator in NODES)
-            _tell(f"{_WHAT} are not compiled: {error}. The file is plain: a Swin-T took {times:.2f} times as long")
+            tell_once(
+                f"{_WHAT} are not compiled: {error}. The file is plain: a Swin-T took {times:.2f} times as long",
+                logging.WARNING,
+            )
         return False
 
 
@@ -157,7 +161,7 @@ def find_libraries(artifact: Artifact) -> tuple[str, ...]:
 
 def run_plain(artifact: Artifact, error: SwinQuantError) -> None:
     """Warn that the operators of an artifact run as plain nodes for this reason."""
-    _tell(f"{artifact.file}: its operators run as plain nodes, slower: {error}")
+    tell_once(f"{artifact.file}: its operators run as plain nodes, slower: {error}", logging.WARNING)
 
 
 def run_exact_products(artifact: Artifact) -> bool:
@@ -203,9 +207,3 @@ def stream_in_half(model: Any) -> None:
         for reader in readers:
             reader.replace_source_output(result.output(0))
     model.validate_nodes_and_infer_types()
-
-
-@cache
-def _tell(message: str) -> None:
-    """Warn once."""
-    log.warning("%s", message)

@@ -230,7 +230,6 @@ def test_a_file_runs_as_plain_nodes_where_the_library_cannot_run_them(
     """A library that OpenVINO cannot load, as one of another version, and a node that takes more than ours."""
     images = pictures(1, 28)
     wanted = engine.load(file, EngineOptions(threads=1))(images)
-    operators._tell.cache_clear()
     later = onnx.load(file.file)
     for node in later.graph.node:
         if node.op_type == "Mlp":
@@ -286,7 +285,6 @@ def test_a_plain_file_is_the_default_where_they_do_not_run_and_a_line_says_why(
         (tmp_path / "cache" / "swin-quant" / "operators").mkdir(parents=True)
         os.chmod(tmp_path / "cache" / "swin-quant" / "operators", 0o770)
     operators._library.cache_clear()
-    operators._tell.cache_clear()
     _, card = calibrated_for()
     assert [policy_for("openvino", replace(card, policy=None)).name for _ in range(2)] == ["cpu", "cpu"]
     operators._library.cache_clear()
