@@ -69,8 +69,8 @@ class AccuracyRow:
         if self.weights and self.weights in UNQUANTIZED.values():
             return f"{self.weights.partition(' ')[0]} {self.result.precision}"
         policy, precision = self.policy or "", self.result.precision
-        if policy.replace(" ", "").endswith(precision):  # "qdq W4 A4" says them again
-            policy = policy.partition(" W")[0]
+        if policy.replace(" ", "").upper().endswith(precision):  # "w4a4" and "qdq W4 A4" say the bits again
+            policy = policy.partition(" W")[0] if " W" in policy else ""
         words = (self.weights, precision, policy, f"[{self.marks}]" if self.marks else None)
         return " ".join(filter(None, words))
 
