@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count, islice, takewhile
@@ -348,8 +349,10 @@ class Model:
         gather([])  # from here on every rank finds the files
 
     def show(self) -> None:
-        """Print the file, or the model where it is in none."""
+        """Print the file, or the model where it is in none; a message names the next step of a calibrated one."""
         print(self.file or self)
+        if self.file and self.is_calibrated:
+            log.info("next: swin-quant evaluate %s ‹data_path› DIR", shlex.quote(str(self.file)))
 
     def to_json(self) -> dict[str, Any]:
         """The run card."""

@@ -37,9 +37,10 @@ log.addFilter(_in_words)
 
 
 @functools.cache
-def tell_once(message: str, level: int = logging.INFO) -> None:
-    """Log a message that several steps of one process would repeat."""
-    log.log(level, "%s", message)
+def tell_once(message: str, level: int = logging.INFO, waits: bool = False) -> None:
+    """Log a message that several steps of one process would repeat. A command prints one that `waits` when its work
+    begins: before an error alone nobody needs it."""
+    log.log(level, "%s", message, extra={"waits": waits})
 
 
 class _ConsoleHandler(logging.Handler):
@@ -48,8 +49,21 @@ class _ConsoleHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.warned: set[str] = set()
+        self.waiting: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "waits", False):
+            self.waiting.append(record)
+        else:
+            self.print_waiting()
+            self._print(record)
+
+    def print_waiting(self) -> None:
+        """Print what waits."""
+        while self.waiting:
+            self._print(self.waiting.pop(0))
+
+    def _print(self, record: logging.LogRecord) -> None:
         style, prefix = ("yellow", "warning: ") if record.levelno >= logging.WARNING else ("", "")
         if prefix:
             if record.getMessage() in self.warned:
@@ -82,6 +96,13 @@ def set_up(verbose: bool = False, quiet: bool = False, rank: int = 0) -> None:
     log.handlers = [_ConsoleHandler()]
     log.propagate = False
     logging.raiseExceptions = False  # a log file on a full disk must not fill the screen with tracebacks
+
+
+def print_waiting() -> None:
+    """Print the messages that wait for the work to begin."""
+    for handler in log.handlers:
+        if isinstance(handler, _ConsoleHandler):
+            handler.print_waiting()
 
 
 works: list[str] = []  # in progress, the outermost first
@@ -117,6 +138,7 @@ def span(seconds: float) -> str:
 
 def make_bar(before: str, after: str) -> Progress:
     """A bar on the console between two texts, with the time so far and left; not shown without a terminal."""
+    print_waiting()
     share = (TextColumn(before), BarColumn(), MofNCompleteColumn(), TextColumn(after))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     return Progress(*share, *times, console=console, disable=not (bars and console.is_terminal), transient=True)

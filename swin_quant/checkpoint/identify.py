@@ -196,10 +196,10 @@ def agreed(cfg: CfgNode, checkpoint: Checkpoint, stated: Set[str], explicit: Set
             other.append(both)
     if other:
         told = f"{file}: the configuration overrides what its publisher says: {listed(other, len(other))}"
-        tell_once(told, logging.WARNING)
+        tell_once(told, logging.WARNING, waits=True)
     if taken:
         shown = listed((f"{place} {value} ({description.where[place]})" for place, value in taken.items()), len(taken))
-        tell_once(f"{file}: taken from its publisher, since the configuration leaves them open: {shown}")
+        tell_once(f"{file}: taken from its publisher, since the configuration leaves them open: {shown}", waits=True)
     return from_dict(to_dict(cfg), str(file), taken) if taken else cfg
 
 
@@ -254,7 +254,7 @@ def _from_shipped(name: str, known: Geometry, settings: Mapping[str, Any], file:
     cfg = load_config(path, overrides={**own, **settings})
     assumed = [f"{key} {chosen[key]}" for key in _OPEN if key in chosen and key not in known]
     rest = f" ({listed(assumed)} from there, since no tensor shows it)" if assumed else ""
-    tell_once(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes")
+    tell_once(f"{file}: fits the configuration {name}{rest}, {cfg.MODEL.NUM_CLASSES} classes", waits=True)
     return cfg
 
 
@@ -274,12 +274,12 @@ def _from_tensors(known: Geometry, settings: Mapping[str, Any], file: Path) -> C
     # Few publishers have other shapes
     certain = ("TEST.SHAPE",) if cfg.TEST.CROP else ("TEST.SHAPE", "TEST.CROP_RATIO")
     guessed = [f"{key} {value_at(cfg, key)}" for key in HOW_PREPARED if key not in (*settings, *certain)]
-    tell_once(f"{file}: {unlike}, so the configuration is its own")
+    tell_once(f"{file}: {unlike}, so the configuration is its own", waits=True)
     if guessed:
         beside = Path(file).with_suffix(".yaml")
         advice = f"‹cfg› {beside} tells" if beside.is_file() else "give ‹cfg› FILE if the training had one"
         guess = ", ".join(guessed)
-        tell_once(f"{file}: how pictures are prepared is a guess: {guess}; {advice}", logging.WARNING)
+        tell_once(f"{file}: how pictures are prepared is a guess: {guess}; {advice}", logging.WARNING, waits=True)
     return cfg
 
 

@@ -9,6 +9,7 @@ A processor of transformers resizes, crops, rescales (times `rescale_factor`, 1 
 """
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping, Set
@@ -20,7 +21,7 @@ from typing import Any
 from swin_quant.base.compat import import_timm
 from swin_quant.base.errors import SwinQuantError, UsageError
 from swin_quant.base.files import read_json
-from swin_quant.base.progress import log
+from swin_quant.base.progress import log, tell_once
 from swin_quant.base.schema import show
 from swin_quant.checkpoint.geometry import Geometry
 from swin_quant.checkpoint.opened import Source
@@ -223,7 +224,7 @@ def _read_repository(described: Description, file: Path, node: str) -> None:
             _read_processor(described, values, str(processor))
         else:
             told = "pictures are prepared as Microsoft's Swins take them; give ‹cfg› for others"
-            log.warning("%s: has no preprocessor_config.json beside it: %s", path, told)
+            tell_once(f"{path}: has no preprocessor_config.json beside it: {told}", logging.WARNING, waits=True)
     elif isinstance(config.get("architecture"), str):
         _read_timm(described, config, str(path), node)
     elif config and file.name in WEIGHTS:

@@ -123,7 +123,7 @@ def guarded(work: Callable[[], int], verbose: bool = False) -> int:
 def _outcome(work: Callable[[], int], verbose: bool) -> int:
     try:
         with interrupts():
-            return work()
+            code = work()
     except (SystemExit, BrokenPipeError):  # --help is done; rich raises SystemExit when its reader has seen enough
         return 0
     except KeyboardInterrupt as stop:
@@ -135,6 +135,9 @@ def _outcome(work: Callable[[], int], verbose: bool) -> int:
     except Exception as error:  # noqa: BLE001
         _complain(_in_words(error, verbose), verbose)
         return 1
+    if progress := sys.modules.get("swin_quant.base.progress"):  # `--help` does without it
+        progress.print_waiting()
+    return code
 
 
 def _in_words(error: Exception, verbose: bool) -> str:

@@ -107,7 +107,7 @@ def _read_map(path: Path, archive: zipfile.ZipFile, num_classes: int | None) -> 
         elif is_outside or not member.isprintable():
             problem = f"{printable(member)!r} is not a plain relative path with '/'"
         elif not is_picture(member):
-            problem = f"{member!r} does not end in {', '.join(EXTENSIONS)}"
+            problem = f"{member!r} does not end in {listed(EXTENSIONS)}"
         elif not re.fullmatch(r"-?[0-9]{1,9}", label.strip()):
             problem = f"label {label!r} is not an integer"
         elif not 0 <= int(label) < limit:

@@ -61,9 +61,10 @@ def fit(pictures: Pictures, classes: int, names: Sequence[str], place: str, whos
             "alone: give both the same names"
         )
     elif len(data) != classes:
+        held = f"{len(data)} class{'es' if len(data) > 1 else ''}"
         raise SwinQuantError(
-            f"{place} has {len(data)} classes, but MODEL.NUM_CLASSES is {classes}: correct one of them, or `train` the "
-            "model with ‹replace_head›"
+            f"{place} has {held}, but MODEL.NUM_CLASSES is {classes}: correct one of them, or `train` the model with "
+            "‹replace_head›"
         )
     elif known and is_numbers(known) != is_numbers(data):
         numbered = whose if is_numbers(known) else "the data"

@@ -53,7 +53,7 @@ class FolderPictures(Pictures):
             walk.leave_out(beside, " beside the folders of classes")
         if not found:
             layout, others = "<class>/<picture>" if labelled else "pictures", walk.left_out(folder)
-            expected = f"found no pictures; expected {layout} with {', '.join(EXTENSIONS)}"
+            expected = f"found no pictures; expected {layout} with {listed(EXTENSIONS)}"
             raise SwinQuantError(f"{folder}: {expected}{'; ' if others else ''}{others}")
         walk.tell(folder)
         held = {label for _, label in found}

@@ -72,6 +72,10 @@ class PictureSet:
                 raise UsageError(f"‹{name}› {value}: must be at least 1")
         UnreadableLimit(0, self.max_unreadable)  # refused before a picture is read
 
+    def __repr__(self) -> str:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        return f"PictureSet({', '.join(f'{name}={one!r}' for name, one in given.items() if one not in (None, '', ()))})"
+
     @classmethod
     def from_config(cls, cfg: CfgNode, split: str | None = None, **how: Any) -> "PictureSet":
         """A split of the config's data path, with the config's values for each field that `how` leaves out.

@@ -218,6 +218,8 @@ def artifact_verdict(card: RunCard, file: Path, checkpoint: Path | None, data_pa
     if delta is not None and classes > 1 and (not right or is_guessing(right, result.pictures, classes)):
         right_about = f"float32 is right about {right} of {result.pictures:,}"
         loss = f"the loss cannot be measured: {right_about}, and guessing among {classes:,} classes does as well"
+        if result.agreement is not None:
+            loss += f"; both agree on {result.agreement:.0f} % of them"
     summary = f"{loss}; {speed_in_words(**times)}"
     if len({dataset_key(one.dataset) for one in rows}) > 1:
         summary = f"on {row.place}: {summary}"
@@ -298,20 +300,22 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
     original = next((one for one in measured if one.weights == ORIGINAL and one.precision == "float32"), None)
     names = {"float32": original, "PTQ": ptq, "QAT": qat}
     figures = ", ".join(f"{name} {one.acc1:.2f}" for name, one in names.items() if one) + " % top-1"
-    deploy, start = file, card.start
+    start_file = Path(card.start.get("path") or file.with_name(card.start["file"])) if card.start else None
+    deltas, deploy = (qat.delta_acc1, qat.delta_acc1_se, qat.delta_ptq, qat.delta_ptq_se), file
     if ptq is None or qat.delta_ptq is None or qat.delta_ptq_se is None:
         said = loss_in_words(qat.delta_acc1, qat.delta_acc1_se, qat.pictures)
     else:
         delta, shown = qat.delta_ptq, 2 * (qat.delta_ptq_se or 100 / qat.pictures)
         said = f"QAT - PTQ {delta:+.2f} ±{qat.delta_ptq_se:.2f} points on {qat.pictures:,} pictures: "
         said += "deploy QAT" if delta > shown else f"PTQ is {'better' if delta < -shown else 'as good'}: keep it"
-        if delta <= shown and start is not None:
-            deploy = Path(start.get("path") or file.with_name(start["file"]))
-    deploy, refused = seen_from(folder, deploy), None
+        if delta <= shown and start_file is not None:
+            deploy = start_file
     policy = policy_from_dict(card.policy, card.name) if card.policy else None
     if policy and not any(one.takes(policy) for one in targets().values() if one.exporting.activation_bits):
-        said, refused = f"{said.replace('deploy QAT', 'QAT is better')}; no engine computes with its bits", str(deploy)
-    deltas = qat.delta_acc1, qat.delta_acc1_se, qat.delta_ptq, qat.delta_ptq_se
+        said = f"{said.partition(':')[0]}; no engine computes with {qat.precision}, which is simulated"
+        source, trained = seen_from(folder, start_file or file), seen_from(folder, file)
+        then = f"{to_export(None, source, source.parent)} --precision float"
+        return DeployVerdict(FLOAT, f"{figures}; {said}", then, qat.pictures, *deltas, refused=str(trained))
+    deploy = seen_from(folder, deploy)
     then = to_export(policy, deploy, deploy.parent)
-    place = FLOAT if refused else str(deploy)
-    return DeployVerdict(place, f"{figures}; {said}", then, qat.pictures, *deltas, refused=refused)
+    return DeployVerdict(str(deploy), f"{figures}; {said}", then, qat.pictures, *deltas)

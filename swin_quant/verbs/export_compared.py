@@ -17,7 +17,7 @@ from swin_quant.base.progress import log
 from swin_quant.cards.card import update
 from swin_quant.cards.paths import card_path
 from swin_quant.cards.records import VerificationRecord
-from swin_quant.config.outputs import say
+from swin_quant.config.outputs import LOGITS, say
 from swin_quant.exported import choose_engine
 from swin_quant.model import Model
 from swin_quant.models.classifier import Classifier
@@ -27,8 +27,8 @@ from swin_quant.quant.quantizer import named_nodes
 from swin_quant.quant.watch import watching
 from swin_quant.score.engine import HALF_TYPES, Engine, torch_engines
 from swin_quant.score.options import EngineOptions
-from swin_quant.score.run_engines import compare_batches
-from swin_quant.verbs.verify import get_tolerance
+from swin_quant.score.run_engines import compare_batches, difference
+from swin_quant.verbs.verify import get_tolerance, magnitude
 
 MARGIN_DB = 3.0
 EXACT_DB, HALF_DB = 60.0, 40.0  # left by rounding in float32 and in half types: no engine has to have more
@@ -77,10 +77,12 @@ def compared(artifact: Artifact, model: Model, module: Classifier, target: Backe
     worst = min(rows, key=lambda row: row.spare_db)
     beside = "fake-quant" if references[-1].policy else "float32"
     said = f"{name} {worst.sqnr_db:.1f} dB, {beside} {worst.fake_quant_db:.1f} dB SQNR ({worst.output}) on {what}"
-    beside_fake_quant = compare_batches([found], [expected])
+    has_logits = module.output_kind == LOGITS
+    beside_fake_quant = difference(found[0], expected[0]) if has_logits else compare_batches([found], [expected])
     is_saturated, limit = worst.spare_db < 0 and bool(engine.details.get("caution")), None
     if is_saturated:  # it is right on CPUs with VNNI: it passes as in `verify`
         limit = get_tolerance(name, engine.precision, artifact.record["options"].get("float_type"))
+        limit *= magnitude(expected[0]) if has_logits else 1.0
     passed = beside_fake_quant["mean"] < limit if limit is not None else worst.spare_db >= 0
     if not passed and not is_saturated:
         _remove(artifact)

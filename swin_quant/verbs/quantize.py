@@ -21,7 +21,7 @@ from swin_quant.data.picture_set import PictureSet, Source, asked_for
 from swin_quant.exported import Exported, SubjectFiles
 from swin_quant.loading import ModelFile
 from swin_quant.model import Model
-from swin_quant.policies import Policies, PolicyChoice
+from swin_quant.policies import Policies, PolicyChoice, one_policy
 from swin_quant.quant import AUTO, SEARCHED_ON
 from swin_quant.quant.calibration import Method
 from swin_quant.report.engines import Verification
@@ -124,6 +124,8 @@ def quantize(
     with called_in_python(calibrator="method"):
         Method.choose(method, percentile)
     is_searched = isinstance(choice, PolicyChoice) and choice.policy == (AUTO,)
+    if not is_searched and (not isinstance(choice, PolicyChoice) or choice.policy):
+        one_policy(choice)  # a wrong name is told before pictures are read
     if isinstance(model, str | Path):
         model = ModelFile(str(model), cfg=str(config) if config else None)
     elif config and not isinstance(model, ModelFile):

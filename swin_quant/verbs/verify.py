@@ -6,6 +6,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from torch import Tensor
+
 from swin_quant.arguments import checked
 from swin_quant.backends.registry import engine_named
 from swin_quant.base.arguments import Fields
@@ -59,8 +61,9 @@ def verify(
     """Compare an artifact with the checkpoint that it was made from, on pictures without labels.
 
     A quantized artifact passes when its mean |delta of logits| against fake-quant is below the engine's tolerance, a
-    float one when that against the float model is. The result goes into the artifact's run card. An artifact of a
-    wrapped module is compared with the model in memory, or with the one that `artifact(file, module)` loads.
+    float one when that against the float model is. Where the mean |logit| is below 1, the tolerance is multiplied by
+    it. The result goes into the artifact's run card. An artifact of a wrapped module is compared with the model in
+    memory, or with the one that `artifact(file, module)` loads.
 
     Args:
         artifact: an exported file; its run card lies beside it
@@ -151,6 +154,11 @@ def get_tolerance(engine: str, precision: str, float_type: str | None = None) ->
     return max(base, limits.half) if is_half else base
 
 
+def magnitude(logits: Tensor) -> float:
+    """The mean |logit|, at most 1: limits are absolute, but small logits, as of random weights, need smaller ones."""
+    return min(1.0, logits.abs().double().mean().item())
+
+
 def compare(
     engines: Mapping[str, Engine],
     keys: Mapping[str, str],
@@ -174,6 +182,7 @@ def compare(
             tolerance = get_tolerance(keys[key], engine.precision, float_type) if is_criterion else None
             if has_logits:
                 measured = difference(logits[key], logits[label])
+                tolerance = tolerance and tolerance * magnitude(logits[label])
             else:
                 measured = compare_batches(inferred.outputs[key], inferred.outputs[label])
             record: VerificationRecord = {

@@ -219,9 +219,9 @@ def test_qat_beside_no_ptq_is_held_against_float():
 )
 def test_what_was_trained_is_exported_for_a_backend_that_takes_its_bits(policy, able):
     verdict = training(0.5, policy=policy)
-    assert parsed(verdict.next)["backend"] in able
-    is_simulated = able == {"torchscript"}
-    assert ("no engine computes with its bits" in verdict.summary) is is_simulated
+    is_simulated, then = able == {"torchscript"}, parsed(verdict.next)
+    assert then["precision"] == "float" if is_simulated else then["backend"] in able
+    assert ("no engine computes with" in verdict.summary) is is_simulated
     assert ("deploy QAT" in verdict.summary, verdict.deploy == FLOAT) == (not is_simulated, is_simulated)
 
 

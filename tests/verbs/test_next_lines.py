@@ -58,6 +58,11 @@ def followed(follow, printed, least=1):
     return names
 
 
+def test_after_a_calibration(run, follow, float_flags, tmp_path):
+    done = run("calibrate", *float_flags, "--output", tmp_path / "my out").ok()
+    assert followed(follow, done.err) == ["evaluate"]
+
+
 @pytest.mark.nightly  # those of an export follow a training, below
 @pytest.mark.parametrize("backend", ["openvino", "tensorrt", "onnx", "onnxruntime", "torchscript", "executorch"])
 def test_after_an_export(run, follow, calibrated, backend, tmp_path):

@@ -4,7 +4,7 @@ People read blocks: a line for each result under a heading with what the results
 columns. CSV and JSON have a row for each quantized result, with every column.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -95,7 +95,8 @@ class TableBlock:
         yield ""
 
 
-def _block(rows: Sequence[AccuracyRow]) -> TableBlock:
+def _block(rows: Sequence[AccuracyRow], ways: Mapping[str, Collection[str]]) -> TableBlock:
+    """The block of a model's rows. `ways`: the values of each setting of preprocessing in all blocks of this model."""
     floats: dict[Hashable, AccuracyRow] = {}
 
     def keep(row: AccuracyRow) -> None:
@@ -128,6 +129,7 @@ def _block(rows: Sequence[AccuracyRow]) -> TableBlock:
     details = (
         f"{size}x{size}" if isinstance(size, int) else size or BLANK,
         f"{first.place}, {first.measured[-1].pictures} pictures",
+        *(f"{key} {first.card.preprocess.get(key)}" for key, values in ways.items() if len(values) > 1),
         f"calibrator {first.calibrated_by}" if first.calibrated_by else BLANK,
         next(iter(settings)) if len(settings) == 1 else BLANK,
     )
@@ -218,9 +220,14 @@ class AccuracyTable:
         groups: dict[Hashable, list[AccuracyRow]] = {}  # of one model on one list of pictures
         for index, row in enumerate(self.rows):
             pictures = get_resolution(row), row.card.original_sha256, dataset_key(row.dataset)
-            group = groups.setdefault((row.card.name, *pictures, row.calibrated_by), [])
+            prepared = repr(row.card.preprocess)
+            group = groups.setdefault((row.card.name, *pictures, row.calibrated_by, prepared), [])
             group.append(replace(row, marks=marks.get(index, "")))
-        found = [_block(some) for some in groups.values()]
+        ways: dict[str, dict[str, set[str]]] = {}  # of preparing pictures: model -> setting -> values
+        for row in self.rows:
+            for key, value in row.card.preprocess.items():
+                ways.setdefault(row.card.name, {}).setdefault(key, set()).add(str(value))
+        found = [_block(some, ways.get(some[0].card.name, {})) for some in groups.values()]
         lines = [line for block in found for line in block.lines]
         legend = [LEGEND] if any(_delta(line) is not None for line in lines) else []
         weights = {line.weights for line in lines}

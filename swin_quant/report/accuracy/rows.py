@@ -297,11 +297,11 @@ def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
     for row in rows:
         lists[row.place].add(dataset_key(row.dataset))
         if row.float32:
-            baselines[row.card.original_sha256, dataset_key(row.dataset)].add((row.float32.acc1, row.float32.acc5))
+            baselines[_scored(row)].add((row.float32.acc1, row.float32.acc5))
     found: dict[tuple[int, str], dict[int, None]] = {}
     for index, row in enumerate(rows):
         source = row.card.original_sha256
-        accuracies = sorted(baselines[source, dataset_key(row.dataset)]) if row.float32 and source else []
+        accuracies = sorted(baselines[_scored(row)]) if row.float32 and source else []
         notes = [*_describe_figures(row), *_describe_run(row)]
         if source and len(accuracies) > 1:
             each = " and ".join(f"{acc1:.3f} / {acc5:.3f}" for acc1, acc5 in accuracies)
@@ -315,6 +315,11 @@ def footnotes(rows: Sequence[AccuracyRow]) -> list[Footnote]:
     return [
         Footnote(text, tuple(indices), place in (_SIMULATED, _BETWEEN_TABLES)) for (place, text), indices in ordered
     ]
+
+
+def _scored(row: AccuracyRow) -> Hashable:
+    """The float weights, the list of pictures, and how these are prepared."""
+    return row.card.original_sha256, dataset_key(row.dataset), repr(row.card.preprocess)
 
 
 def _describe_figures(row: AccuracyRow) -> Iterator[tuple[int, str]]:
