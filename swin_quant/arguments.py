@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
@@ -61,7 +62,7 @@ def checked(function: Callable[_P, _R]) -> Callable[_P, _R]:
         free = [_EXPECTED[key] for key in signature.parameters if key in _EXPECTED]
         free = [kind for kind in free if not any(_EXPECTED.get(key) == kind in its for key, its in kinds.items())]
         for key, its in kinds.items():
-            if signature.parameters[key].kind is inspect.Parameter.KEYWORD_ONLY:
+            if signature.parameters[key].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
                 continue  # it was named; and the word `float` is a precision, too, `cuda` a device
             for kind in (one for one in free if one in its and _EXPECTED.get(key) not in its):
                 value = f", {given[key]!r}" if isinstance(given[key], str) else ""
@@ -111,6 +112,8 @@ def _bind(name: str, signature: inspect.Signature, args: Any, options: Mapping[s
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
     for word in (word for word in options if word not in signature.parameters):
         right = next((one for one in _CALLED.get(word, ()) if one in signature.parameters), None)
+        if takes_any and not right:  # a further option, or a misspelt argument
+            right = next(iter(get_close_matches(word, signature.parameters, 1, 0.8)), None)
         if right or not takes_any:
             near = f"; did you mean {right}?" if right else offered(word, signature.parameters)
             raise UsageError(f"{name}: got an unexpected keyword argument '{word}'{near}")

@@ -188,6 +188,10 @@ _SATURATES = """
 There int8 products of this model saturate at 16 bits in {engines}: nothing fails, and accuracy suffers. Run it on CPUs
 with VNNI, or package a file of `swin-quant export --saturation-safe`.
 """
+_EXACT_OPERATORS = """\
+`infer.py` on OpenVINO runs the model in `operators/`, whose products are exact on every CPU: this is about the plain
+one in `models/`, which servers and ONNX Runtime run.
+"""
 _EXACT = """\
 In ONNX Runtime `session.x64quantprecision=1` takes slower kernels that do not saturate: `infer.py` and `cpp/` set it.
 Triton passes no such setting on to its ONNX Runtime, neither in KServe; OpenVINO has none.
@@ -214,6 +218,7 @@ def readme(facts: PackageFacts, version: str) -> str:
     kind = "maps" if len(outputs) > 1 or len(served.output.shape) > 1 else f"an {outputs[0]}"
     policy = f", policy {about['policy']}" if about["policy"] else ""
     saturation = _SATURATES.format(engines=" and ".join(facts.saturates_in)) if facts.saturates_in else ""
+    saturation += _EXACT_OPERATORS if saturation and facts.library else ""
     saturation += _EXACT if saturation and exact_session("onnxruntime", facts.artifact) else ""
     return template("README.template.md" if facts.file else "README.executorch.template.md").substitute(
         name=served.name,

@@ -181,7 +181,8 @@ def main():
     if args.engine not in installed:
         sys.exit(f"error: {args.engine} is not installed: {INSTALL}")
     if missing := [file for file in args.pictures if not Path(file).is_file()]:  # said before the engine loads
-        sys.exit(f"error: {missing[0]}: no such file")
+        is_folder = Path(missing[0]).is_dir()
+        sys.exit(f"error: {missing[0]}: {'is a folder: name the pictures in it' if is_folder else 'no such file'}")
     outputs = infer(ENGINES[args.engine](args.threads), args.pictures)
     if args.save:
         save(args.save, outputs)

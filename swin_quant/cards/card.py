@@ -204,7 +204,7 @@ def verify_checkpoint(card: RunCard, path: str | os.PathLike[str], sha256: Calla
     if actual != recorded:
         raise SwinQuantError(
             f"{path}: is not the checkpoint of its run card: SHA-256 is {actual[:12]}..., the card has "
-            f"{recorded[:12]}...: one of the two was replaced"
+            f"{recorded[:12]}...: one of the two was replaced: calibrate again, or move the card away"
         )
 
 

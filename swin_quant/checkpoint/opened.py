@@ -125,7 +125,7 @@ def read_state_dict(path: "Checkpoint", weights: str = "") -> tuple[dict[str, Te
     elif head.startswith((_ZIP, _PICKLE)):
         kind, content = "pth", read_pickled(file)
     else:
-        raise SwinQuantError(f"{file}: is not a checkpoint: torch.save did not write it")
+        raise SwinQuantError(f"{file}: is not a checkpoint: torch.save did not write it: download or copy it again")
     return choose_state(content, Source(file, checkpoint.sha256, kind), weights)
 
 

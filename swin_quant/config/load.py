@@ -72,7 +72,9 @@ def _whole(cfg: CfgNode, source: str, given: Mapping[str, Any]) -> CfgNode:
 def keys_and_values(opts: Sequence[str]) -> dict[str, str]:
     """Keys and values that alternate, as typed by the user. UsageError for a key without a value."""
     if len(opts) % 2:
-        raise UsageError(f"‹opts› takes pairs KEY VALUE, but got {len(opts)} words: {' '.join(opts)}")
+        raise UsageError(
+            f"‹opts› takes pairs KEY VALUE, but got {len(opts)} word{'s' * (len(opts) > 1)}: {' '.join(opts)}"
+        )
     return dict(zip(opts[::2], opts[1::2], strict=True))
 
 

@@ -59,7 +59,7 @@ def _flag_for(engine: str) -> str:
     return next((name for name in backends() if name.lower() == engine.lower()), engine)
 
 
-def to_export(policy: Policy | None, checkpoint: Path, folder: Path) -> str:
+def to_export(policy: Policy | None, checkpoint: Path, folder: Path, template: str = _EXPORT) -> str:
     """The command that exports a trained checkpoint, for a backend that takes its policy: by preference one whose
     engine runs its files here, and whose own the policy is."""
     known = list(targets().values())
@@ -68,7 +68,7 @@ def to_export(policy: Policy | None, checkpoint: Path, folder: Path) -> str:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     runs_here = (one for one in able if one.runs_its_export and one.is_installed and one.is_fast_on(device))
     target = next(runs_here, able[0])
-    return fill(_EXPORT, checkpoint=checkpoint, target=target.name, folder=folder)
+    return fill(template, checkpoint=checkpoint, target=target.name, folder=folder)
 
 
 def after_export(card: RunCard, file: Path, target: Backend, data: str = DIR) -> list[str]:
@@ -314,7 +314,7 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
     if policy and not any(one.takes(policy) for one in targets().values() if one.exporting.activation_bits):
         said = f"{said.partition(':')[0]}; no engine computes with {qat.precision}, which is simulated"
         source, trained = seen_from(folder, start_file or file), seen_from(folder, file)
-        then = f"{to_export(None, source, source.parent)} --precision float"
+        then = to_export(None, source, source.parent, EXPORT_FLOAT)
         return DeployVerdict(FLOAT, f"{figures}; {said}", then, qat.pictures, *deltas, refused=str(trained))
     deploy = seen_from(folder, deploy)
     then = to_export(policy, deploy, deploy.parent)

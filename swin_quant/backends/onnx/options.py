@@ -85,7 +85,7 @@ class OnnxOptions:
         if is_half and self.precision == "int8" and self.version < 19:
             raise UsageError(f"opset {self.opset}: float16 scales of Q/DQ need 19 or later; choose 19 or 20")
         if self.batch is not None and (type(self.batch) is not int or self.batch < 1):
-            raise UsageError(f"batch {self.batch}: must be a whole number from 1, or none for any batch")
+            raise UsageError(f"‹batch› {self.batch}: must be a whole number from 1, or none for any batch")
         if self.npu:
             if self.batch not in (None, 1) or self.floats != "float32":
                 how = "one picture at a time, in float32: leave ‹batch› and ‹float_type› out"
