@@ -40,7 +40,7 @@ VERIFICATION: tuple[Column[VerificationRecord], ...] = (
     figure("agreement", "agree %", field("agreement"), "{:.2f}"),
     figure("cosine", "cosine", lambda record: record.get("cosine"), "{:.5f}", spare=True),
     figure("sqnr_db", "SQNR dB", field("sqnr_db"), "{:.1f}"),
-    figure("tolerance", "limit of mean", field("tolerance"), "{:g}"),
+    figure("tolerance", "limit of mean", field("tolerance"), "{:.3g}"),
     Column("int8_products", "int8", _products, may_lack=True, spare=True),
     Column("passed", "verdict", _verdict, blank="", style=lambda record: _STYLES[_verdict(record)]),
 )
@@ -69,7 +69,7 @@ class Verification(Printed):
                     found[record["engine"]] = f"{what} (`swin-quant show` names the others)"
         return [*found.values()] + [
             f"{record['engine']}: mean |Δlogit| against {record['reference']} is {record['mean']:.4g}, "
-            f"not below {record['tolerance']:g}"
+            f"not below {record['tolerance']:.3g}"
             for record in self.records
             if record["passed"] is False
         ]

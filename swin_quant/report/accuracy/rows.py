@@ -357,7 +357,7 @@ def _describe_run(row: AccuracyRow) -> Iterator[tuple[int, str]]:
     for record in row.verification:
         agreed = "" if record["agreement"] is None else f", top-1 agreement {record['agreement']:.1f} %"
         beside = f"{record['reference']} on {record['pictures']} pictures is {record['mean']:.2g} "
-        far = f"(max {record['max']:.2g}{agreed}), more than {record['tolerance']:g}"
+        far = f"(max {record['max']:.2g}{agreed}), more than {record['tolerance']:.3g}"
         failed += [] if record["passed"] else [f"mean |Δlogit| against {beside}{far}"]
     if failed:
         yield 9, f"NOT verified: {'; '.join(failed)}"
