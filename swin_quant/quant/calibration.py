@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swin_quant.base.errors import SwinQuantError, UsageError, listed
-from swin_quant.base.progress import tell_once, track
+from swin_quant.base.progress import log, track
 from swin_quant.quant import BY_BITS, CALIBRATORS, DEFAULT_PERCENTILE
 from swin_quant.quant.fake_quant import FP8
 from swin_quant.quant.fold import fold
@@ -163,7 +163,7 @@ class Observation:
             together, first, last = self._hashed((images, images[:1], images[-1:]), pool)
             holds = torch.equal(together, torch.stack([first[:, 0], last[:, 1]], 1))
             if not holds and all(self._holds.values()):
-                tell_once("calibrating one picture at a time: on this CPU the last bits depend on the batch")
+                log.debug("calibrating one picture at a time: on this CPU the last bits depend on the batch")
             self._holds[shape] = holds
         return size == 1 or self._holds[shape]
 

@@ -178,7 +178,10 @@ def build_app(service: Service) -> Any:
         """The one line that answers a request which failed."""
         if isinstance(error, HTTPException):
             status, why = error.status_code, error.detail
-            why = f"{why}: this server has {', '.join(served)}" if status == 404 else why
+            named = re.match("/v2/models/([^/]*)", request.url.path)
+            if status == 404:
+                why = f"{why}: this server has {', '.join(served)}"
+                why = f"no model {named[1]!r:.80}: it is {model.name}" if named and named[1] != model.name else why
             why = f"{why}: use {min((error.headers or {})['Allow'].split(', '))}" if status == 405 else why
         elif isinstance(error, TimeoutError | ClientDisconnect):
             status, why = 504, f"not received and answered within {limits.timeout_s:g} s"

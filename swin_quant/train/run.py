@@ -243,7 +243,7 @@ class Training:
     """A recipe, and keys of it that have an argument of their own.
 
     Args:
-        recipe: how to train: a shipped recipe or a YAML file
+        recipe: how to train: a YAML file, or qat_tiny, ..., qat_large, micro_w8a8, micro_w4a8, micro_w4a4, micro_float
         set: set keys of the recipe: KEY=VALUE ...
         lr: learning rate (optimizer.lr)
         schedule: of the learning rate; constant: without warm-up

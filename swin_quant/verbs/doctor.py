@@ -31,18 +31,20 @@ class MachineFact(NamedTuple):
     value: str
     is_good: bool
     remedy: str = ""
+    is_absent: bool = False  # not installed, which is no fault
 
 
 class MachineFacts(list[MachineFact]):
-    """All facts; printed, a line each."""
+    """All facts; printed, a line each: `ok`, `!` for what is broken, `-` for what is not installed."""
 
     def to_json(self) -> list[dict[str, Any]]:
         """The facts as data."""
         return [one._asdict() for one in self]
 
     def __str__(self) -> str:
-        lines = (f"{'ok' if good else '- '} {name}: {value}{fix and '; '}{fix}" for name, value, good, fix in self)
-        return "\n".join(lines)
+        marks = ("ok" if one.is_good else "- " if one.is_absent else "! " for one in self)
+        lines = (f"{one.name}: {'; '.join(filter(None, (one.value, one.remedy)))}" for one in self)
+        return "\n".join(map(" ".join, zip(marks, lines, strict=True)))
 
 
 def doctor() -> MachineFacts:
@@ -62,7 +64,8 @@ def doctor() -> MachineFacts:
         try:
             found.append(MachineFact(name, one_line(ask()), True))
         except Exception as error:  # noqa: BLE001  (what is broken here is what is asked for)
-            found.append(MachineFact(name, one_line(str(error)), False, remedy))
+            is_absent = isinstance(error, ModuleNotFoundError)
+            found.append(MachineFact(name, one_line(str(error)), False, remedy, is_absent))
     return found
 
 

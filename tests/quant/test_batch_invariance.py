@@ -72,7 +72,7 @@ def test_batches_run_together_where_that_changes_nothing():
 
 def test_models_that_mix_pictures_run_one_by_one_with_one_message(caplog):
     model = Careless(of_batches)
-    with caplog.at_level(logging.INFO, "swin_quant"):
+    with caplog.at_level(logging.DEBUG, "swin_quant"):
         found(model, torch.rand(10, 4), 3, 3, 2, 2)
     assert model.sizes[3:] == [1] * 3 + [1] * 3 + [2, 1, 1] + [1] * 4 and model.sizes[:3] == [3, 1, 1]
     assert caplog.text.count("one picture at a time") == 1

@@ -27,12 +27,13 @@ def test_health_metadata_and_unknown_places():
         counted = (await client.get("/metrics")).text
         return [answer.status_code for answer in found], [answer.json() for answer in found], counted
 
-    codes, (live, _, ready, _, model, other, called_wrongly, _), counted = with_client(service(), work)
+    codes, (live, _, ready, _, model, other, called_wrongly, root), counted = with_client(service(), work)
     assert all(f'swin_quant_requests_total{{route="none",status="{one}"}}' in counted for one in ("404", "405"))
     assert codes == [200] * 5 + [404, 405, 404] and live == {"live": True} and ready == {"ready": True}
     assert model["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
     assert model["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
-    assert other["error"].startswith("Not Found: this server has /metrics, /predict, /v2/models/micro/infer, ")
+    assert other == {"error": "no model 'other': it is micro"}
+    assert root["error"].startswith("Not Found: this server has /metrics, /predict, /v2/models/micro/infer, ")
     assert called_wrongly == {"error": "Method Not Allowed: use POST"}
 
 

@@ -44,7 +44,8 @@ def test_a_torchvision_that_cannot_be_imported_is_named_with_the_command_that_me
 
     monkeypatch.setattr(task, "importlib", type("Broken", (), {"import_module": staticmethod(broken)}))
     found = facts()["torchvision"]
-    assert not found.is_good and "torchvision::nms does not exist" in found.value
+    assert not (found.is_good or found.is_absent) and "torchvision::nms does not exist" in found.value
+    assert "!  torchvision: operator" in str(doctor())
     made_for_torch = version("torchvision").rpartition(".")[0]
     assert "--no-deps" in found.remedy and f"'torchvision=={made_for_torch}.*'" in found.remedy, "torch stays as it is"
 
@@ -52,7 +53,11 @@ def test_a_torchvision_that_cannot_be_imported_is_named_with_the_command_that_me
 def test_engines_that_are_missing_or_broken_say_how_to_get_them(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # makes its import fail
     found = facts()
-    assert not found["onnxruntime"].is_good and "'.[onnx]'" in found["onnxruntime"].remedy
+    assert (
+        found["onnxruntime"].is_absent
+        and not found["onnxruntime"].is_good
+        and "'.[onnx]'" in found["onnxruntime"].remedy
+    )
     if importlib.util.find_spec("tensorrt") is None:
         assert not found["tensorrt"].is_good and "pip install tensorrt" in found["tensorrt"].remedy
 

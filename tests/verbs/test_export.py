@@ -41,7 +41,7 @@ def test_onnx_takes_config_and_preprocessing_from_the_card(run, calibrated, tmp_
     assert artifact.card.checkpoint == {**before.checkpoint, "path": str(calibrated)}
     assert artifact.card.policy["name"] in targets()["openvino"].exports.policies
     assert open_onnx(artifact.file).quantizers > 0
-    assert f"next: swin-quant evaluate {artifact.file} --no-accuracy" in done.err
+    assert f"next: swin-quant verify {artifact.file} --data-path DIR" in done.err
 
 
 WEIGHTS = "role:gemm_weight"

@@ -266,7 +266,7 @@ def test_pictures_are_left_out_for_a_model_of_another_data_set(run, page, own, p
     (warning,) = (line for line in done.err.splitlines() if line.startswith("warning"))
     assert "two_calib.json: no pictures on the page: " in warning and "label 2 is outside 0 to 1" in warning
     text = (tmp_path / "page.html").read_text()
-    assert "pictures differently from float" in text and "two_calib.pth), write a page of its card alone" in text
+    assert "pictures differently from float" in text and "two_calib.pth): <code>swin-quant report " in text
     assert "label 2 is outside 0 to 1" in run("report", cards[1], *shown, "--data-path", tmp_path).error(1)
 
 

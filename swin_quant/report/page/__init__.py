@@ -43,6 +43,7 @@ _COLUMNS = (
     ("costs_db", "costs dB", True),
 )
 
+_ALONE = "swin-quant report CARD.json --html nodes.html"
 _RUN_THERE, _IS_DIR = "Commands run in the folder of this page", f"; {DIR} is your folder of pictures"
 _VERDICT = (
     Column[DeployVerdict]("deploy", "deploy", lambda one: one.choice),
@@ -157,14 +158,14 @@ def _sections(
 
 
 def _nodes(data: PageData, others: Sequence[PageData]) -> str:
-    names = listed([_name(other) for other in others])
-    more = f" For the nodes of {names}, write a page of its card alone." if others else ""
+    names = _text(listed([_name(other) for other in others]))
+    more = f" For the nodes of {names}: <code>{_ALONE}</code>." if others else ""
     on = sum(node.on for node in data.nodes)
     cut = f", the first {MOST_NODES} are shown" if len(data.nodes) > MOST_NODES else ""
     missing = f'<p class="dim">{_text(data.missing)}</p>' if data.missing else ""
     return f"""<p>{_text(_name(data))}: {on} of {len(data.nodes)} nodes on{cut}. SQNR: of the node's own values
 after quantization; costs: the rise of the logits' SQNR without the node (<code>swin-quant sensitivity</code>). Choose a
-cell of the picture or a name in the table to see the node's values, with the ends of its range dashed.{_text(more)}</p>
+cell of the picture or a name in the table to see the node's values, with the ends of its range dashed.{more}</p>
 {missing}
 <div class="chart" id="network-chart"></div>
 <h3 id="values-title">Choose a node</h3><div class="chart" id="values" aria-live="polite"></div>

@@ -293,6 +293,9 @@ def accuracy_and_latency(checkpoints: Sequence[PageData]) -> Spec | None:
     low, high = min(row["top-1"] for row in values), max(row["top-1"] for row in values)
     middle, half = (low + high) / 2, max(1.0, 0.55 * (high - low))  # or hundredths of a point would look like an abyss
     spec["encoding"]["y"]["scale"]["domain"] = [max(0.0, middle - half), min(100.0, middle + half)]
+    if max(row["ms"] for row in values) > 10 * min(row["ms"] for row in values):  # models of several sizes
+        spec["encoding"]["x"]["scale"] = {"type": "log"}
+        spec["encoding"]["x"]["title"] += ", logarithmic"
     return spec
 
 
