@@ -180,8 +180,9 @@ def build_app(service: Service) -> Any:
             status, why = error.status_code, error.detail
             named = re.match("/v2/models/([^/]*)", request.url.path)
             if status == 404:
-                why = f"{why}: this server has {', '.join(served)}"
-                why = f"no model {named[1]!r:.80}: it is {model.name}" if named and named[1] != model.name else why
+                is_other = named and named[1] != model.name
+                what = f"no model {named[1]!r:.80}" if named and is_other else why
+                why = f"{what}: this server has {model.name if is_other else ', '.join(served)}"
             why = f"{why}: use {min((error.headers or {})['Allow'].split(', '))}" if status == 405 else why
         elif isinstance(error, TimeoutError | ClientDisconnect):
             status, why = 504, f"not received and answered within {limits.timeout_s:g} s"

@@ -32,7 +32,7 @@ def test_health_metadata_and_unknown_places():
     assert codes == [200] * 5 + [404, 405, 404] and live == {"live": True} and ready == {"ready": True}
     assert model["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 3, SIDE, SIDE]}]
     assert model["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
-    assert other == {"error": "no model 'other': it is micro"}
+    assert other == {"error": "no model 'other': this server has micro"}
     assert root["error"].startswith("Not Found: this server has /metrics, /predict, /v2/models/micro/infer, ")
     assert called_wrongly == {"error": "Method Not Allowed: use POST"}
 

@@ -133,7 +133,7 @@ def test_the_rest_of_what_the_client_asks(client):
                 lambda: server.infer("micro", [wrong]),
                 f"FP32 [2, 3, 5, {SIDE}], came: the one input must be images, FP32 [1 to 256, 3, {SIDE}, {SIDE}]",
             ),
-            (lambda: server.infer("other", [right]), "Not Found"),
+            (lambda: server.infer("other", [right]), "no model 'other': this server has micro"),
             (lambda: server.infer("micro", [right], model_version="2"), "Not Found"),
             (server.get_model_repository_index, "Not Found"),
             (lambda: server.infer("micro", [right], outputs=words), "classification is not supported"),
