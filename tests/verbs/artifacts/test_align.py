@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from nightly import share
+from vnni import exact_int8
 
 import swin_quant as sq
 from swin_quant.base.files import compute_sha256
@@ -33,7 +33,7 @@ def aligned(run, pictures):
     return go
 
 
-@pytest.mark.parametrize("engine", share(["onnxruntime", "openvino"], 2))
+@pytest.mark.parametrize("engine", ["onnxruntime", pytest.param("openvino", marks=[pytest.mark.nightly, exact_int8])])
 def test_every_tensor_of_an_int8_file_is_that_of_fake_quant(aligned, exports, engine):
     found, db = aligned(exports.checkpoint, exports.onnx, "--policy", "qdq", "--engine", engine)
     assert [row["name"] for row in found["tensors"] if row["problem"]] == []
