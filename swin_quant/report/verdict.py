@@ -302,20 +302,21 @@ def training_verdict(card: RunCard, file: Path, folder: Path = Path()) -> Deploy
     figures = ", ".join(f"{name} {one.acc1:.2f}" for name, one in names.items() if one) + " % top-1"
     start_file = Path(card.start.get("path") or file.with_name(card.start["file"])) if card.start else None
     deltas, deploy = (qat.delta_acc1, qat.delta_acc1_se, qat.delta_ptq, qat.delta_ptq_se), file
+    advice = ""
     if ptq is None or qat.delta_ptq is None or qat.delta_ptq_se is None:
         said = loss_in_words(qat.delta_acc1, qat.delta_acc1_se, qat.pictures)
     else:
         delta, shown = qat.delta_ptq, 2 * (qat.delta_ptq_se or 100 / qat.pictures)
-        said = f"QAT - PTQ {delta:+.2f} ±{qat.delta_ptq_se:.2f} points on {qat.pictures:,} pictures: "
-        said += "deploy QAT" if delta > shown else f"PTQ is {'better' if delta < -shown else 'as good'}: keep it"
+        said = f"QAT - PTQ {delta:+.2f} ±{qat.delta_ptq_se:.2f} points on {qat.pictures:,} pictures"
+        advice = ": deploy QAT" if delta > shown else f": PTQ is {'better' if delta < -shown else 'as good'}: keep it"
         if delta <= shown and start_file is not None:
             deploy = start_file
     policy = policy_from_dict(card.policy, card.name) if card.policy else None
     if policy and not any(one.takes(policy) for one in targets().values() if one.exporting.activation_bits):
-        said = f"{said.partition(':')[0]}; no engine computes with {qat.precision}, which is simulated"
+        said = f"{figures}; {said}; no engine computes with {qat.precision}, which is simulated"
         source, trained = seen_from(folder, start_file or file), seen_from(folder, file)
         then = to_export(None, source, source.parent, EXPORT_FLOAT)
-        return DeployVerdict(FLOAT, f"{figures}; {said}", then, qat.pictures, *deltas, refused=str(trained))
+        return DeployVerdict(FLOAT, said, then, qat.pictures, *deltas, refused=str(trained))
     deploy = seen_from(folder, deploy)
     then = to_export(policy, deploy, deploy.parent)
-    return DeployVerdict(str(deploy), f"{figures}; {said}", then, qat.pictures, *deltas)
+    return DeployVerdict(str(deploy), f"{figures}; {said}{advice}", then, qat.pictures, *deltas)

@@ -111,7 +111,7 @@ def _with_disagreements(data: PageData, card: RunCard, checkpoint: OpenedCheckpo
     pair = {label: engines[label] for label in (first[0], last[-1])}
     classes = cfg.MODEL.NUM_CLASSES
     pictures = replace(source.with_default_split("val"), classes=classes).open()
-    if card.class_names and is_numbers(card.class_names) and not is_numbers(pictures.class_names):
+    if is_numbers(card.class_names) and pictures.class_names and not is_numbers(pictures.class_names):
         theirs, ours = one_line(pictures.class_names[0]), one_line(card.class_names[0])
         raise SwinQuantError(f"{source.path}: has classes such as {theirs:.40}, the model such as {ours:.40}")
     preprocess = Preprocess.from_dict(card.preprocess)

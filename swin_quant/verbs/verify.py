@@ -193,7 +193,7 @@ def compare(
                 "pictures": len(inferred.names),
                 "pictures_sha256": digest(inferred.names),
                 "tolerance": tolerance,
-                "passed": measured["mean"] < tolerance if tolerance is not None else None,
+                "passed": measured["mean"] < tolerance or not measured["mean"] if tolerance is not None else None,
                 **measured,  # type: ignore[typeddict-item]
             }
             records.append(record)

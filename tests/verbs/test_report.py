@@ -270,6 +270,20 @@ def test_pictures_are_left_out_for_a_model_of_another_data_set(run, page, own, p
     assert "label 2 is outside 0 to 1" in run("report", cards[1], *shown, "--data-path", tmp_path).error(1)
 
 
+def test_pictures_with_named_classes_are_none_of_a_model_whose_classes_are_numbers(run, own, pictures, tmp_path):
+    """The ten digits and the ten classes of CIFAR-10; pictures without classes may be anything."""
+    file, page = own.with_suffix(".json"), ["--html", tmp_path / "page.html"]
+    card = json.loads(file.read_text())
+    file.write_text(json.dumps(card | {"class_names": [str(i) for i in range(card["config"]["MODEL"]["NUM_CLASSES"])]}))
+    said = run("report", file, *page, "--data-path", pictures).error(1)
+    assert "has classes such as cat, the model such as 0" in said and not page[1].exists()
+    (tmp_path / "flat").mkdir()
+    for number, picture in enumerate(pictures.glob("val/*/*.png")):
+        shutil.copy(picture, tmp_path / "flat" / f"{number}.png")
+    run("report", file, *page, "--data-path", tmp_path / "flat").ok()
+    assert "of 7 pictures differently" in page[1].read_text()
+
+
 def test_cards_of_the_same_name_are_told_apart_by_their_folders(page, tmp_path):
     for place in ("a.json", "int8/x.json", "int4/x.json", "int4/deep/y.json"):
         (tmp_path / "out" / place).parent.mkdir(parents=True, exist_ok=True)

@@ -143,6 +143,7 @@ def test_small_logits_have_a_small_limit():
     assert not record["passed"] and record["tolerance"] == pytest.approx(0.02 * 0.04)
     assert judged("int8", off_simulated=0.0005, off_float=0.01, size=0.025)[0]["passed"]
     assert judged("int8", off_simulated=0.01, off_float=0.01, size=100.0)[0]["tolerance"] == 0.02
+    assert judged("int8", off_simulated=0.0, off_float=0.0, size=0.0)[0]["passed"], "a head of zeros"
 
 
 def test_a_float_artifact_is_judged_by_float_and_half_precision_is_allowed_its_rounding():
